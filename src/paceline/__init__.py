@@ -1,0 +1,30 @@
+"""Paceline: language models answer several times faster without changing what they say.
+
+Cheap drafters propose tokens, the target model verifies them in one forward, and what comes out is exactly
+what the target alone would have written. The loop is in `paceline.engine`; start there.
+
+    from paceline import Engine, SamplingParams
+    engine = Engine("models/demo", draft="sam")
+    print(engine.generate(["Hello"], SamplingParams(max_tokens=64))[0].text)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+from paceline.tree import DraftTree
+
+if TYPE_CHECKING:
+    from paceline.engine import Engine
+
+__version__ = "0.1.0"
+__all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # The engine brings torch and transformers with it; `paceline --help` should not wait for them.
+    if name == "Engine":
+        from paceline.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

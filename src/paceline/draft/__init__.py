@@ -1,0 +1,1 @@
+"""Drafters: one file a method. `paceline.draft.registry` turns "sam+prompt-lookup" into drafters."""

@@ -1,0 +1,345 @@
+"""The engine: one loop for every drafter, every temperature and every batch. It knows no method's name.
+
+    draft -> verify -> accept -> commit -> observe
+
+`Engine.step` is that loop's body; everything else is rows coming and going. A prompt is run by the same forward, in
+chunks; plain decoding is the drafter that proposes nothing.
+
+    from paceline import Engine, SamplingParams
+    engine = Engine("models/demo", draft="sam")
+    for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
+        print(delta.text, end="")
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from paceline.accept import Accepted, accept
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.errors import PromptError
+from paceline.profile import Clock, Profile
+from paceline.row import FinishReason, Row, RowStats
+from paceline.sampling import SamplingParams
+from paceline.target.base import Segment, Target, Verdict
+from paceline.target.load import load, load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+from paceline.tree import DraftTree, IntArray
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text as it is, token ids, or chat messages with "role" and "content"."""
+
+PARTS = {"draft": "draft", "observe": "draft", "prepare": "forward", "layers": "forward", "head": "forward"}
+"""Which part of a row's statistics a part of the clock belongs to; accept is its own, the rest is bookkeeping."""
+
+
+@dataclass
+class Delta:
+    """What one round added to one request.
+
+    index   the request's number among the prompts of this call; pieces (source, text), source "" for the target's
+            own tokens and the drafter's name for accepted ones. Text may lag behind tokens inside a character or
+            before what may become a stop string."""
+
+    index: int
+    row: Row
+    tokens: list[int]
+    pieces: list[tuple[str, str]]
+    finished: bool
+
+    @property
+    def text(self) -> str:
+        """The new text."""
+        return "".join(text for _, text in self.pieces)
+
+
+@dataclass
+class Completion:
+    """A finished request. seconds: from the moment it joined the batch to its last token, prompt included."""
+
+    index: int
+    text: str
+    tokens: list[int]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    seconds: float
+    stats: RowStats = field(repr=False)
+    runs: list[tuple[str, int]] = field(repr=False)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the answer, an end-of-sequence token included."""
+        return len(self.tokens)
+
+    @property
+    def rounds(self) -> int:
+        """Forwards of the target that yielded tokens, the one that finished the prompt included."""
+        return self.stats.rounds
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens per round, the target's own included; plain decoding is 1."""
+        return self.new_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens over `seconds`."""
+        return self.new_tokens / self.seconds if self.seconds else 0.0
+
+
+class Engine:
+    """A target, a drafter, and the rows being answered.
+
+    model          a folder, a hub id, or a Target that is already loaded.
+    draft          "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
+    max_batch      rows answered at once; more wait their turn.
+    prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Target,
+        draft: str | Drafter = "none",
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_batch: int = 8,
+        prefill_chunk: int = 512,
+        tokenizer: Tokenizer | None = None,
+    ):
+        self.drafter = create(draft) if isinstance(draft, str) else draft
+        self.target = model if isinstance(model, Target) else load(model, dtype=dtype, device=device)
+        self.tokenizer = tokenizer
+        if tokenizer is None and not isinstance(model, Target):
+            self.tokenizer = load_tokenizer(model)
+        self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
+        self.drafter.bind(self.target)
+        self.rows: list[Row] = []
+        self.waiting: deque[Row] = deque()
+        self.clock = Clock()
+        self.rounds = 0
+        self._next_id = 0
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """One round for every active row: what each gained. Rows that ended have left when it returns."""
+        self._admit()
+        if not self.rows:
+            return []
+        clock, before = self._start_round()
+        drafting = [row for row in self.rows if len(row.pending) == 1]
+        drafts = dict(zip((row.id for row in drafting), self.drafter.propose(drafting), strict=True))
+        rows, trees, segments = self._lay_out(drafts)
+        clock.lap("draft")
+        on_layer = self.drafter.on_layer if self.drafter.needs.callback_layer is not None else None
+        verdict = self.target.verify(segments, self.drafter.needs, on_layer)
+        accepted = self._accept(rows, trees, segments, verdict)
+        clock.lap("accept")
+        for row, done in zip(rows, accepted, strict=True):
+            self.target.commit(row.slot, done.path)
+            row.cached += len(done.path)
+        clock.lap("commit")
+        deltas = [self._extend(*of_row) for of_row in zip(rows, trees, accepted, strict=True)]
+        clock.lap("rows")
+        self.drafter.observe(rows, trees, verdict, accepted)
+        clock.lap("observe")
+        self._end_round(rows, before)
+        return [delta for delta in deltas if delta.tokens]
+
+    def _lay_out(self, drafts: Mapping[int, DraftTree]) -> tuple[list[Row], list[DraftTree], list[Segment]]:
+        """The rows of this round with their trees and segments; prompts get chunks as far as the budget goes."""
+        rows, trees, segments = [], [], []
+        room = self.prefill_chunk
+        for row in self.rows:
+            if row.id in drafts:
+                tree = drafts[row.id].clipped(row.max_draft)
+                segment = Segment.tree(row.slot, tree)
+            elif room > 0:
+                chunk = row.pending[:room]
+                room -= len(chunk)
+                tree = DraftTree.root(int(chunk[-1]))
+                segment = Segment.chunk(row.slot, chunk, last=len(chunk) == len(row.pending))
+            else:
+                continue
+            rows.append(row)
+            trees.append(tree)
+            segments.append(segment)
+        return rows, trees, segments
+
+    def _accept(
+        self, rows: Sequence[Row], trees: Sequence[DraftTree], segments: Sequence[Segment], verdict: Verdict
+    ) -> list[Accepted]:
+        """The acceptance rule over rows that have logits; a prompt's chunk is kept whole."""
+        speaking = [i for i, segment in enumerate(segments) if segment.num_logits]
+        decided = accept([rows[i] for i in speaking], [trees[i] for i in speaking], [verdict.of(i) for i in speaking])
+        accepted = [Accepted(list(range(len(segment.tokens))), []) for segment in segments]
+        for i, done in zip(speaking, decided, strict=True):
+            chunk = len(segments[i].tokens) > len(trees[i])
+            accepted[i] = Accepted(accepted[i].path, done.tokens) if chunk else done
+        return accepted
+
+    def _extend(self, row: Row, tree: DraftTree, accepted: Accepted) -> Delta:
+        """Give a row its new tokens and note how its draft fared."""
+        taken = 0
+        if accepted.tokens:
+            taken = row.extend(accepted.tokens, tree.source)
+            depth = int(tree.depth[-1]) if tree.is_chain else int(tree.depth.max())
+            row.stats.record(depth, tree.num_drafted, min(taken, len(accepted.tokens) - 1))
+        tokens = accepted.tokens[:taken]
+        return Delta(row.id, row, tokens, row.take_pieces(), row.finish_reason is not None)
+
+    # Rows come and go -----------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self.rows or self.waiting)
+
+    def add(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> Row:
+        """Queue a request; it joins between rounds, as soon as there is room.
+
+        Raises PromptError for a prompt that is empty or leaves no room in the model's context."""
+        tokens = self.encode(prompt)
+        decoder = self.tokenizer.decoder() if self.tokenizer is not None else None
+        if params.stop and decoder is None:
+            raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
+        row = Row(
+            self._next_id,
+            tokens,
+            params,
+            max_context=self.target.max_context,
+            eos_token_ids=self.target.eos_token_ids,
+            decoder=decoder,
+        )
+        self._next_id += 1
+        self.waiting.append(row)
+        return row
+
+    def encode(self, prompt: Prompt) -> IntArray:
+        """Token ids of a prompt, int64, checked against the model's vocabulary and context."""
+        tokens = np.array(self._encode(prompt), np.int64)
+        if not len(tokens):
+            raise PromptError("The prompt is empty; give it at least one token.")
+        if tokens.min() < 0 or tokens.max() >= self.target.vocab_size:
+            raise PromptError(f"The prompt has a token id outside the model's 0..{self.target.vocab_size - 1}.")
+        if len(tokens) >= self.target.max_context:
+            raise PromptError(
+                f"The prompt has {len(tokens)} tokens, and this model's context holds {self.target.max_context} "
+                "with the answer; shorten it."
+            )
+        return tokens
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if len(prompt) == 0:
+            return []
+        if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+            return prompt  # type: ignore[return-value]
+        if self.tokenizer is None:
+            raise PromptError("This engine has no tokenizer; give the prompt as token ids.")
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+
+    def abort(self, row: Row) -> None:
+        """End a request where it is; its text so far stays on the row."""
+        if row.finish_reason is None:
+            row.finish_reason = "abort"
+            row.finish_text()
+        if row in self.waiting:
+            self.waiting.remove(row)
+        elif row in self.rows:
+            self._drop(row)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.rows) < self.max_batch:
+            row = self.waiting.popleft()
+            row.slot = self.target.add_row(row.expected_length)
+            row.joined = perf_counter()
+            self.rows.append(row)
+            self.drafter.start(row)
+
+    def _drop(self, row: Row) -> None:
+        self.rows.remove(row)
+        self.target.drop_row(row.slot)
+        self.drafter.drop(row)
+        row.ended = perf_counter()
+
+    # A round's time -------------------------------------------------------------------------------------------
+
+    def _start_round(self) -> tuple[Clock, dict[str, float]]:
+        self.target.clock = self.clock
+        self.clock.start()
+        return self.clock, dict(self.clock.seconds)
+
+    def _end_round(self, rows: Sequence[Row], before: Mapping[str, float]) -> None:
+        """Let ended rows go, and book every row's share of the round."""
+        for row in rows:
+            if row.finish_reason is not None:
+                self._drop(row)
+        self.clock.lap("rows")
+        self.rounds += 1
+        for part, seconds in self.clock.seconds.items():
+            share = (seconds - before.get(part, 0.0)) / len(rows)
+            booked = part if part == "accept" else PARTS.get(part, "bookkeeping")
+            for row in rows:
+                row.stats.seconds[booked] = row.stats.seconds.get(booked, 0.0) + share
+
+    @property
+    def profile(self) -> Profile:
+        """Where the time of all rounds so far went."""
+        return Profile(self.rounds, dict(self.clock.seconds))
+
+    # Whole answers --------------------------------------------------------------------------------------------
+
+    def stream(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = SamplingParams()
+    ) -> Iterator[Delta]:
+        """Answer `prompts` together, yielding what each round adds; `Delta.index` counts the prompts from 0.
+
+        Closing the iterator gives up what is unfinished."""
+        every = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        rows = [self.add(prompt, wish) for prompt, wish in zip(prompts, every, strict=True)]
+        index = {row.id: i for i, row in enumerate(rows)}
+        try:
+            while any(row.finish_reason is None for row in rows):
+                for delta in self.step():
+                    if delta.row.id in index:
+                        delta.index = index[delta.row.id]
+                        yield delta
+        finally:
+            for row in rows:
+                self.abort(row)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        progress: Callable[[Delta], None] | None = None,
+    ) -> list[Completion]:
+        """Answer `prompts`; completions in their order. `progress` is called with every delta."""
+        rows: dict[int, Row] = {}
+        for delta in self.stream(prompts, params):
+            rows[delta.index] = delta.row
+            if progress is not None:
+                progress(delta)
+        return [completion(i, rows[i]) for i in range(len(prompts))]
+
+
+def completion(index: int, row: Row) -> Completion:
+    """A row's answer, as it stands."""
+    return Completion(
+        index,
+        row.text,
+        row.new_tokens.tolist(),
+        row.prompt_length,
+        row.finish_reason or "abort",
+        (row.ended or perf_counter()) - row.joined,
+        row.stats,
+        row.runs,
+    )

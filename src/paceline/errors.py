@@ -1,0 +1,34 @@
+"""Errors a user can cause, each worth one clear line: what was wrong, what exists, what to do.
+
+Everything else is a bug and keeps its traceback. The command line prints a PacelineError as one line and exits
+with status 2; a Python user catches `PacelineError` (or the narrower class).
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """Base of every error that is the caller's to mend."""
+
+
+class ModelError(PacelineError):
+    """A model cannot be found, read, or used as a target."""
+
+
+class MethodError(PacelineError):
+    """An unknown drafter, or an option it does not have."""
+
+
+class PromptError(PacelineError):
+    """A prompt that cannot be answered: empty, too long, or not readable."""
+
+
+class NumericError(PacelineError):
+    """The target's logits are not numbers any more."""
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'sam'?"` when one of `known` is close to `word`, else an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,54 @@
+"""Clock and Profile: where the time of a round goes. Knows nothing of what the parts mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+
+class Clock:
+    """Splits running time into named parts: `lap(part)` books the time since the last lap.
+
+    Parts add up to the whole and nothing is counted twice. On an accelerator a lap waits for the device only if
+    `exact`, since waiting costs time itself."""
+
+    def __init__(self, exact: bool = False):
+        self.exact = exact
+        self.seconds: dict[str, float] = {}
+        self._last = perf_counter()
+
+    def start(self) -> None:
+        """Forget the time since the last lap."""
+        self._last = perf_counter()
+
+    def lap(self, part: str) -> None:
+        """Book the time since the last lap under `part`."""
+        if self.exact and torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        now = perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of all rounds by part, in the order of the loop."""
+
+    rounds: int
+    parts: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """All parts together."""
+        return sum(self.parts.values())
+
+    def share(self, *names: str) -> float:
+        """Share of the whole that the named parts take, 0 to 1."""
+        return sum(self.parts.get(name, 0.0) for name in names) / self.seconds if self.seconds else 0.0
+
+    def table(self) -> list[tuple[str, float, float]]:
+        """(part, milliseconds per round, share of the whole) for every part."""
+        rounds = max(self.rounds, 1)
+        return [(part, 1e3 * s / rounds, self.share(part)) for part, s in self.parts.items()]

@@ -1,0 +1,212 @@
+"""Row: one request in the engine. Its tokens, when it ends, and what its rounds were like.
+
+Plain Python and NumPy; knows nothing of models, caches or drafters. A row ends exactly where plain decoding would:
+`extend` takes the tokens of a round one by one and stops at the first that ends the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from paceline.sampling import RowRandom, SamplingParams
+from paceline.tree import IntArray
+
+FinishReason = Literal["stop", "length", "context", "abort"]
+"""stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: given up."""
+
+
+class Decoder(Protocol):
+    """Turns a growing list of tokens into text, token by token."""
+
+    def push(self, token: int) -> str:
+        """Text that has become final with `token` (often empty inside a character of several bytes)."""
+
+    def flush(self) -> str:
+        """Text still held back at the end."""
+
+
+@dataclass
+class RowStats:
+    """What a row's rounds were like. A round is one forward of the target that yielded tokens for this row.
+
+    accepted  histogram: accepted[d] rounds accepted exactly d draft tokens (the token the target adds not counted).
+    drafted   histogram of draft depth: drafted[d] rounds offered a draft at least d deep.
+    seconds   this row's share of time by part of the round: a round's time is split evenly between its rows.
+    """
+
+    rounds: int = 0
+    draft_rounds: int = 0
+    draft_tokens: int = 0
+    accepted: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def record(self, depth: int, nodes: int, accepted: int) -> None:
+        """Count one round: a draft of `nodes` nodes, `depth` deep, of which `accepted` were kept."""
+        self.rounds += 1
+        self.draft_rounds += nodes > 0
+        self.draft_tokens += nodes
+        for d in range(1, depth + 1):
+            _bump(self.drafted, d)
+        _bump(self.accepted, accepted)
+
+    def acceptance_by_depth(self) -> list[float]:
+        """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
+        return [
+            sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]
+        ]
+
+
+def _bump(histogram: list[int], index: int) -> None:
+    histogram.extend([0] * (index + 1 - len(histogram)))
+    histogram[index] += 1
+
+
+class Row:
+    """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
+
+    slot    where the target keeps its cache; cached how many of its tokens are in there.
+    joined, ended  when it joined and left the batch, by time.perf_counter; 0 before that.
+    runs    (drafter, length) of each piece of the answer: who proposed it, or "" for the target's own tokens.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        prompt: Sequence[int] | IntArray,
+        params: SamplingParams,
+        *,
+        max_context: int,
+        eos_token_ids: Sequence[int] = (),
+        decoder: Decoder | None = None,
+    ):
+        self.id = id
+        self.params = params
+        self.random = RowRandom(params.seed)
+        self.prompt_length = len(prompt)
+        self.slot = -1
+        self.cached = 0
+        self.joined = 0.0
+        self.ended = 0.0
+        self.stats = RowStats()
+        self.runs: list[tuple[str, int]] = []
+        self.finish_reason: FinishReason | None = None
+        self.text = ""
+        self._sent = 0
+        self._decoder = decoder
+        self._max_length = min(self.prompt_length + params.max_tokens, max_context)
+        self._context_first = self.prompt_length + params.max_tokens > max_context
+        self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        self._tokens = np.empty(self._max_length + 1, np.int64)
+        self._tokens[: self.prompt_length] = prompt
+        self._length = self.prompt_length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> IntArray:
+        """Prompt and answer so far, int64; a view that must not be written to."""
+        return self._tokens[: self._length]
+
+    @property
+    def new_tokens(self) -> IntArray:
+        """The answer so far."""
+        return self._tokens[self.prompt_length : self._length]
+
+    @property
+    def num_new(self) -> int:
+        """Tokens of the answer so far."""
+        return self._length - self.prompt_length
+
+    @property
+    def last_token(self) -> int:
+        """The newest token: the root of the next draft."""
+        return int(self._tokens[self._length - 1])
+
+    @property
+    def pending(self) -> IntArray:
+        """Tokens not in the cache yet: the last one alone while decoding, a whole prompt at first."""
+        return self._tokens[self.cached : self._length]
+
+    @property
+    def expected_length(self) -> int:
+        """Tokens worth making room for at once: the prompt and a page of answer."""
+        return min(self._max_length, self.prompt_length + 256)
+
+    @property
+    def max_draft(self) -> int:
+        """Deepest useful draft: the target adds a token behind it, and the two must fit the room left."""
+        return self._max_length - self._length - 1
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens committed per round, the target's own included (Spec-Bench's definition); plain decoding is 1."""
+        return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
+
+    def extend(self, tokens: Sequence[int], source: str = "") -> int:
+        """Take the tokens of one round, the last of them the target's own, up to the one that ends the answer.
+
+        Sets `finish_reason` if the answer ended; returns how many tokens were taken."""
+        taken = 0
+        for token in tokens:
+            self._tokens[self._length] = token
+            self._length += 1
+            taken += 1
+            if self._ends_with(token):
+                break
+        drafted = min(taken, len(tokens) - 1)
+        self.runs += [(who, n) for who, n in ((source, drafted), ("", taken - drafted)) if n]
+        return taken
+
+    def _ends_with(self, token: int) -> bool:
+        """Push `token` into the text and say whether the answer ends here; the text never shows an end token."""
+        ends = token in self._end_tokens
+        if self._decoder is not None and not ends:
+            self.text += self._decoder.push(token)
+        if ends or self._cut_at_stop_string():
+            self.finish_reason = "stop"
+        elif self._length >= self._max_length:
+            self.finish_reason = "context" if self._context_first else "length"
+        if self.finish_reason is not None and self._decoder is not None:
+            self.finish_text()
+        return self.finish_reason is not None
+
+    def finish_text(self) -> None:
+        """Release text held back by the decoder."""
+        if self._decoder is not None:
+            self.text += self._decoder.flush()
+            self._cut_at_stop_string()
+            self._decoder = None
+
+    def _cut_at_stop_string(self) -> bool:
+        """End the text before the first stop string in it."""
+        found = [at for at in (self.text.find(stop) for stop in self.params.stop) if at >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self._decoder = None
+        return bool(found)
+
+    def take_pieces(self) -> list[tuple[str, str]]:
+        text = self.take_text()
+        return [("", text)] if text else []
+
+    def take_text(self) -> str:
+        """Text that is new since the last call and can no longer change.
+
+        While the row runs, a tail that may turn out to be the beginning of a stop string is held back."""
+        safe = len(self.text)
+        if self.finish_reason is None:
+            safe -= max((_overlap(self.text, stop) for stop in self.params.stop), default=0)
+        delta = self.text[self._sent : safe]
+        self._sent = max(self._sent, safe)
+        return delta
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,317 @@
+"""SamplingParams, the warping of logits, and the seeded randomness of a row. Knows nothing of drafts.
+
+Warping happens here and nowhere else: once for the target's logits and, where a drafter samples, once for the
+draft's, with the same function, so that the two distributions an acceptance rule compares are warped alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from operator import index
+from secrets import randbits
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.errors import NumericError, PacelineError
+from paceline.tree import IntArray
+
+COLDEST = 1e-6
+"""Lowest temperature above greedy: colder than this, logits divided by it could overflow."""
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda t: t == 0 or COLDEST <= t < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
+    "top_k": (lambda k: index(k) >= 0, "a whole number, 0 (all tokens) or more"),
+    "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
+    "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1"),
+    "repetition_penalty": (lambda r: 0 < r < math.inf, "above 0 (1 is off)"),
+    "logit_bias": (
+        lambda bias: all(index(i) >= 0 and b < math.inf for i, b in bias.items()),
+        "a mapping from token ids to numbers (-inf bans a token)",
+    ),
+    "bad_words": (
+        lambda words: all(len(w) > 0 and all(index(i) >= 0 for i in w) for w in words),
+        "sequences of at least one token id",
+    ),
+    "max_tokens": (lambda n: index(n) >= 1, "a whole number, 1 or more"),
+    "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
+    "stop": (
+        lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
+        "a list of non-empty strings",
+    ),
+    "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
+}
+"""What each field of SamplingParams must be: a test, and the rule in words."""
+
+WARPING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words")
+"""Fields of SamplingParams that change the distribution; the others say when an answer ends."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is answered. Every drafter and every batch gives the same distribution of answers.
+
+    temperature         0 is greedy.
+    top_k               keep the k most probable tokens; 0 keeps all.
+    top_p               keep the smallest set of tokens with at least this probability; 1 keeps all.
+    min_p               drop tokens less probable than min_p times the most probable one; 0 drops none.
+    repetition_penalty  divides positive, multiplies negative logits of tokens in prompt and answer; 1 is off.
+    logit_bias          added to the logits of these token ids.
+    bad_words           token sequences that must not occur.
+    max_tokens          most new tokens.
+    seed                makes the row reproducible; None draws a fresh seed.
+    stop                strings that end the answer; the text ends before them.
+    stop_token_ids      tokens that end the answer, beside the model's own end-of-sequence tokens.
+    ignore_eos          go on past the model's end-of-sequence tokens.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[Sequence[int]] = ()
+    max_tokens: int = 256
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (fits, rule) in RULES.items():
+            value = getattr(self, name)
+            try:
+                good = fits(value)
+            except (TypeError, AttributeError):  # not even of the right kind
+                good = False
+            if not good:
+                raise PacelineError(f"{name} is {value!r}; it must be {rule}.")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Temperature 0: the most probable token, always."""
+        return self.temperature == 0
+
+    @property
+    def shifts_logits(self) -> bool:
+        """Whether the most probable token can change, so that greedy decoding needs warping too."""
+        return self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
+
+    def warps_like(self, other: SamplingParams) -> bool:
+        """Whether both turn the same logits into the same distribution."""
+        return self is other or all(getattr(self, f) == getattr(other, f) for f in WARPING)
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """Every field, for command lines and prompt files."""
+        return tuple(f.name for f in fields(cls))
+
+
+class RowRandom:
+    """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
+
+    The noise of the token at output position i depends on the seed and i alone, never on how many rounds it
+    took to get there or which rows shared the batch. So a drafter whose drafts are point masses gives, seed
+    for seed, the very tokens that plain sampling gives.
+
+    Every random decision of a row is one of `choose`, `keep` and `draft`. A test that puts another object in
+    this one's place can therefore follow every branch with its exact probability.
+    """
+
+    def __init__(self, seed: int | None):
+        self.seed = randbits(63) if seed is None else seed
+        emit, free = np.random.SeedSequence(self.seed).spawn(2)
+        self._emit = np.random.Generator(np.random.Philox(emit))
+        self._noise = np.empty(0)
+        self.free = np.random.Generator(np.random.Philox(free))
+
+    def emit(self, position: int) -> float:
+        """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
+        while position >= len(self._noise):
+            self._noise = np.concatenate([self._noise, self._emit.random(256)])
+        return float(self._noise[position])
+
+    def choose(self, probs: torch.Tensor, position: int) -> int:
+        """The target's token at output position `position`, drawn from `probs` [V]. Asked once a position."""
+        return draw(probs, self.emit(position))
+
+    def keep(self, probability: float) -> bool:
+        """Whether to do what should be done with `probability`: keep a drafted token."""
+        return bool(self.free.random() < probability)
+
+    def draft(self, probs: torch.Tensor) -> int:
+        """A drafter's token, drawn from `probs` [V]."""
+        return draw(probs, self.free.random())
+
+
+def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """Logits [R, V] as this request wants them, float32 or float64 [R, V]; dropped tokens are -inf.
+
+    contexts[r] holds every token before the position that row r of `logits` predicts, drafted ones included;
+    it is looked at only if `params.shifts_logits`. In the order of transformers' processors: logit bias,
+    repetition penalty, bad words, temperature, top-k, top-p, min-p. `logits` themselves are left as they are.
+
+    Raises PacelineError if logit_bias or bad_words name a token the model does not have, or leave none."""
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if params.shifts_logits:
+        scores = _shift(scores.clone(), params, contexts)
+    if params.is_greedy:
+        return scores
+    if params.temperature != 1:
+        scores = scores / params.temperature
+    if 0 < params.top_k < scores.shape[-1]:
+        scores = _at_least(scores, _kth_best(scores, params.top_k))
+    if params.top_p < 1:
+        scores = nucleus(scores, params.top_p)
+    if params.min_p > 0:
+        # p < min_p * p_max, said of logits: no softmax is needed.
+        scores = _at_least(scores, scores.amax(-1, keepdim=True) + math.log(params.min_p))
+    return scores
+
+
+def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """Logit bias, repetition penalty and bad words, in place."""
+    vocab_size = scores.shape[-1]
+    _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_ids("bad_words", [word[-1] for word in params.bad_words], vocab_size)
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=scores.device)
+        scores[:, ids] += torch.tensor(list(params.logit_bias.values())).to(scores)
+    for row, context in zip(scores, contexts, strict=True):
+        if params.repetition_penalty != 1:
+            # A prompt may hold ids that the model reads and cannot write (images).
+            seen = torch.from_numpy(np.unique(context[context < vocab_size])).to(scores.device)
+            past, penalty = row[seen], params.repetition_penalty
+            row[seen] = torch.where(past > 0, past / penalty, past * penalty)
+        for word in params.bad_words:
+            begun = len(word) - 1
+            if begun <= len(context) and list(context[len(context) - begun :]) == list(word[:-1]):
+                row[word[-1]] = -torch.inf
+    if bool((scores.amax(-1) == -torch.inf).any()):
+        raise PacelineError("logit_bias and bad_words leave no token that may come next; ban fewer.")
+    return scores
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise PacelineError for a token id that the model does not have."""
+    for i in ids:
+        if i >= vocab_size:
+            raise PacelineError(f"{name} names token {i}; this model's tokens are 0 to {vocab_size - 1}.")
+
+
+def _kth_best(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """The k-th highest score of each row, [R, 1]."""
+    if scores.device.type != "cpu":
+        return scores.topk(k).values[:, -1:]
+    at = scores.shape[-1] - k
+    return torch.from_numpy(np.partition(scores.numpy(), at)[:, at : at + 1])
+
+
+def _at_least(scores: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
+    """`scores` [R, V] with -inf for those below their row's `cut` [R, 1]."""
+    if scores.device.type != "cpu":
+        return scores.masked_fill(scores < cut, -torch.inf)
+    # Several times faster on a CPU, but strict: hence the next number below.
+    below = torch.nextafter(cut, torch.full_like(cut, -torch.inf))[:, 0].tolist()
+    kept = [torch.nn.functional.threshold(row, b, -torch.inf) for row, b in zip(scores, below, strict=True)]
+    return torch.stack(kept) if len(kept) > 1 else kept[0].unsqueeze(0)
+
+
+def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
+
+    Of equal scores at its border, those of lower token ids are dropped first: the choice must depend on
+    nothing else, or a row's tokens would depend on its batch. (Holtzman et al. 2020, section 3.1.)"""
+    if scores.device.type != "cpu":
+        return nucleus_by_sorting(scores, top_p)
+    return torch.stack([_nucleus_of_row(row, top_p) for row in scores])
+
+
+def nucleus_by_sorting(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """`nucleus` as it is defined: sort the vocabulary, add up from the least probable token."""
+    ranked, order = scores.sort(stable=True)
+    drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop[:, -1] = False
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+def _nucleus_of_row(row: torch.Tensor, top_p: float) -> torch.Tensor:
+    """`nucleus` of one row [V] on a CPU, sorting only tokens that may be in it.
+
+    All tokens less probable than (1 - top_p) / V hold less than 1 - top_p together: none of them is in it."""
+    scores, probs = row.numpy(), row.softmax(-1).numpy()
+    may = probs >= 0.999 * (1 - top_p) / len(probs)  # 0.999: room for rounding
+    best = np.sort(scores.compress(may))[::-1]
+    held = np.cumsum(np.sort(probs.compress(may))[::-1], dtype=np.float64)
+    # A token stays unless those before it already hold top_p.
+    size = min(int(np.searchsorted(held, top_p)) + 1, len(best))
+    cut = best[size - 1]
+    below = float(np.nextafter(cut, np.array(-np.inf, cut.dtype)))
+    kept = torch.nn.functional.threshold(row, below, -torch.inf)
+    excess = int(np.count_nonzero(best[size:] == cut))
+    if excess:
+        kept[torch.from_numpy(np.flatnonzero(scores == cut)[:excess])] = -torch.inf
+    return kept
+
+
+def probabilities(
+    logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]
+) -> torch.Tensor:
+    """The distribution a request draws from, [R, V]: softmax of `warp`, or one-hot when greedy."""
+    scores = warp(logits, params, contexts)
+    if params.is_greedy:
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    return scores.softmax(-1)
+
+
+def draw(probs: torch.Tensor, noise: float) -> int:
+    """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V] (need not be normalised).
+
+    A token of probability 0 is never drawn. Raises NumericError if `probs` are not numbers, or all 0."""
+    if probs.device.type != "cpu":
+        return draw_rows(probs.unsqueeze(0), [noise])[0]
+    p = probs.numpy() if probs.dtype in (torch.float32, torch.float64) else probs.float().numpy()
+    # First the block, then the token in it: adding up a whole vocabulary one by one takes several times as
+    # long.
+    ends = np.cumsum(np.add.reduceat(p, _block_starts(len(p)), dtype=np.float64))
+    at = _below(noise * ends[-1], ends[-1])
+    b = int(np.searchsorted(ends, at, side="right"))
+    block = p[b * BLOCK : (b + 1) * BLOCK]
+    inside = (ends[b - 1] if b else 0.0) + np.cumsum(block, dtype=np.float64)
+    i = int(np.searchsorted(inside, at, side="right"))
+    if i == len(block):  # the two ways of adding up differ in the last bit
+        i = int(np.flatnonzero(block)[-1])
+    return b * BLOCK + i
+
+
+BLOCK = 256
+
+
+@lru_cache(maxsize=64)
+def _block_starts(size: int) -> NDArray[np.intp]:
+    return np.arange(0, size, BLOCK)
+
+
+def _below(at: float, total: float) -> float:
+    """`at`, or the number before `total` if rounding took it there: nothing can be drawn at the very end."""
+    if not 0 < total < math.inf:
+        raise NumericError(f"Cannot draw a token: the probabilities add up to {total}.")
+    return min(at, math.nextafter(total, 0.0))
+
+
+def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
+    """`draw` for each row of `probs` [R, V] at once: on an accelerator, one wait instead of R."""
+    ends = probs.cumsum(-1, dtype=torch.float64)
+    total = ends[:, -1:]
+    at = torch.tensor(noise, dtype=torch.float64).to(probs.device).unsqueeze(-1) * total
+    at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
+    tokens: list[int] = torch.searchsorted(ends, at, right=True)[:, 0].tolist()
+    if max(tokens) >= probs.shape[-1]:
+        raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")
+    return tokens

@@ -1,0 +1,156 @@
+"""The ragged KV cache: every row has a slot and a length of its own. Knows nothing of models or trees.
+
+One tensor holds everything, [layers, 2, slots, kv_heads, capacity, head_dim] (2: keys, values). The nodes of a tree
+are written behind their row; `commit` moves those of the accepted path together, which for a chain moves nothing.
+Rows are never realigned and never padded on the left: a shorter row simply uses less of its slot. When more room is
+needed capacity (or the number of slots) doubles, so a token is copied a constant number of times on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.target.layout import Layout
+
+GRANULE = 64
+"""Capacity is a multiple of this many tokens."""
+
+
+class RaggedCache:
+    """Keys and values of rows that come and go.
+
+    Memory is 2 * layers * kv_heads * head_dim * slots * capacity numbers; capacity follows the longest row."""
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        max_context: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        self.max_context = max_context
+        self._lengths: list[int] = []
+        self._free: list[int] = []
+        # Zeros, not garbage: masked keys still meet the softmax's zeros, and zero times NaN is NaN.
+        self._kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a row may hold before the cache grows."""
+        return self._kv.shape[4]
+
+    @property
+    def num_slots(self) -> int:
+        """Slots there are, taken or free."""
+        return self._kv.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return self._kv.nbytes
+
+    def add_row(self, expected_length: int) -> int:
+        """The lowest free slot, empty, with room for `expected_length` tokens."""
+        if not self._free:
+            self._free.append(len(self._lengths))
+            self._lengths.append(0)
+        slot = min(self._free)
+        self._free.remove(slot)
+        self._lengths[slot] = 0
+        self.reserve(min(expected_length, self.max_context))
+        return slot
+
+    def drop_row(self, slot: int) -> None:
+        """Free a slot; its memory is used again."""
+        self._check(slot)
+        self._free.append(slot)
+        while self._free and len(self._lengths) - 1 in self._free:
+            self._free.remove(len(self._lengths) - 1)
+            self._lengths.pop()
+
+    def length(self, slot: int) -> int:
+        """Committed tokens of a row."""
+        self._check(slot)
+        return self._lengths[slot]
+
+    def _check(self, slot: int) -> None:
+        if not 0 <= slot < len(self._lengths) or slot in self._free:
+            raise ValueError(f"slot {slot} holds no row")
+
+    def reserve(self, length: int) -> None:
+        """Make room for rows of `length` tokens (and for every slot in use)."""
+        slots, capacity = self.num_slots, self.capacity
+        if len(self._lengths) > slots:
+            slots = max(len(self._lengths), 2 * slots) if slots else len(self._lengths)
+        if length > capacity:
+            capacity = max(length, min(2 * capacity, self.max_context + 1))
+            capacity = -(-capacity // GRANULE) * GRANULE
+        if (slots, capacity) == (self.num_slots, self.capacity):
+            return
+        old = self._kv
+        self._kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
+        # All of it: a self-drafter's nodes may lie behind the longest row, uncommitted.
+        self._kv[:, :, : old.shape[2], :, : old.shape[4]] = old
+
+    def writer(self, layout: Layout) -> Writer:
+        """Where the forward planned in `layout` writes and reads; makes room first."""
+        self.reserve(max(layout.reach.values()))
+        return Writer(self._kv, layout)
+
+    @torch.inference_mode()  # what grew inside a forward is an inference tensor
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        """Keep nodes `path` (increasing, from 0) of the segment written behind `slot` as the row's next tokens."""
+        self._check(slot)
+        length = self._lengths[slot]
+        moved = [i for i, node in enumerate(path) if node != i]
+        if moved:
+            rest = moved[0]
+            row = self._kv[:, :, slot]
+            source = torch.tensor(list(path[rest:]), device=row.device) + length
+            row[:, :, :, length + rest : length + len(path)] = row.index_select(3, source)
+        self._lengths[slot] = length + len(path)
+
+
+class Writer:
+    """One forward's view of the cache: `write` the new keys and values of a layer, then `read` a group's."""
+
+    def __init__(self, kv: torch.Tensor, layout: Layout):
+        self._kv = kv.unbind(0)
+        self._layout = layout
+        self._one: list[tuple[torch.Tensor, ...]] | None = None
+        if len(layout.spans) == 1:  # one row: a slice per layer, cut once
+            ((slot, end),) = layout.reach.items()
+            begin = end - layout.num_nodes
+            here = kv[:, :, slot, :, begin:end]
+            self._one = [here[:, 0].unbind(0), here[:, 1].unbind(0)]
+        self._groups = [
+            (
+                kv[:, 0, g.first : g.last, :, : g.keys].unbind(0),
+                kv[:, 1, g.first : g.last, :, : g.keys].unbind(0),
+            )
+            for g in layout.groups
+        ]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values [N, kv_heads, head_dim] of the packed nodes."""
+        if self._one is not None:
+            self._one[0][layer].copy_(keys.transpose(0, 1))
+            self._one[1][layer].copy_(values.transpose(0, 1))
+        else:
+            kv, slots, at = self._kv[layer], self._layout.slots, self._layout.at
+            kv[0, slots, :, at] = keys
+            kv[1, slots, :, at] = values
+
+    def addresses(self, layer: int) -> tuple[int, int, int]:
+        """Where a layer's keys and values, each [slots, kv_heads, capacity, head_dim], begin; and the capacity."""
+        kv = self._kv[layer]
+        return kv.data_ptr(), kv.data_ptr() + kv.stride(0) * kv.element_size(), kv.shape[3]
+
+    def read(self, layer: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [slots, kv_heads, keys, head_dim] that a group attends to."""
+        keys, values = self._groups[group]
+        return keys[layer], values[layer]

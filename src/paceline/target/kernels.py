@@ -1,0 +1,237 @@
+"""What a decoder layer does between its matrix products, one pass each: bfloat16 on CPUs, compiled by Numba.
+
+A decoding step of a small model is hundreds of operators over a few kilobytes, and launching them costs more than
+running them. Each kernel here replaces four to ten of torch's (`paceline.target.ops` is the reference) and computes
+in float32 with one rounding at the end. One thread: the arrays are too small to share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+
+from paceline.target.cache import Writer
+from paceline.target.layout import Layout
+from paceline.target.ops import TorchOps
+
+intrinsic: Any = numba_intrinsic  # its type hides that the typing context is not the caller's to give
+
+# Sums may be reordered and products fused, but NaN stays NaN: broken weights must not look like numbers.
+# NumPy's division does not look for zeros, which would keep loops from vectorising.
+FAST: Any = {"cache": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+
+
+@intrinsic
+def _address(typingctx: Any, where: Any) -> Any:
+    """An address as Numba's pointer type."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _float_of(typingctx: Any, bits: Any) -> Any:
+    """The float32 with these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def _bits_of(typingctx: Any, number: Any) -> Any:
+    """The bits of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), generate
+
+
+@njit(inline="always")
+def _wide(half: Any) -> Any:
+    """bfloat16 bits to float32."""
+    return _float_of(np.uint32(half) << np.uint32(16))
+
+
+@njit(inline="always")
+def _narrow(number: Any) -> Any:
+    """float32 to bfloat16 bits, to nearest even; NaN stays NaN."""
+    bits = _bits_of(np.float32(number))
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint16(0x7FC0) if is_nan else np.uint16(rounded)
+
+
+@njit(inline="always")
+def _exp(x: Any) -> Any:
+    """e**x in float32, relative error below 1e-6: 2**k times a polynomial, free of calls so that it vectorises."""
+    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
+    k = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
+    r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
+    p = np.float32(1.3981999507e-3) + r * np.float32(1.9875691500e-4)
+    p = np.float32(8.3334519073e-3) + r * p
+    p = np.float32(4.1665795894e-2) + r * p
+    p = np.float32(1.6666665459e-1) + r * p
+    p = np.float32(5.0000001201e-1) + r * p
+    p = np.float32(1.0) + r + r * r * p
+    return p * _float_of(np.uint32((np.int32(k) + np.int32(127)) << np.int32(23)))
+
+
+@njit(inline="always")
+def _halves(where: Any, size: Any) -> Any:
+    """`size` bfloat16 numbers at an address, as their bits."""
+    return carray(_address(where), (size,), np.uint16)
+
+
+@njit(inline="always")
+def _widen(where: Any, out: Any) -> None:
+    """Fill `out` with the bfloat16 numbers at an address."""
+    halves = _halves(where, len(out))
+    for i in range(len(out)):
+        out[i] = _wide(halves[i])
+
+
+@njit(inline="always")
+def _inverse_rms(x: Any, eps: Any) -> Any:
+    """1 / sqrt(mean(x**2) + eps)."""
+    square = np.float32(0)
+    for i in range(len(x)):
+        square += x[i] * x[i]
+    return np.float32(1) / np.sqrt(square / np.float32(len(x)) + eps)
+
+
+@njit("void(int64, int64, int64, int64, int64, int64, int64, float32)", **FAST)
+def _add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps):  # type: ignore[no-untyped-def]
+    """sum = x + delta (nothing is added or written if delta_at is 0), out = RMS norm of that sum."""
+    # Working copies in float32 tell the compiler that nothing overlaps, so that every loop vectorises.
+    weight, wide = np.empty(width, np.float32), np.empty(width, np.float32)
+    _widen(weight_at, weight)
+    for row in range(rows):
+        begin = 2 * row * width
+        x = _halves(x_at + begin, width)
+        if delta_at != 0:
+            delta, total = _halves(delta_at + begin, width), _halves(sum_at + begin, width)
+            for i in range(width):
+                total[i] = _narrow(_wide(x[i]) + _wide(delta[i]))
+            x = total
+        for i in range(width):
+            wide[i] = _wide(x[i])
+        scale = _inverse_rms(wide, eps)
+        out = _halves(out_at + begin, width)
+        for i in range(width):
+            out[i] = _narrow(wide[i] * scale * weight[i])
+
+
+@njit(
+    "void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64,"
+    " int64, int64, int64, int64, int64, float32)",
+    **FAST,
+)
+def _rotate(  # type: ignore[no-untyped-def]
+    qkv_at, out_at, cos_at, sin_at, norm_at, positions_at, slots_at, places_at, keys_at, values_at,
+    nodes, heads, kv_heads, dim, capacity, eps,
+):  # fmt: skip
+    """Norm (unless norm_at is 0) and rotate q and k; q goes to `out`, k and v to their places in the cache."""
+    positions = carray(_address(positions_at), (nodes,), np.int64)
+    slots = carray(_address(slots_at), (nodes,), np.int64)
+    places = carray(_address(places_at), (nodes,), np.int64)
+    half = dim // 2
+    cos, sin, head, turned, weight = np.empty((5, dim), np.float32)
+    for node in range(nodes):
+        _widen(cos_at + 2 * positions[node] * dim, cos)
+        _widen(sin_at + 2 * positions[node] * dim, sin)
+        source = qkv_at + 2 * node * (heads + 2 * kv_heads) * dim
+        place = 2 * (slots[node] * kv_heads * capacity + places[node]) * dim
+        for h in range(heads + kv_heads):
+            _widen(source + 2 * h * dim, head)
+            if norm_at != 0:
+                _widen(norm_at + 2 * h * dim, weight)
+                scale = _inverse_rms(head, eps)
+                for i in range(dim):
+                    head[i] *= scale * weight[i]
+            for i in range(half):
+                turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
+            for i in range(half):
+                turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
+            to_at = out_at + 2 * (node * heads + h) * dim
+            if h >= heads:
+                to_at = keys_at + place + 2 * (h - heads) * capacity * dim
+            to = _halves(to_at, dim)
+            for i in range(dim):
+                to[i] = _narrow(turned[i])
+        for h in range(kv_heads):
+            value = _halves(source + 2 * (heads + kv_heads + h) * dim, dim)
+            to = _halves(values_at + place + 2 * h * capacity * dim, dim)
+            for i in range(dim):
+                to[i] = value[i]
+
+
+@njit("void(int64, int64, int64, int64)", **FAST)
+def _gate(gate_up_at, out_at, rows, width):  # type: ignore[no-untyped-def]
+    """out = silu(gate) * up."""
+    for row in range(rows):
+        gate = _halves(gate_up_at + 4 * row * width, width)
+        up = _halves(gate_up_at + 4 * row * width + 2 * width, width)
+        out = _halves(out_at + 2 * row * width, width)
+        for i in range(width):
+            x = _wide(gate[i])
+            out[i] = _narrow(x / (np.float32(1) + _exp(-x)) * _wide(up[i]))
+
+
+class FusedOps(TorchOps):
+    """`TorchOps` for contiguous bfloat16 tensors on the CPU."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
+        super().__init__(cos.contiguous(), sin.contiguous(), eps)
+        self._tables = (self.cos.data_ptr(), self.sin.data_ptr())
+
+    def begin(self, layout: Layout) -> None:
+        self._nodes = (layout.positions.data_ptr(), layout.slots.data_ptr(), layout.at.data_ptr())
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        rows, width = x.shape
+        _add_norm(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), rows, width, self.eps)
+        return out
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total, out = torch.empty_like(delta), torch.empty_like(delta)
+        rows, width = delta.shape
+        at = (x.data_ptr(), delta.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr())
+        _add_norm(*at, rows, width, self.eps)
+        return total, out
+
+    def rotate(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        qk_norm: torch.Tensor | None,
+        cache: Writer,
+        layer: int,
+    ) -> torch.Tensor:
+        nodes, _, dim = qkv.shape
+        queries = qkv.new_empty(nodes, heads, dim)
+        keys_at, values_at, capacity = cache.addresses(layer)
+        norm_at = 0 if qk_norm is None else qk_norm.data_ptr()
+        _rotate(
+            qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, *self._nodes, keys_at, values_at,
+            nodes, heads, kv_heads, dim, capacity, self.eps,
+        )  # fmt: skip
+        return queries
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        rows, width = gate_up.shape
+        out = gate_up.new_empty(rows, width // 2)
+        _gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
+        return out

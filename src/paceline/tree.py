@@ -1,0 +1,160 @@
+"""DraftTree: what a drafter proposes. Plain NumPy; knows nothing of models, caches or randomness.
+
+Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node
+is a drafted token that follows its parent. A chain is a tree without branches; the tree of the root alone is
+"no draft", and verifying it is plain decoding.
+
+    DraftTree.chain(7, [1, 2, 3])                  # 7 -> 1 -> 2 -> 3
+    DraftTree.of(7, tokens=[1, 2, 9], parent=[0, 1, 0])   # 7 -> 1 -> 2 and 7 -> 9
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """A tree of drafted tokens behind one row.
+
+    tokens       int64 [n]; tokens[0] is the root, already committed.
+    parent       int64 [n]; parent[0] is -1 and parents come before their children.
+    draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn
+                 from, warped as the target's is. None means every child is a point mass (retrieval, argmax).
+    replacement  with several children drawn from one q: True when they were drawn independently, False when each
+                 drawn token was struck out of q before the next. Siblings are in the order they were drawn.
+    probe        bool [n] or None: nodes forwarded for what they predict and never accepted (Jacobi, lookahead).
+                 Children of a probe are probes.
+    hidden       float tensor [n, H] or None: a self-drafter's own states of the nodes after its last layer, whose
+                 keys and values already lie behind the row; `verify` goes on from there.
+    source       the drafter that proposed it, for reports.
+    """
+
+    tokens: IntArray
+    parent: IntArray
+    draft_probs: Any = None
+    replacement: bool = False
+    probe: NDArray[np.bool_] | None = None
+    hidden: Any = None
+    source: str = ""
+    _depth: IntArray | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def root(cls, token: int) -> DraftTree:
+        """No draft: just the last committed token."""
+        return cls(np.array([token]), np.array([-1]))
+
+    @classmethod
+    def chain(cls, root: int, drafted: Sequence[int] | IntArray, **kw: Any) -> DraftTree:
+        """`root` followed by `drafted`, one after another."""
+        n = len(drafted) + 1
+        tokens = np.empty(n, np.int64)
+        tokens[0] = root
+        tokens[1:] = drafted
+        return cls(tokens, np.arange(-1, n - 1), **kw)
+
+    @classmethod
+    def of(cls, root: int, tokens: Sequence[int], parent: Sequence[int], **kw: Any) -> DraftTree:
+        """Drafted `tokens`, each with the node number of its parent (0 is the root, 1 the first drafted token)."""
+        tree = cls(np.array([root, *tokens], np.int64), np.array([-1, *parent], np.int64), **kw)
+        if (tree.parent[1:] >= np.arange(1, len(tree))).any() or (tree.parent[1:] < 0).any():
+            raise ValueError("a node's parent must come before it, and node 0 is the only root")
+        return tree
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted nodes: all but the root."""
+        return len(self.tokens) - 1
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node follows the one before it."""
+        return bool((self.parent == np.arange(-1, len(self) - 1)).all())
+
+    @property
+    def depth(self) -> IntArray:
+        """int64 [n]: 0 at the root; a node's position is the root's position plus its depth."""
+        if self._depth is None:
+            self._depth = depths(self.parent)
+        return self._depth
+
+    def children(self, node: int) -> IntArray:
+        """Nodes drafted directly behind `node` that may be accepted (no probes), in the order they were drawn."""
+        found = np.flatnonzero(self.parent == node)
+        return found if self.probe is None else found[~self.probe[found]]
+
+    def clipped(self, max_depth: int) -> DraftTree:
+        """The tree without nodes deeper than `max_depth`; itself when there are none."""
+        if len(self) == 1 or self.depth.max() <= max_depth:
+            return self
+        keep = np.flatnonzero(self.depth <= max_depth)
+        if self.hidden is not None and keep[-1] >= len(keep):
+            raise ValueError("a self-drafter's tree must keep to row.max_draft: its nodes are in the cache already")
+        new_index = np.full(len(self), -1)
+        new_index[keep] = np.arange(len(keep))
+        parent = np.where(self.parent[keep] < 0, -1, new_index[self.parent[keep]])
+        return DraftTree(
+            self.tokens[keep],
+            parent,
+            None if self.draft_probs is None else self.draft_probs[keep],
+            self.replacement,
+            None if self.probe is None else self.probe[keep],
+            None if self.hidden is None else self.hidden[keep],
+            self.source,
+        )
+
+
+def depths(parent: IntArray) -> IntArray:
+    """Depth of every node, int64 [n], from `parent` int64 [n] (parents first, -1 above the root)."""
+    n = len(parent)
+    chain = np.arange(n)
+    if (parent == chain - 1).all():
+        return chain
+    depth = np.zeros(n, np.int64)
+    for i in range(1, n):
+        depth[i] = depth[parent[i]] + 1
+    return depth
+
+
+def ancestors(parent: IntArray) -> NDArray[np.bool_]:
+    """bool [n, n]: entry (i, j) says whether node i sees node j, that is, j is i or an ancestor of i."""
+    n = len(parent)
+    if (parent == np.arange(n) - 1).all():
+        return np.tri(n, dtype=bool)
+    seen = np.eye(n, dtype=bool)
+    for i in range(1, n):
+        seen[i] |= seen[parent[i]]
+    return seen
+
+
+def merge(trees: Sequence[DraftTree]) -> DraftTree:
+    """One tree that holds every root-to-leaf path of `trees` once; all share the root, point-mass drafts only.
+
+    Paths of the first tree keep their node numbers, so put the most trusted draft first.
+    """
+    if any(t.tokens[0] != trees[0].tokens[0] for t in trees):
+        raise ValueError("trees with different roots cannot be merged")
+    if any(t.draft_probs is not None or t.probe is not None for t in trees):
+        raise ValueError("only point-mass drafts without probes can be merged")
+    index: dict[tuple[int, int], int] = {}
+    tokens, parent = [int(trees[0].tokens[0])], [-1]
+    for tree in trees:
+        where = [0]
+        for token, above in zip(tree.tokens[1:].tolist(), tree.parent[1:].tolist(), strict=True):
+            key = (where[above], token)
+            if key not in index:
+                index[key] = len(tokens)
+                tokens.append(token)
+                parent.append(key[0])
+            where.append(index[key])
+    return DraftTree(np.array(tokens), np.array(parent), source="+".join(dict.fromkeys(t.source for t in trees)))

@@ -1,0 +1,42 @@
+"""Shared fixtures: optional data, and models made on the spot so that most tests need no weights."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).parent.parent
+SHARED = Path(os.environ.get("PACELINE_SHARED", REPOSITORY.parent / "shared"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> None:
+    # Tests run beside each other and beside other work; a thread pool larger than the free cores is ruinous.
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder of optional test data (benchmark prompts, small public models); set PACELINE_SHARED to yours."""
+    if not SHARED.is_dir():
+        pytest.skip(f"optional data not found at {SHARED}; set PACELINE_SHARED")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def stories(shared: Path) -> Path:
+    """stories260K: a real trained Llama of 260,032 parameters."""
+    path = shared / "models" / "stories260K"
+    if not path.is_dir():
+        pytest.skip(f"{path} not found; set PACELINE_SHARED")
+    return path
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    """The embedded demo model."""
+    path = REPOSITORY / "models" / "demo"
+    if not (path / "model.safetensors").exists():
+        pytest.skip("models/demo has not been trained yet")
+    return path
