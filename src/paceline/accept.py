@@ -1,30 +1,36 @@
 """Acceptance rules: which drafted tokens stand, and which token the target adds. Losslessness lives here.
 
 One walk serves every rule. All rows start at their roots; at each step the target's distribution at every row's
-node is warped and a token is decided; a row whose token is a drafted child goes on from there, the others are done.
+node is warped and a token is decided; a row whose token is a drafted child goes on from there, the others are
+done.
 
 * Greedy: the decided token is the argmax.
 * Sampling, point-mass drafts (retrieval, argmax drafts; chain or tree): the token is drawn from the target's p.
-  This has the law of rejection sampling: each child x is kept with probability p(x), and when none is, the token is
-  distributed as p with the children struck out.
-* Sampling, drafts drawn from q (chain or tree): the children are tried in the order they were drawn. Child x is kept
-  with probability min(1, p(x) / q(x)); after a rejection p becomes normalise(max(p - q, 0)) and, if the children
-  were drawn without replacement, x is struck out of q. If none is kept the token is drawn from what p has become.
+  This has the law of rejection sampling: each child x is kept with probability p(x), and when none is, the token
+  is distributed as p with the children struck out.
+* Sampling, drafts drawn from q (chain or tree): the children are tried in the order they were drawn. Child x is
+  kept with probability min(1, p(x) / q(x)); after a rejection p becomes normalise(max(p - q, 0)) and, if the
+  children were drawn without replacement, x is struck out of q. If none is kept the token is drawn from what p
+  has become. A child that q cannot have drawn is passed over.
   (Leviathan et al. 2023, section 2.3 for chains; SpecInfer, Miao et al. 2024, section 4.3 for trees with
   replacement; recursive rejection sampling, Jeon et al. 2024, for those without.)
+
+All of it holds for any q, on one condition: a drafted child stays in the tree whatever token it turned out to be.
+How many children are drawn, and from which q, may depend on all that was drawn before them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from paceline.argmax import best_token
 from paceline.errors import NumericError
-from paceline.sampling import RowRandom, SamplingParams, draw, probabilities, warp
+from paceline.sampling import RowRandom, SamplingParams, draw_rows, on_accelerator, probabilities, warp
 from paceline.tree import DraftTree, IntArray
 
 
@@ -55,91 +61,157 @@ class Request(Protocol):
         """Output position of the next token."""
 
 
+class Walker(NamedTuple):
+    """A row on its way through its tree; logits [len(tree), V]."""
+
+    request: Request
+    tree: DraftTree
+    logits: torch.Tensor
+    done: Accepted
+
+    @property
+    def node(self) -> int:
+        """Where it stands."""
+        return self.done.path[-1]
+
+    @property
+    def position(self) -> int:
+        """Output position of the token to be decided."""
+        return self.request.num_new + len(self.done.tokens)
+
+    @property
+    def context(self) -> IntArray:
+        """Every token before the one to be decided."""
+        return np.concatenate([self.request.tokens, np.array(self.done.tokens, np.int64)])
+
+
 def accept(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: Sequence[torch.Tensor]
 ) -> list[Accepted]:
     """Decide every row of a round. logits[i] is [len(trees[i]), V]: what the target predicts behind each node.
 
     Raises NumericError if the logits at a node are not numbers."""
-    accepted = [Accepted([0], []) for _ in trees]
-    walking = list(range(len(trees)))
+    walkers = [Walker(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
+    walking = walkers
+    if walkers and on_accelerator(walkers[0].logits):
+        walking = _greedy_at_once(walkers)
     while walking:
-        for group in _alike(walking, requests):
-            _decide([(requests[i], trees[i], accepted[i]) for i in group], [logits[i] for i in group])
-        walking = [i for i in walking if len(accepted[i].path) > len(accepted[i].tokens)]
-    return accepted
+        walking = [w for group in _alike(walking) for w in _decide(group)]
+    return [w.done for w in walkers]
 
 
-Walker = tuple[Request, DraftTree, Accepted]
+def _greedy_at_once(walkers: Sequence[Walker]) -> list[Walker]:
+    """Walk the rows that are plainly greedy to their ends; returns the others.
+
+    For accelerators: the best tokens of all nodes are fetched in one wait, however deep the trees are."""
+    plain = [w for w in walkers if w.request.params.is_greedy and not w.request.params.shifts_logits]
+    if plain:
+        best = iter(_best(torch.cat([w.logits for w in plain])))
+        for walker in plain:
+            of_node = [next(best) for _ in range(len(walker.tree))]
+            while _follow(walker, of_node[walker.node]):
+                pass
+    return [w for w in walkers if not w.done.tokens]
 
 
-def _alike(walking: Sequence[int], requests: Sequence[Request]) -> Iterator[list[int]]:
-    """Rows that share their parameters, so that their logits are warped in one go."""
-    groups: list[list[int]] = []
-    for i in walking:
-        for group in groups:
-            if requests[group[0]].params == requests[i].params:
-                group.append(i)
-                break
+def _alike(walking: Sequence[Walker]) -> Iterator[list[Walker]]:
+    """Rows to be decided in one go: on a CPU one by one, elsewhere all that are decided alike."""
+    groups: list[list[Walker]] = []
+    for walker in walking:
+        group = next((g for g in groups if _decided_alike(g[0], walker)), None)
+        if group is None:
+            groups.append([walker])
         else:
-            groups.append([i])
+            group.append(walker)
     yield from groups
 
 
-def _decide(walkers: Sequence[Walker], logits: Sequence[torch.Tensor]) -> None:
-    """One step of rows that share their parameters: a token for each, and its node if it was drafted."""
-    params = walkers[0][0].params
-    here = [done.path[-1] for _, _, done in walkers]
-    if len(walkers) == 1:
-        scores = logits[0][here[0]].unsqueeze(0)
-    else:
-        scores = torch.stack([rows[node] for rows, node in zip(logits, here, strict=True)])
-    best = scores.max(-1)
-    if not bool(torch.isfinite(best.values).all()):
-        raise NumericError("The target's logits are NaN or infinite; its weights or dtype are broken.")
-    contexts = [_context(walker) for walker in walkers] if params.shifts_logits else [np.empty(0, np.int64)] * len(walkers)
+def _decided_alike(one: Walker, other: Walker) -> bool:
+    return (
+        on_accelerator(one.logits)
+        and (one.tree.draft_probs is None) == (other.tree.draft_probs is None)
+        and one.request.params.warps_like(other.request.params)
+    )
+
+
+def _decide(walkers: Sequence[Walker]) -> list[Walker]:
+    """One step of rows that are decided alike: a token for each. Returns those that stepped to a drafted child."""
+    params = walkers[0].request.params
+    if params.is_greedy and not params.shifts_logits and not on_accelerator(walkers[0].logits):
+        return [w for w in walkers if _follow(w, best_token(w.logits, w.node))]
+    here = [w.logits[w.node] for w in walkers]
+    scores = _floats(here[0].unsqueeze(0) if len(here) == 1 else torch.stack(here))
+    best = _best(scores)
+    contexts = [w.context for w in walkers] if params.shifts_logits else []
     if params.is_greedy:
-        tokens = warp(scores, params, contexts).argmax(-1) if params.shifts_logits else best.indices
-        for walker, token in zip(walkers, tokens.tolist(), strict=True):
-            _follow(walker, token)
-        return
-    for walker, p in zip(walkers, probabilities(scores, params, contexts), strict=True):
-        request, tree, done = walker
-        if tree.draft_probs is None:
-            _follow(walker, draw(p, request.random.emit(request.num_new + len(done.tokens))))
-        else:
-            _reject_or_follow(walker, p)
+        tokens = _best(warp(scores, params, contexts)) if params.shifts_logits else best
+        return [w for w, token in zip(walkers, tokens, strict=True) if _follow(w, token)]
+    probs = probabilities(scores, params, contexts)
+    if walkers[0].tree.draft_probs is not None:
+        return [w for w, p in zip(walkers, probs, strict=True) if _reject_or_follow(w, p)]
+    return [w for w, token in zip(walkers, _choose(walkers, probs), strict=True) if _follow(w, token)]
 
 
-def _context(walker: Walker) -> IntArray:
-    """Every token before the position being decided."""
-    request, _, done = walker
-    return np.concatenate([request.tokens, np.array(done.tokens, np.int64)])
+def _floats(logits: torch.Tensor) -> torch.Tensor:
+    """`logits` in float32, or float64 if that is what they are in."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _follow(walker: Walker, token: int) -> None:
-    """Commit `token` and step to the drafted child that carries it, if there is one."""
-    _, tree, done = walker
+def _best(scores: torch.Tensor) -> list[int]:
+    """The best token of each row of `scores` [R, V]; the lowest of several.
+
+    Raises NumericError if a row has NaN, infinity, or nothing finite in it."""
+    if on_accelerator(scores):
+        values, indices = scores.max(-1)
+        # Both in one wait; float64 holds every token id exactly.
+        answer = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
+        finite, best = min(answer[0]) == 1, [int(token) for token in answer[1]]
+    else:  # NumPy's argmax is ten times as fast
+        array = _floats(scores).numpy()
+        tokens = array.argmax(-1)
+        finite = bool(np.isfinite(array[np.arange(len(tokens)), tokens]).all())
+        best = tokens.tolist()
+    if not finite:
+        raise NumericError("The target's logits are NaN or infinite; its weights or dtype are broken.")
+    return best
+
+
+def _choose(walkers: Sequence[Walker], probs: torch.Tensor) -> list[int]:
+    """The target's token for each row, drawn from `probs` [R, V]; on an accelerator in one wait."""
+    if on_accelerator(probs):
+        return draw_rows(probs, [w.request.random.emit(w.position) for w in walkers])
+    return [w.request.random.choose(p, w.position) for w, p in zip(walkers, probs, strict=True)]
+
+
+def _follow(walker: Walker, token: int) -> bool:
+    """Commit `token` and step to the drafted child that carries it; False if there is none and the walk ends."""
+    tree, done = walker.tree, walker.done
     done.tokens.append(token)
-    for child in tree.children(done.path[-1]).tolist():
+    for child in tree.children(walker.node):
         if tree.tokens[child] == token:
             done.path.append(child)
-            return
+            return True
+    return False
 
 
-def _reject_or_follow(walker: Walker, p: torch.Tensor) -> None:
-    """Try the children in turn against p [V]; without one that stands, draw from the residual."""
-    request, tree, done = walker
-    node = done.path[-1]
-    q = tree.draft_probs[node].to(p.dtype)
-    for child in tree.children(node).tolist():
+def _reject_or_follow(walker: Walker, p: torch.Tensor) -> bool:
+    """Try the children in turn against p [V] and step to the first that stands; without one, draw from the
+    residual and return False: the walk ends."""
+    request, tree, _, done = walker
+    children = tree.children(walker.node)
+    q = tree.draft_probs[walker.node].to(p) if children else p
+    for child in children:
         token = int(tree.tokens[child])
-        if request.random.free.random() * q[token] < p[token]:
+        p_token, q_token = torch.stack([p[token], q[token]]).tolist()
+        if q_token == 0:  # not drawn from q; to accept it, or to learn from its rejection, would bend p
+            continue
+        if request.random.keep(min(1.0, p_token / q_token)):
             done.tokens.append(token)
             done.path.append(child)
-            return
+            return True
         p, q = residual(p, q, token, tree.replacement)
-    done.tokens.append(draw(p, request.random.emit(request.num_new + len(done.tokens))))
+    done.tokens.append(request.random.choose(p, walker.position))
+    return False
 
 
 def residual(

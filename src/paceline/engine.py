@@ -14,7 +14,8 @@ chunks; plain decoding is the drafter that proposes nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +25,7 @@ import numpy as np
 from paceline.accept import Accepted, accept
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.errors import PromptError
+from paceline.errors import PacelineError, PromptError
 from paceline.profile import Clock, Profile
 from paceline.row import FinishReason, Row, RowStats
 from paceline.sampling import SamplingParams
@@ -114,6 +115,10 @@ class Engine:
         prefill_chunk: int = 512,
         tokenizer: Tokenizer | None = None,
     ):
+        if max_batch < 1 or prefill_chunk < 1:
+            raise PacelineError(
+                f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more."
+            )
         self.drafter = create(draft) if isinstance(draft, str) else draft
         self.target = model if isinstance(model, Target) else load(model, dtype=dtype, device=device)
         self.tokenizer = tokenizer
@@ -131,13 +136,11 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One round for every active row: what each gained. Rows that ended have left when it returns."""
+        clock, before = self._start_round()
         self._admit()
         if not self.rows:
             return []
-        clock, before = self._start_round()
-        drafting = [row for row in self.rows if len(row.pending) == 1]
-        drafts = dict(zip((row.id for row in drafting), self.drafter.propose(drafting), strict=True))
-        rows, trees, segments = self._lay_out(drafts)
+        rows, trees, segments = self._lay_out(self._propose())
         clock.lap("draft")
         on_layer = self.drafter.on_layer if self.drafter.needs.callback_layer is not None else None
         verdict = self.target.verify(segments, self.drafter.needs, on_layer)
@@ -149,10 +152,18 @@ class Engine:
         clock.lap("commit")
         deltas = [self._extend(*of_row) for of_row in zip(rows, trees, accepted, strict=True)]
         clock.lap("rows")
-        self.drafter.observe(rows, trees, verdict, accepted)
-        clock.lap("observe")
-        self._end_round(rows, before)
+        try:
+            self.drafter.observe(rows, trees, verdict, accepted)
+            clock.lap("observe")
+        finally:  # a drafter that fails must not keep ended rows in the batch
+            self._end_round(rows, before)
         return [delta for delta in deltas if delta.tokens]
+
+    def _propose(self) -> dict[int, DraftTree]:
+        """A tree, by row id, for every row that is past its prompt."""
+        drafting = [row for row in self.rows if len(row.pending) == 1]
+        drafts = self.drafter.propose(drafting) if drafting else []
+        return dict(zip((row.id for row in drafting), drafts, strict=True))
 
     def _lay_out(self, drafts: Mapping[int, DraftTree]) -> tuple[list[Row], list[DraftTree], list[Segment]]:
         """The rows of this round with their trees and segments; prompts get chunks as far as the budget goes."""
@@ -191,8 +202,7 @@ class Engine:
         taken = 0
         if accepted.tokens:
             taken = row.extend(accepted.tokens, tree.source)
-            depth = int(tree.depth[-1]) if tree.is_chain else int(tree.depth.max())
-            row.stats.record(depth, tree.num_drafted, min(taken, len(accepted.tokens) - 1))
+            row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(accepted.tokens) - 1))
         tokens = accepted.tokens[:taken]
         return Delta(row.id, row, tokens, row.take_pieces(), row.finish_reason is not None)
 
@@ -225,9 +235,12 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> IntArray:
         """Token ids of a prompt, int64, checked against the model's vocabulary and context."""
-        tokens = np.array(self._encode(prompt), np.int64)
-        if not len(tokens):
+        ids = np.asarray(self._encode(prompt))
+        if not ids.size:
             raise PromptError("The prompt is empty; give it at least one token.")
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise PromptError("The prompt's token ids must be one list of whole numbers.")
+        tokens = ids.astype(np.int64)
         if tokens.min() < 0 or tokens.max() >= self.target.vocab_size:
             raise PromptError(f"The prompt has a token id outside the model's 0..{self.target.vocab_size - 1}.")
         if len(tokens) >= self.target.max_context:
@@ -238,6 +251,11 @@ class Engine:
         return tokens
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
+            raise PromptError(
+                f"A prompt is text, a list of token ids or a list of messages, not {type(prompt).__name__}; "
+                "for one prompt, give a list that holds it."
+            )
         if len(prompt) == 0:
             return []
         if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
@@ -262,7 +280,9 @@ class Engine:
             row.slot = self.target.add_row(row.expected_length)
             row.joined = perf_counter()
             self.rows.append(row)
+            self.clock.lap("rows")
             self.drafter.start(row)
+            self.clock.lap("draft")
 
     def _drop(self, row: Row) -> None:
         self.rows.remove(row)
@@ -299,22 +319,27 @@ class Engine:
 
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = SamplingParams()
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """Answer `prompts` together, yielding what each round adds; `Delta.index` counts the prompts from 0.
 
-        Closing the iterator gives up what is unfinished."""
+        Closing the iterator gives up what is unfinished. One stream at a time: other rows run along, but what they
+        gain meanwhile is on the rows alone."""
+        if isinstance(prompts, str):
+            raise PromptError("Give a list of prompts; for one prompt, a list that holds it.")
         every = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        rows = [self.add(prompt, wish) for prompt, wish in zip(prompts, every, strict=True)]
-        index = {row.id: i for i, row in enumerate(rows)}
-        try:
+        if len(every) != len(prompts):
+            raise PacelineError(f"{len(prompts)} prompts with {len(every)} params; give one for all, or one for each.")
+        rows: list[Row] = []
+        with ExitStack() as leaving:
+            for prompt, wish in zip(prompts, every, strict=True):
+                rows.append(self.add(prompt, wish))
+                leaving.callback(self.abort, rows[-1])
+            index = {row.id: i for i, row in enumerate(rows)}
             while any(row.finish_reason is None for row in rows):
                 for delta in self.step():
                     if delta.row.id in index:
                         delta.index = index[delta.row.id]
                         yield delta
-        finally:
-            for row in rows:
-                self.abort(row)
 
     def generate(
         self,
@@ -324,10 +349,11 @@ class Engine:
     ) -> list[Completion]:
         """Answer `prompts`; completions in their order. `progress` is called with every delta."""
         rows: dict[int, Row] = {}
-        for delta in self.stream(prompts, params):
-            rows[delta.index] = delta.row
-            if progress is not None:
-                progress(delta)
+        with closing(self.stream(prompts, params)) as deltas:
+            for delta in deltas:
+                rows[delta.index] = delta.row
+                if progress is not None:
+                    progress(delta)
         return [completion(i, rows[i]) for i in range(len(prompts))]
 
 
@@ -339,7 +365,7 @@ def completion(index: int, row: Row) -> Completion:
         row.new_tokens.tolist(),
         row.prompt_length,
         row.finish_reason or "abort",
-        (row.ended or perf_counter()) - row.joined,
+        (row.ended or perf_counter()) - row.joined if row.joined else 0.0,
         row.stats,
         row.runs,
     )

@@ -1,11 +1,12 @@
 """Row: one request in the engine. Its tokens, when it ends, and what its rounds were like.
 
-Plain Python and NumPy; knows nothing of models, caches or drafters. A row ends exactly where plain decoding would:
-`extend` takes the tokens of a round one by one and stops at the first that ends the answer.
+Plain Python and NumPy; knows nothing of models, caches or drafters. A row ends exactly where plain decoding
+would: `extend` takes the tokens of a round one by one and stops at the first that ends the answer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -33,7 +34,7 @@ class Decoder(Protocol):
 class RowStats:
     """What a row's rounds were like. A round is one forward of the target that yielded tokens for this row.
 
-    accepted  histogram: accepted[d] rounds accepted exactly d draft tokens (the token the target adds not counted).
+    accepted  histogram: accepted[d] rounds accepted exactly d draft tokens (the target's own not counted).
     drafted   histogram of draft depth: drafted[d] rounds offered a draft at least d deep.
     seconds   this row's share of time by part of the round: a round's time is split evenly between its rows.
     """
@@ -97,6 +98,8 @@ class Row:
         self.finish_reason: FinishReason | None = None
         self.text = ""
         self._sent = 0
+        self._source = ""
+        self._written: deque[tuple[str, int]] = deque()
         self._decoder = decoder
         self._max_length = min(self.prompt_length + params.max_tokens, max_context)
         self._context_first = self.prompt_length + params.max_tokens > max_context
@@ -152,59 +155,75 @@ class Row:
         """Take the tokens of one round, the last of them the target's own, up to the one that ends the answer.
 
         Sets `finish_reason` if the answer ended; returns how many tokens were taken."""
-        taken = 0
+        taken, drafted = 0, max(len(tokens) - 1, 0)
         for token in tokens:
             self._tokens[self._length] = token
             self._length += 1
+            self._source = source if taken < drafted else ""
             taken += 1
             if self._ends_with(token):
                 break
-        drafted = min(taken, len(tokens) - 1)
+        drafted = min(taken, drafted)
         self.runs += [(who, n) for who, n in ((source, drafted), ("", taken - drafted)) if n]
         return taken
 
     def _ends_with(self, token: int) -> bool:
         """Push `token` into the text and say whether the answer ends here; the text never shows an end token."""
         ends = token in self._end_tokens
-        if self._decoder is not None and not ends:
-            self.text += self._decoder.push(token)
-        if ends or self._cut_at_stop_string():
+        found = not ends and self._decoder is not None and self._write(self._decoder.push(token))
+        if ends or found:
             self.finish_reason = "stop"
         elif self._length >= self._max_length:
             self.finish_reason = "context" if self._context_first else "length"
-        if self.finish_reason is not None and self._decoder is not None:
+        if self.finish_reason is not None:
             self.finish_text()
         return self.finish_reason is not None
 
     def finish_text(self) -> None:
-        """Release text held back by the decoder."""
+        """Release text held back by the decoder; no more comes after it."""
         if self._decoder is not None:
-            self.text += self._decoder.flush()
-            self._cut_at_stop_string()
+            self._write(self._decoder.flush())
             self._decoder = None
 
-    def _cut_at_stop_string(self) -> bool:
-        """End the text before the first stop string in it."""
-        found = [at for at in (self.text.find(stop) for stop in self.params.stop) if at >= 0]
+    def _write(self, text: str) -> bool:
+        """Append to the answer's text; True if that completes a stop string: the text then ends before it."""
+        old = len(self.text)
+        self.text += text
+        # There was none before, so one that is there now ends in the new text.
+        ends = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
+        found = [at for at in ends if at >= 0]
         if found:
             self.text = self.text[: min(found)]
             self._decoder = None
+        elif text:
+            self._written.append((self._source, len(self.text)))
         return bool(found)
 
     def take_pieces(self) -> list[tuple[str, str]]:
-        text = self.take_text()
-        return [("", text)] if text else []
-
-    def take_text(self) -> str:
-        """Text that is new since the last call and can no longer change.
+        """(source, text) of the text that is new since the last call and can no longer change, in order; source as
+        in `runs`. A character made of several tokens belongs to the one that completed it.
 
         While the row runs, a tail that may turn out to be the beginning of a stop string is held back."""
         safe = len(self.text)
         if self.finish_reason is None:
             safe -= max((_overlap(self.text, stop) for stop in self.params.stop), default=0)
-        delta = self.text[self._sent : safe]
-        self._sent = max(self._sent, safe)
-        return delta
+        pieces: list[tuple[str, str]] = []
+        while self._sent < safe:
+            # What a stop string cut short has no entry of its own.
+            source, end = self._written[0] if self._written else (self._source, safe + 1)
+            text = self.text[self._sent : min(end, safe)]
+            if pieces and pieces[-1][0] == source:
+                pieces[-1] = (source, pieces[-1][1] + text)
+            else:
+                pieces.append((source, text))
+            self._sent += len(text)
+            if self._sent == end:
+                self._written.popleft()
+        return pieces
+
+    def take_text(self) -> str:
+        """The text of `take_pieces`."""
+        return "".join(text for _, text in self.take_pieces())
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -150,6 +150,11 @@ class RowRandom:
         return draw(probs, self.free.random())
 
 
+def on_accelerator(tensor: torch.Tensor) -> bool:
+    """Whether every number fetched from `tensor` is a wait; otherwise NumPy may look at it in place."""
+    return tensor.device.type != "cpu"
+
+
 def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
     """Logits [R, V] as this request wants them, float32 or float64 [R, V]; dropped tokens are -inf.
 
@@ -207,7 +212,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 
 def _kth_best(scores: torch.Tensor, k: int) -> torch.Tensor:
     """The k-th highest score of each row, [R, 1]."""
-    if scores.device.type != "cpu":
+    if on_accelerator(scores):
         return scores.topk(k).values[:, -1:]
     at = scores.shape[-1] - k
     return torch.from_numpy(np.partition(scores.numpy(), at)[:, at : at + 1])
@@ -215,7 +220,7 @@ def _kth_best(scores: torch.Tensor, k: int) -> torch.Tensor:
 
 def _at_least(scores: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
     """`scores` [R, V] with -inf for those below their row's `cut` [R, 1]."""
-    if scores.device.type != "cpu":
+    if on_accelerator(scores):
         return scores.masked_fill(scores < cut, -torch.inf)
     # Several times faster on a CPU, but strict: hence the next number below.
     below = torch.nextafter(cut, torch.full_like(cut, -torch.inf))[:, 0].tolist()
@@ -228,7 +233,7 @@ def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
 
     Of equal scores at its border, those of lower token ids are dropped first: the choice must depend on
     nothing else, or a row's tokens would depend on its batch. (Holtzman et al. 2020, section 3.1.)"""
-    if scores.device.type != "cpu":
+    if on_accelerator(scores):
         return nucleus_by_sorting(scores, top_p)
     return torch.stack([_nucleus_of_row(row, top_p) for row in scores])
 
@@ -274,7 +279,7 @@ def draw(probs: torch.Tensor, noise: float) -> int:
     """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V] (need not be normalised).
 
     A token of probability 0 is never drawn. Raises NumericError if `probs` are not numbers, or all 0."""
-    if probs.device.type != "cpu":
+    if on_accelerator(probs):
         return draw_rows(probs.unsqueeze(0), [noise])[0]
     p = probs.numpy() if probs.dtype in (torch.float32, torch.float64) else probs.float().numpy()
     # First the block, then the token in it: adding up a whole vocabulary one by one takes several times as
@@ -311,6 +316,7 @@ def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
     total = ends[:, -1:]
     at = torch.tensor(noise, dtype=torch.float64).to(probs.device).unsqueeze(-1) * total
     at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
+    at = at.masked_fill(total == torch.inf, torch.nan)  # which is found behind the last token
     tokens: list[int] = torch.searchsorted(ends, at, right=True)[:, 0].tolist()
     if max(tokens) >= probs.shape[-1]:
         raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")

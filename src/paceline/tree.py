@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DraftTree:
     """A tree of drafted tokens behind one row.
 
@@ -28,6 +28,8 @@ class DraftTree:
     parent       int64 [n]; parent[0] is -1 and parents come before their children.
     draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn
                  from, warped as the target's is. None means every child is a point mass (retrieval, argmax).
+                 A child that was drawn stays in the tree whatever it is: to drop it because it is improbable, or to
+                 draw until something better comes, is to draw from another distribution than q.
     replacement  with several children drawn from one q: True when they were drawn independently, False when each
                  drawn token was struck out of q before the next. Siblings are in the order they were drawn.
     probe        bool [n] or None: nodes forwarded for what they predict and never accepted (Jacobi, lookahead).
@@ -45,6 +47,8 @@ class DraftTree:
     hidden: Any = None
     source: str = ""
     _depth: IntArray | None = field(default=None, repr=False, compare=False)
+    _max_depth: int | None = field(default=None, repr=False, compare=False)
+    _children: list[list[int]] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def root(cls, token: int) -> DraftTree:
@@ -79,7 +83,7 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """Whether every node follows the one before it."""
-        return bool((self.parent == np.arange(-1, len(self) - 1)).all())
+        return self.max_depth == len(self) - 1
 
     @property
     def depth(self) -> IntArray:
@@ -88,18 +92,29 @@ class DraftTree:
             self._depth = depths(self.parent)
         return self._depth
 
-    def children(self, node: int) -> IntArray:
+    @property
+    def max_depth(self) -> int:
+        """The most tokens this draft can add."""
+        if self._max_depth is None:
+            self._max_depth = max(self.depth.tolist())
+        return self._max_depth
+
+    def children(self, node: int) -> list[int]:
         """Nodes drafted directly behind `node` that may be accepted (no probes), in the order they were drawn."""
-        found = np.flatnonzero(self.parent == node)
-        return found if self.probe is None else found[~self.probe[found]]
+        if self._children is None:
+            self._children = [[] for _ in range(len(self))]
+            for child, above in enumerate(self.parent.tolist()):
+                if above >= 0 and (self.probe is None or not self.probe[child]):
+                    self._children[above].append(child)
+        return self._children[node]
 
     def clipped(self, max_depth: int) -> DraftTree:
-        """The tree without nodes deeper than `max_depth`; itself when there are none."""
-        if len(self) == 1 or self.depth.max() <= max_depth:
+        """The tree without nodes deeper than `max_depth`; itself when there are none. The root always stays."""
+        if len(self) - 1 <= max_depth or self.depth.max() <= max(max_depth, 0):
             return self
-        keep = np.flatnonzero(self.depth <= max_depth)
+        keep = np.flatnonzero(self.depth <= max(max_depth, 0))
         if self.hidden is not None and keep[-1] >= len(keep):
-            raise ValueError("a self-drafter's tree must keep to row.max_draft: its nodes are in the cache already")
+            raise ValueError("a self-drafter's tree must keep to row.max_draft: its nodes are already cached")
         new_index = np.full(len(self), -1)
         new_index[keep] = np.arange(len(keep))
         parent = np.where(self.parent[keep] < 0, -1, new_index[self.parent[keep]])
@@ -116,14 +131,13 @@ class DraftTree:
 
 def depths(parent: IntArray) -> IntArray:
     """Depth of every node, int64 [n], from `parent` int64 [n] (parents first, -1 above the root)."""
-    n = len(parent)
-    chain = np.arange(n)
-    if (parent == chain - 1).all():
-        return chain
-    depth = np.zeros(n, np.int64)
-    for i in range(1, n):
-        depth[i] = depth[parent[i]] + 1
-    return depth
+    if len(parent) > 64 and (parent == np.arange(-1, len(parent) - 1)).all():  # a prompt's chunk
+        return np.arange(len(parent))
+    # Python lists: between two forwards a dozen steps of the interpreter cost less than one NumPy call.
+    depth = [0]
+    for above in parent[1:].tolist():
+        depth.append(depth[above] + 1)
+    return np.array(depth)
 
 
 def ancestors(parent: IntArray) -> NDArray[np.bool_]:
@@ -140,12 +154,13 @@ def ancestors(parent: IntArray) -> NDArray[np.bool_]:
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
     """One tree that holds every root-to-leaf path of `trees` once; all share the root, point-mass drafts only.
 
-    Paths of the first tree keep their node numbers, so put the most trusted draft first.
+    Paths of the first tree keep their order, so put the most trusted draft first. Raises ValueError if the
+    roots differ or a tree is more than point masses.
     """
     if any(t.tokens[0] != trees[0].tokens[0] for t in trees):
         raise ValueError("trees with different roots cannot be merged")
-    if any(t.draft_probs is not None or t.probe is not None for t in trees):
-        raise ValueError("only point-mass drafts without probes can be merged")
+    if any(t.draft_probs is not None or t.probe is not None or t.hidden is not None for t in trees):
+        raise ValueError("only point-mass drafts without probes or states of their own can be merged")
     index: dict[tuple[int, int], int] = {}
     tokens, parent = [int(trees[0].tokens[0])], [-1]
     for tree in trees:
@@ -157,4 +172,5 @@ def merge(trees: Sequence[DraftTree]) -> DraftTree:
                 tokens.append(token)
                 parent.append(key[0])
             where.append(index[key])
-    return DraftTree(np.array(tokens), np.array(parent), source="+".join(dict.fromkeys(t.source for t in trees)))
+    sources = dict.fromkeys(t.source for t in trees if t.num_drafted)
+    return DraftTree(np.array(tokens), np.array(parent), source="+".join(sources))

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from paceline.profile import Clock
-from paceline.tree import DraftTree, IntArray
+from paceline.tree import DraftTree, IntArray, depths
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ class Needs:
         )
 
 
+_UNKNOWN: IntArray = np.empty(0, np.int64)
+
+
+def _unknown() -> IntArray:
+    return _UNKNOWN
+
+
 @dataclass(slots=True)
 class Segment:
     """Tokens of one row in one forward: a tree, or a chunk of the prompt (a chain).
@@ -54,6 +61,7 @@ class Segment:
     start    nodes before `start` already have their keys and values behind the row (a self-drafter put them there);
              only nodes start..n-1 are run.
     num_logits  logits are wanted for the last `num_logits` nodes.
+    depth    int64 [n]: how far each node is below the first; worked out if not given.
     hidden   [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
     """
 
@@ -63,11 +71,16 @@ class Segment:
     start: int = 0
     num_logits: int = 0
     hidden: torch.Tensor | None = None
+    depth: IntArray = field(default_factory=_unknown)
+
+    def __post_init__(self) -> None:
+        if self.depth is _UNKNOWN:
+            self.depth = depths(self.parent)
 
     @classmethod
     def tree(cls, slot: int, tree: DraftTree) -> Segment:
         """Verify every node of `tree`."""
-        return cls(slot, tree.tokens, tree.parent, num_logits=len(tree), hidden=tree.hidden)
+        return cls(slot, tree.tokens, tree.parent, num_logits=len(tree), hidden=tree.hidden, depth=tree.depth)
 
     @classmethod
     def chunk(cls, slot: int, tokens: IntArray, last: bool) -> Segment:

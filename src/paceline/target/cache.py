@@ -119,14 +119,9 @@ class Writer:
     """One forward's view of the cache: `write` the new keys and values of a layer, then `read` a group's."""
 
     def __init__(self, kv: torch.Tensor, layout: Layout):
-        self._kv = kv.unbind(0)
+        self._kv = kv
         self._layout = layout
-        self._one: list[tuple[torch.Tensor, ...]] | None = None
-        if len(layout.spans) == 1:  # one row: a slice per layer, cut once
-            ((slot, end),) = layout.reach.items()
-            begin = end - layout.num_nodes
-            here = kv[:, :, slot, :, begin:end]
-            self._one = [here[:, 0].unbind(0), here[:, 1].unbind(0)]
+        self._one: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None = None
         self._groups = [
             (
                 kv[:, 0, g.first : g.last, :, : g.keys].unbind(0),
@@ -137,13 +132,22 @@ class Writer:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values [N, kv_heads, head_dim] of the packed nodes."""
-        if self._one is not None:
-            self._one[0][layer].copy_(keys.transpose(0, 1))
-            self._one[1][layer].copy_(values.transpose(0, 1))
+        if len(self._layout.spans) == 1:
+            to_keys, to_values = self._only_row()
+            to_keys[layer].copy_(keys.transpose(0, 1))
+            to_values[layer].copy_(values.transpose(0, 1))
         else:
             kv, slots, at = self._kv[layer], self._layout.slots, self._layout.at
             kv[0, slots, :, at] = keys
             kv[1, slots, :, at] = values
+
+    def _only_row(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """Where the nodes of a forward with one row go: a slice per layer, cut once."""
+        if self._one is None:
+            ((slot, end),) = self._layout.reach.items()
+            here = self._kv[:, :, slot, :, end - self._layout.num_nodes : end]
+            self._one = (here[:, 0].unbind(0), here[:, 1].unbind(0))
+        return self._one
 
     def addresses(self, layer: int) -> tuple[int, int, int]:
         """Where a layer's keys and values, each [slots, kv_heads, capacity, head_dim], begin; and the capacity."""

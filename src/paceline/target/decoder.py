@@ -19,7 +19,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from paceline.profile import Clock
 from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict
 from paceline.target.cache import RaggedCache, Writer
-from paceline.target.kernels import FusedOps
 from paceline.target.layout import Layout, plan
 from paceline.target.ops import TorchOps
 
@@ -158,6 +157,13 @@ def rotary_tables(config: PretrainedConfig, shape: Shape) -> tuple[torch.Tensor,
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
+def _fused_ops() -> type[TorchOps]:
+    # Compiling the kernels takes seconds the first time; only those who run them should wait.
+    from paceline.target.kernels import FusedOps
+
+    return FusedOps
+
+
 class Block:
     """One layer: rotary attention, then the gated MLP, each added to what came in."""
 
@@ -211,13 +217,18 @@ def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> 
 
 
 def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, g: int) -> torch.Tensor:
-    """One call for the padded queries [slots * queries, heads, head_dim] of group g."""
+    """One call for the padded queries [slots * queries, heads, head_dim] of group g.
+
+    Query heads that share a key head become queries of one head: torch reads its keys once for all of them."""
     group = layout.groups[g]
     keys, values = cache.read(layer, g)
-    q = queries.unflatten(0, (-1, group.queries)).transpose(1, 2)
-    gqa = q.shape[1] != keys.shape[1]
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, is_causal=group.causal, enable_gqa=gqa)
-    return out.transpose(1, 2).reshape(queries.shape[0], -1)
+    slots, kv_heads = keys.shape[:2]
+    q = queries.view(slots, group.queries, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
+    if q.shape[2] == 1:
+        q = torch.cat([q, q], 2)
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    out = out[:, :, : group.queries * (queries.shape[1] // kv_heads)]
+    return out.unflatten(2, (group.queries, -1)).transpose(1, 2).reshape(queries.shape[0], -1)
 
 
 class Decoder(Target):
@@ -246,7 +257,7 @@ class Decoder(Target):
         self.head = Linear(self.embedding if s.tied else weights["lm_head.weight"])
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s))
-        self.ops = FusedOps(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
+        self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
         self.cache = RaggedCache(s.num_layers, s.num_kv_heads, s.head_dim, s.max_context, dtype, self.device)
         self.clock = Clock()
 
@@ -319,8 +330,16 @@ class Decoder(Target):
         return self.head(hidden)
 
     def _plan(self, segments: Sequence[Segment]) -> Layout:
-        lengths = [self.cache.length(s.slot) for s in segments]
-        return plan(segments, lengths, window=self.shape.window, dtype=self.dtype, device=self.device)
+        s = self.shape
+        lengths = [self.cache.length(segment.slot) for segment in segments]
+        return plan(
+            segments,
+            lengths,
+            shared=s.num_heads // s.num_kv_heads,
+            window=s.window,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     def _begin(self, layout: Layout) -> Writer:
         """Make room in the cache for the forward planned in `layout`, and look up its positions."""
@@ -330,13 +349,15 @@ class Decoder(Target):
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
         """The states [N, H] the forward starts from, and its first layer.
 
-        Where some segments bring states of layer `resume_layer`, the others are brought there first."""
-        given = [s.hidden for s in segments]
-        if needs.resume_layer is None or all(hidden is None for hidden in given):
+        Where some segments bring states of layer `resume_layer`, the others are brought there first. If another
+        drafter watches a layer below that, every layer is run and what was brought is set aside."""
+        given, seam = [s.hidden for s in segments], needs.resume_layer
+        watched = [layer for layer in (*needs.hidden_layers, needs.callback_layer) if layer is not None]
+        if seam is None or all(hidden is None for hidden in given) or min(watched, default=seam) < seam:
             return F.embedding(layout.tokens, self.embedding), 0
         fresh = [s for s in segments if s.hidden is None]
         made = iter(())
         if fresh:
-            states = self.run_layers(fresh, needs.resume_layer)
+            states = self.run_layers(fresh, seam)
             made = iter(states.split([len(s.tokens) - s.start for s in fresh]))
-        return torch.cat([next(made) if hidden is None else hidden for hidden in given]), needs.resume_layer
+        return torch.cat([next(made) if hidden is None else hidden for hidden in given]).to(self.dtype), seam

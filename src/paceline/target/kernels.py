@@ -11,64 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic as numba_intrinsic
+from numba import carray, njit
 
+from paceline.compiled import address, float_of, halves, narrow, wide
 from paceline.target.cache import Writer
 from paceline.target.layout import Layout
 from paceline.target.ops import TorchOps
 
-intrinsic: Any = numba_intrinsic  # its type hides that the typing context is not the caller's to give
-
 # Sums may be reordered and products fused, but NaN stays NaN: broken weights must not look like numbers.
 # NumPy's division does not look for zeros, which would keep loops from vectorising.
 FAST: Any = {"cache": True, "fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
-
-
-@intrinsic
-def _address(typingctx: Any, where: Any) -> Any:
-    """An address as Numba's pointer type."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def _float_of(typingctx: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
-def _bits_of(typingctx: Any, number: Any) -> Any:
-    """The bits of a float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
-
-    return types.uint32(types.float32), generate
-
-
-@njit(inline="always")
-def _wide(half: Any) -> Any:
-    """bfloat16 bits to float32."""
-    return _float_of(np.uint32(half) << np.uint32(16))
-
-
-@njit(inline="always")
-def _narrow(number: Any) -> Any:
-    """float32 to bfloat16 bits, to nearest even; NaN stays NaN."""
-    bits = _bits_of(np.float32(number))
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.uint16(0x7FC0) if is_nan else np.uint16(rounded)
 
 
 @njit(inline="always")
@@ -83,21 +35,15 @@ def _exp(x: Any) -> Any:
     p = np.float32(1.6666665459e-1) + r * p
     p = np.float32(5.0000001201e-1) + r * p
     p = np.float32(1.0) + r + r * r * p
-    return p * _float_of(np.uint32((np.int32(k) + np.int32(127)) << np.int32(23)))
-
-
-@njit(inline="always")
-def _halves(where: Any, size: Any) -> Any:
-    """`size` bfloat16 numbers at an address, as their bits."""
-    return carray(_address(where), (size,), np.uint16)
+    return p * float_of(np.uint32((np.int32(k) + np.int32(127)) << np.int32(23)))
 
 
 @njit(inline="always")
 def _widen(where: Any, out: Any) -> None:
     """Fill `out` with the bfloat16 numbers at an address."""
-    halves = _halves(where, len(out))
+    numbers = halves(where, len(out))
     for i in range(len(out)):
-        out[i] = _wide(halves[i])
+        out[i] = wide(numbers[i])
 
 
 @njit(inline="always")
@@ -113,22 +59,22 @@ def _inverse_rms(x: Any, eps: Any) -> Any:
 def _add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps):  # type: ignore[no-untyped-def]
     """sum = x + delta (nothing is added or written if delta_at is 0), out = RMS norm of that sum."""
     # Working copies in float32 tell the compiler that nothing overlaps, so that every loop vectorises.
-    weight, wide = np.empty(width, np.float32), np.empty(width, np.float32)
+    weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
     _widen(weight_at, weight)
     for row in range(rows):
         begin = 2 * row * width
-        x = _halves(x_at + begin, width)
+        x = halves(x_at + begin, width)
         if delta_at != 0:
-            delta, total = _halves(delta_at + begin, width), _halves(sum_at + begin, width)
+            delta, total = halves(delta_at + begin, width), halves(sum_at + begin, width)
             for i in range(width):
-                total[i] = _narrow(_wide(x[i]) + _wide(delta[i]))
+                total[i] = narrow(wide(x[i]) + wide(delta[i]))
             x = total
         for i in range(width):
-            wide[i] = _wide(x[i])
-        scale = _inverse_rms(wide, eps)
-        out = _halves(out_at + begin, width)
+            numbers[i] = wide(x[i])
+        scale = _inverse_rms(numbers, eps)
+        out = halves(out_at + begin, width)
         for i in range(width):
-            out[i] = _narrow(wide[i] * scale * weight[i])
+            out[i] = narrow(numbers[i] * scale * weight[i])
 
 
 @njit(
@@ -141,9 +87,9 @@ def _rotate(  # type: ignore[no-untyped-def]
     nodes, heads, kv_heads, dim, capacity, eps,
 ):  # fmt: skip
     """Norm (unless norm_at is 0) and rotate q and k; q goes to `out`, k and v to their places in the cache."""
-    positions = carray(_address(positions_at), (nodes,), np.int64)
-    slots = carray(_address(slots_at), (nodes,), np.int64)
-    places = carray(_address(places_at), (nodes,), np.int64)
+    positions = carray(address(positions_at), (nodes,), np.int64)
+    slots = carray(address(slots_at), (nodes,), np.int64)
+    places = carray(address(places_at), (nodes,), np.int64)
     half = dim // 2
     cos, sin, head, turned, weight = np.empty((5, dim), np.float32)
     for node in range(nodes):
@@ -165,12 +111,12 @@ def _rotate(  # type: ignore[no-untyped-def]
             to_at = out_at + 2 * (node * heads + h) * dim
             if h >= heads:
                 to_at = keys_at + place + 2 * (h - heads) * capacity * dim
-            to = _halves(to_at, dim)
+            to = halves(to_at, dim)
             for i in range(dim):
-                to[i] = _narrow(turned[i])
+                to[i] = narrow(turned[i])
         for h in range(kv_heads):
-            value = _halves(source + 2 * (heads + kv_heads + h) * dim, dim)
-            to = _halves(values_at + place + 2 * h * capacity * dim, dim)
+            value = halves(source + 2 * (heads + kv_heads + h) * dim, dim)
+            to = halves(values_at + place + 2 * h * capacity * dim, dim)
             for i in range(dim):
                 to[i] = value[i]
 
@@ -179,12 +125,12 @@ def _rotate(  # type: ignore[no-untyped-def]
 def _gate(gate_up_at, out_at, rows, width):  # type: ignore[no-untyped-def]
     """out = silu(gate) * up."""
     for row in range(rows):
-        gate = _halves(gate_up_at + 4 * row * width, width)
-        up = _halves(gate_up_at + 4 * row * width + 2 * width, width)
-        out = _halves(out_at + 2 * row * width, width)
+        gate = halves(gate_up_at + 4 * row * width, width)
+        up = halves(gate_up_at + 4 * row * width + 2 * width, width)
+        out = halves(out_at + 2 * row * width, width)
         for i in range(width):
-            x = _wide(gate[i])
-            out[i] = _narrow(x / (np.float32(1) + _exp(-x)) * _wide(up[i]))
+            x = wide(gate[i])
+            out[i] = narrow(x / (np.float32(1) + _exp(-x)) * wide(up[i]))
 
 
 class FusedOps(TorchOps):

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.target.base import Segment
-from paceline.tree import IntArray, ancestors, depths
+from paceline.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64
 """Segments of at most this many nodes are padded to each other; longer ones would waste the others' time."""
+
+KEY_GRANULE = 16
+"""Attention reads a multiple of this many keys, the last of them masked, for at least two queries. torch's CPU kernel
+then adds in the same order however many nodes there are: in bfloat16 too a token's attention is the same alone and
+in a draft."""
 
 
 @dataclass(slots=True)
@@ -29,9 +35,9 @@ class Group:
     gather   int64 [slots * queries]: packed index of every (slot, query), padding pointing anywhere; None when the
              packed order is the padded order.
     scatter  int64 [nodes]: where each packed node of the group sits in that padded order; None as above.
-    nodes    the packed nodes begin..end-1 when they are consecutive and gather is None.
-    mask     additive [slots, 1, queries, keys], 0 or -inf; None when everything is visible.
-    causal   the mask is the plain lower triangle and nothing came before.
+    begin, end  the packed nodes of the group, when they are consecutive and gather is None.
+    mask     additive [slots, 1, queries * shared, keys], 0 or -inf: the `shared` query heads of a key head stand
+             behind one another at every node. Never fewer than 2 rows: see KEY_GRANULE.
     """
 
     first: int
@@ -43,8 +49,7 @@ class Group:
     gather: torch.Tensor | None
     scatter: torch.Tensor | None
     packed: torch.Tensor | None
-    mask: torch.Tensor | None
-    causal: bool
+    mask: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -76,16 +81,18 @@ def plan(
     segments: Sequence[Segment],
     lengths: Sequence[int],
     *,
+    shared: int = 1,
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Layout:
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
+    shared  query heads that share a key head.
     window  a node sees only this many tokens, itself included (sliding-window attention)."""
-    ends = np.cumsum([len(s.tokens) - s.start for s in segments]).tolist()
+    ends = list(accumulate(len(s.tokens) - s.start for s in segments))
     spans = list(zip([0, *ends[:-1]], ends, strict=True))
-    positions = [length + depths(s.parent)[s.start :] for s, length in zip(segments, lengths, strict=True)]
+    positions = [length + s.depth[s.start :] for s, length in zip(segments, lengths, strict=True)]
     at = [np.arange(length + s.start, length + len(s.tokens)) for s, length in zip(segments, lengths, strict=True)]
 
     def put(array: NDArray[np.int64]) -> torch.Tensor:
@@ -94,7 +101,7 @@ def plan(
     short = [s for s, (begin, end) in enumerate(spans) if end - begin <= SHARED_QUERIES]
     long = [s for s, (begin, end) in enumerate(spans) if end - begin > SHARED_QUERIES]
     groups = [
-        _group(members, segments, lengths, spans, positions, window, dtype, device)
+        _group(members, segments, lengths, spans, positions, shared, window, dtype, device)
         for members in ([short] if short else []) + [[s] for s in long]
     ]
     counts = [s.num_logits for s in segments]
@@ -104,12 +111,12 @@ def plan(
     return Layout(
         tokens=put(_join([s.tokens[s.start :] for s in segments])),
         positions=put(_join(positions)),
-        slots=put(np.repeat([s.slot for s in segments], [end - begin for begin, end in spans])),
+        slots=put(_join([np.full(end - begin, s.slot) for s, (begin, end) in zip(segments, spans, strict=True)])),
         at=put(_join(at)),
         spans=spans,
         groups=groups,
         wanted=wanted,
-        wanted_at=[0, *np.cumsum(counts).tolist()],
+        wanted_at=[0, *accumulate(counts)],
         reach={s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)},
     )
 
@@ -124,6 +131,7 @@ def _group(
     lengths: Sequence[int],
     spans: Sequence[tuple[int, int]],
     positions: Sequence[IntArray],
+    shared: int,
     window: int | None,
     dtype: torch.dtype,
     device: torch.device | str,
@@ -133,41 +141,20 @@ def _group(
     first, last = min(slots), max(slots) + 1
     queries = max(spans[s][1] - spans[s][0] for s in members)
     keys = max(lengths[s] + len(segments[s].tokens) for s in members)
+    keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
     begin, end = spans[members[0]][0], spans[members[-1]][1]
     gather, scatter, packed = _padding(members, slots, spans, first, last, queries)
-    alone = len(members) == 1
-    plain = alone and _is_plain(segments[members[0]], positions[members[0]], window)
-    causal = plain and queries > 1 and keys == queries
-    mask = None
-    if not (plain and (queries == 1 or causal)):
-        visible = np.zeros((last - first, queries, keys), np.bool_)
-        visible[:, :, 0] = True  # padding must see something, or its softmax is not a number
-        for s in members:
-            _see(visible[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
-        mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-        mask.masked_fill_(torch.from_numpy(~visible).to(device), -torch.inf)
-        mask = mask.unsqueeze(1)
-    in_order = gather is None
-    return Group(
-        first,
-        last,
-        queries,
-        keys,
-        begin,
-        end,
-        None if in_order else torch.from_numpy(gather).to(device),
-        None if in_order else torch.from_numpy(scatter).to(device),
-        None if in_order else torch.from_numpy(packed).to(device),
-        mask,
-        causal,
-    )
+    mask = np.full((last - first, queries, keys), -np.inf, np.float32)
+    mask[:, :, 0] = 0  # padding must see something, or its softmax is not a number
+    for s in members:
+        _see(mask[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
+    rows = max(shared, 2 if queries == 1 else 1)
+    whole = torch.from_numpy(mask.repeat(rows, axis=1) if rows > 1 else mask).unsqueeze(1).to(device, dtype)
 
+    def put(array: IntArray | None) -> torch.Tensor | None:
+        return None if array is None else torch.from_numpy(array).to(device)
 
-def _is_plain(segment: Segment, positions: IntArray, window: int | None) -> bool:
-    """A chain within the window: every node sees everything before it in the cache."""
-    n = len(segment.tokens)
-    chain = bool((segment.parent == np.arange(-1, n - 1)).all())
-    return chain and (window is None or int(positions[-1]) < window)
+    return Group(first, last, queries, keys, begin, end, put(gather), put(scatter), put(packed), whole)
 
 
 def _padding(
@@ -179,6 +166,8 @@ def _padding(
     queries: int,
 ) -> tuple[IntArray | None, IntArray | None, IntArray | None]:
     """(gather, scatter, packed nodes) between the packed and the padded order; Nones when they are the same."""
+    if len(members) == 1:
+        return None, None, None
     gather = np.zeros((last - first) * queries, np.int64)
     scatter, packed = [], []
     for s, slot in zip(members, slots, strict=True):
@@ -193,12 +182,17 @@ def _padding(
     return gather, np.concatenate(scatter), nodes
 
 
-def _see(visible: NDArray[np.bool_], segment: Segment, length: int, positions: IntArray, window: int | None) -> None:
-    """Fill in what the nodes of one segment see: visible [queries, keys] of its slot."""
+def _see(
+    mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None
+) -> None:
+    """Uncover what the nodes of one segment see: mask [queries, keys] of its slot."""
     n = len(segment.tokens)
-    rows = visible[: n - segment.start]
-    rows[:, :length] = True
-    rows[:, length : length + n] = ancestors(segment.parent)[segment.start :]
+    rows = mask[: n - segment.start]
+    rows[:, :length] = 0
+    if n == 1:
+        rows[0, length] = 0
+    else:
+        rows[:, length : length + n][ancestors(segment.parent)[segment.start :]] = 0
     if window is not None:
-        where = np.concatenate([np.arange(length), length + depths(segment.parent)])
-        rows[:, : length + n] &= positions[:, None] - where[None, :] < window
+        where = np.concatenate([np.arange(length), length + segment.depth])
+        rows[:, : length + n][positions[:, None] - where[None, :] >= window] = -np.inf

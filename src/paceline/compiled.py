@@ -1,0 +1,63 @@
+"""What the compiled loops share: numbers behind an address, and bfloat16, which NumPy lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+
+intrinsic: Any = numba_intrinsic  # its type hides that the typing context is not the caller's to give
+
+
+@intrinsic
+def address(typingctx: Any, where: Any) -> Any:
+    """An address, int64, as Numba's pointer type."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def float_of(typingctx: Any, bits: Any) -> Any:
+    """The float32 with these bits, uint32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def bits_of(typingctx: Any, number: Any) -> Any:
+    """The bits, uint32, of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), generate
+
+
+@njit(inline="always")
+def wide(half: Any) -> Any:
+    """bfloat16 bits to float32."""
+    return float_of(np.uint32(half) << np.uint32(16))
+
+
+@njit(inline="always")
+def narrow(number: Any) -> Any:
+    """float32 to bfloat16 bits, to nearest even; NaN stays NaN."""
+    bits = bits_of(np.float32(number))
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint16(0x7FC0) if is_nan else np.uint16(rounded)
+
+
+@njit(inline="always")
+def halves(where: Any, size: Any) -> Any:
+    """`size` bfloat16 numbers at an address, as their bits, uint16."""
+    return carray(address(where), (size,), np.uint16)

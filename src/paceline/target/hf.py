@@ -1,0 +1,392 @@
+"""Any transformers causal language model as a Target. Everything we touch of transformers' caches and masks is here.
+
+The model's own code runs, with three things put in its hands: our ragged cache in the place of its own, the position
+of every token, and an additive mask that says who sees whom. Rows of different lengths and trees of different shapes
+so go through ONE forward. Short segments are padded to the longest of them, on the left; long ones (prompt chunks)
+run by themselves, since padding the other rows to them would cost more than a second forward.
+
+Not every architecture listens: some have no rollback (state-space layers, sliding windows), some build their mask or
+their positions from the cache's length. So a model has to prove itself when it is loaded: a tree over ragged rows is
+verified, part of it committed, and everything must agree with plain forwards. What fails is refused.
+
+Slower than the native decoder by what the padding and the general code cost. Works with transformers 5.16 to 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, Cache, DynamicCache, PretrainedConfig
+from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging
+
+from paceline.errors import ModelError
+from paceline.profile import Clock
+from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict
+from paceline.target.cache import RaggedCache, Writer
+from paceline.target.layout import SHARED_QUERIES, Layout, plan
+from paceline.tree import ancestors
+
+TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2
+"""Largest error in the proof, as a share of what seeing the wrong tokens changes; or ROUNDING times the precision of
+the dtype, or NOISE times the error between two plain forwards, where that is more; but never more than LIMIT."""
+
+
+def load(
+    folder: Path,
+    *,
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    eos_token_ids: Sequence[int] = (),
+    trust_remote_code: bool = False,
+) -> HFTarget:
+    """The transformers model in `folder`; ModelError if transformers cannot load all of it, or it cannot be verified
+    as a tree. Weights are read from safetensors only."""
+    try:
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                ignore_mismatched_sizes=True,  # to be told of them; from transformers the error names no tensor
+                output_loading_info=True,
+            )
+        model, report = loaded
+    except Exception as error:  # whatever the model's own code raises, the folder is what the user can change
+        raise ModelError(
+            f"{name}: transformers cannot load it as a causal language model: {one_line(error)}"
+        ) from error
+    for key, found, wanted in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"{folder}: {key} has shape {list(found)} where config.json asks for {list(wanted)}: "
+            "the weights are of another model"
+        )
+    absent = sorted(report["missing_keys"])
+    if absent:
+        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
+        raise ModelError(
+            f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
+            "the weights are incomplete or of another model"
+        )
+    return HFTarget(model.to(device), name=name, eos_token_ids=eos_token_ids)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar and no tables while transformers reads weights: what is wrong we say ourselves, in a line."""
+    bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def one_line(error: Exception) -> str:
+    """What an error of someone else's says, in at most 200 characters of one line."""
+    if isinstance(error, KeyError) or not str(error).strip():
+        return repr(error)
+    return " ".join(str(error).split())[:200]
+
+
+class HFTarget(Target):
+    """A transformers model behind the one loop.
+
+    model   any AutoModelForCausalLM, put into evaluation mode here.
+    prove   run the proof described above (four forwards of a few tokens); ModelError if the model fails it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str = "model",
+        eos_token_ids: Sequence[int] = (),
+        prove: bool = True,
+    ):
+        config = model.config.get_text_config(decoder=True)
+        _refuse(name, model, config)
+        self.model = model.eval()
+        self.name, self.dtype, self.device = name, model.dtype, model.device
+        self.num_layers, self.hidden_size = config.num_hidden_layers, config.hidden_size
+        self.max_context = config.max_position_embeddings
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.clock = Clock()
+        plain = _Example(self)
+        self.vocab_size = plain.logits.shape[-1]
+        self.cache = RaggedCache(
+            self.num_layers, plain.kv_heads, plain.head_dim, self.max_context, plain.kv_dtype, self.device
+        )
+        if prove:
+            plain.compare(self)
+
+    def add_row(self, expected_length: int) -> int:
+        return self.cache.add_row(expected_length)
+
+    def drop_row(self, slot: int) -> None:
+        self.cache.drop_row(slot)
+
+    def length(self, slot: int) -> int:
+        return self.cache.length(slot)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        self.cache.commit(slot, path)
+
+    def check(self, needs: Needs) -> None:
+        """ModelError if a drafter needs what only the native decoder can do."""
+        if needs.resume_layer is not None or needs.callback_layer is not None:
+            raise ModelError(
+                f"{self.name} runs through transformers, whose forward cannot be entered or left in the middle; "
+                "this drafter needs the native decoder (Llama, Mistral, Qwen2, Qwen3 families)"
+            )
+
+    @torch.inference_mode()
+    def verify(
+        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
+    ) -> Verdict:
+        self.check(needs)
+        if any(s.start or s.hidden is not None for s in segments):
+            raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
+        found: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        for members in _forwards(segments):
+            outcomes = self._forward([segments[s] for s in members], needs.hidden_layers)
+            found |= zip(members, outcomes, strict=True)
+        logits, hidden = zip(*(found[s] for s in range(len(segments))), strict=True)
+        packed = torch.cat(logits)
+        top = packed.topk(needs.top_k) if needs.top_k else None
+        self.clock.lap("head")
+        return Verdict(
+            packed,
+            _offsets([s.num_logits for s in segments]),
+            {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
+            _offsets([len(s.tokens) for s in segments]),
+            None if top is None else (top.values, top.indices),
+        )
+
+    def _forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
+    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+        """One forward; for each segment its logits [num_logits, V] and hidden states {layer: [n, H]}."""
+        lengths = [self.cache.length(s.slot) for s in segments]
+        layout = plan(segments, lengths, dtype=self.dtype, device=self.device)
+        padding = _Padding(segments, self.device)
+        mask = self._additive(_visible(segments, lengths, padding.queries, layout.groups[0].keys))
+        rows = _RowsCache(self.cache.writer(layout), layout, padding, segments)
+        self.clock.lap("prepare")
+        keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
+        out = self.model(
+            input_ids=padding.pad(layout.tokens),
+            position_ids=padding.pad(layout.positions),
+            attention_mask=mask,
+            past_key_values=rows,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=bool(hidden_layers),
+        )
+        self.clock.lap("layers")
+        found = []
+        for row, segment in enumerate(segments):
+            n = len(segment.tokens)
+            logits = out.logits[row, out.logits.shape[1] - segment.num_logits :]
+            found.append((logits, {layer: out.hidden_states[layer][row, -n:] for layer in hidden_layers}))
+        return found
+
+    def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
+        """The mask as transformers makes its own: [rows, 1, queries, keys], 0 or the least number of the dtype. A
+        boolean one would be misread by eager attention, which adds it."""
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(torch.from_numpy(~visible).to(self.device), torch.finfo(self.dtype).min)
+        return mask.unsqueeze(1)
+
+
+def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
+    """ModelError for what can be told from the configuration."""
+    kinds = {type(layer) for layer in DynamicCache(config=model.config).layers} - {DynamicLayer}
+    odd = sorted(kind.__name__.removeprefix("Dynamic").removesuffix("Layer") for kind in kinds)
+    if getattr(config, "model_type", "") == "gpt_neo" and "local" in config.attention_layers:
+        odd.append("local attention")  # a window of its own, which its configuration calls by another name
+    if odd or getattr(model.config, "is_encoder_decoder", False):
+        why = f"some layers ({', '.join(odd)}) cannot forget a rejected draft" if odd else "it has an encoder"
+        raise ModelError(
+            f"{name} ({model.config.model_type}) cannot be a target: {why}; "
+            "a target is a decoder whose layers all have full attention"
+        )
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise ModelError(f"{name} ({model.config.model_type}): its configuration does not say how long a text may be")
+
+
+def _forwards(segments: Sequence[Segment]) -> Iterator[list[int]]:
+    """Which segments share a forward: all short ones, in the order of their slots, and each long one alone."""
+    short = [s for s, segment in enumerate(segments) if len(segment.tokens) <= SHARED_QUERIES]
+    if short:
+        yield sorted(short, key=lambda s: segments[s].slot)
+    yield from ([s] for s, segment in enumerate(segments) if len(segment.tokens) > SHARED_QUERIES)
+
+
+def _offsets(counts: Sequence[int]) -> list[int]:
+    return [0, *np.cumsum(counts).tolist()]
+
+
+class _Padding:
+    """Between the packed nodes [N, ...] of some segments and the padded [rows, queries, ...], right-aligned.
+
+    On the left, because the logits wanted are then the last of every row, and because architectures with a causal
+    mask built in compare a query's place from the end."""
+
+    def __init__(self, segments: Sequence[Segment], device: torch.device):
+        counts = [len(s.tokens) for s in segments]
+        self.rows, self.queries = len(counts), max(counts)
+        row = np.repeat(np.arange(self.rows), counts)
+        column = np.concatenate([np.arange(self.queries - n, self.queries) for n in counts])
+        self.at = (torch.from_numpy(row).to(device), torch.from_numpy(column).to(device))
+
+    def pad(self, packed: torch.Tensor) -> torch.Tensor:
+        """[N, ...] to [rows, queries, ...], zeros between."""
+        padded = packed.new_zeros(self.rows, self.queries, *packed.shape[1:])
+        padded[self.at] = packed
+        return padded
+
+    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+        """[rows, queries, ...] to [N, ...]."""
+        return padded[self.at]
+
+
+def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, keys: int) -> NDArray[np.bool_]:
+    """Who sees whom, bool [rows, queries, keys]: a node its row's committed tokens, its ancestors and itself.
+
+    Padding sees the first key: it must see something, or its softmax is not a number."""
+    visible = np.zeros((len(segments), queries, keys), np.bool_)
+    visible[:, :, 0] = True
+    for row, (segment, length) in enumerate(zip(segments, lengths, strict=True)):
+        n = len(segment.tokens)
+        visible[row, queries - n :, :length] = True
+        visible[row, queries - n :, length : length + n] = ancestors(segment.parent)
+    return visible
+
+
+class _RowsCache(Cache):
+    """Our ragged cache as a model's layers see a cache, for one forward: `update` and nothing else matters."""
+
+    def __init__(self, writer: Writer, layout: Layout, padding: _Padding, segments: Sequence[Segment]):
+        super().__init__(layer_class_to_replicate=DynamicLayer)
+        (group,) = layout.groups
+        self._writer, self._padding, self._keys = writer, padding, group.keys
+        slots = [s.slot - group.first for s in segments]
+        whole = slots == list(range(group.last - group.first))
+        self._slots = None if whole else torch.tensor(slots, device=padding.at[0].device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the nodes' keys and values [rows, kv_heads, queries, head_dim] behind their rows; return those of
+        all rows [rows, kv_heads, keys, head_dim]."""
+        pack = self._padding.pack
+        self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
+        keys, values = self._writer.read(layer_idx, 0)
+        # Slots between ours belong to rows that are not in this forward.
+        return (keys, values) if self._slots is None else (keys[self._slots], values[self._slots])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens before this forward: those of the longest row. Models given positions and a mask do not ask."""
+        return self._keys - self._padding.queries
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Length and offset of the keys that `update` returns."""
+        return self._keys, 0
+
+
+class _Example:
+    """The proof: plain forwards of three short texts, and the same from our cache.
+
+    Row 0 is a longer prefix and one node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
+    below the last of them, so that the leaf's place in the cache is far from its position in the text. The third
+    text is what row 1 would be if the leaf saw all siblings: how far apart those two are is the measure of an
+    error that matters. How far plain forwards are from each other in this precision is the measure of one that
+    does not."""
+
+    SIBLINGS = 12
+
+    @torch.inference_mode()
+    def __init__(self, target: HFTarget):
+        self.model, self.name = target.model, f"{target.name} ({target.model.config.model_type})"
+        vocab = self.model.config.get_text_config(decoder=True).vocab_size
+        some = np.arange(1, 100) * 7919 % vocab
+        self.prefix, self.tree, self.after = some[:3], some[3 : 5 + self.SIBLINGS], some[40]
+        self.parent = np.array([-1, *[0] * self.SIBLINGS, self.SIBLINGS])
+        self.path = [0, self.SIBLINGS, self.SIBLINGS + 1]
+        wrong = [*self.prefix, *self.tree]
+        right = [*self.prefix, *self.tree[self.path], self.after]
+        self.long = some[50 : 50 + len(wrong)]
+        texts = np.array([self.long, [*right, *some[60 : 60 + len(wrong) - len(right)]], wrong])
+        self.text = torch.from_numpy(texts).to(target.device)
+        cache: Any = DynamicCache(config=self.model.config)
+        try:
+            self.logits = self._plain(self.text, cache)
+            shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
+        except Exception as error:  # a model that cannot run plainly, with a cache of its own
+            raise ModelError(f"{self.name} cannot be a target: {one_line(error)}") from error
+        if len(shapes) != 1 or len(cache.layers) != target.num_layers:
+            raise ModelError(f"{self.name} cannot be a target: its layers keep keys and values of different shapes")
+        ((self.kv_heads, self.head_dim, *values),) = shapes
+        if values != [self.kv_heads, self.head_dim]:
+            raise ModelError(f"{self.name} cannot be a target: its keys and values have different shapes")
+        self.kv_dtype = cache.layers[0].keys.dtype
+
+    def _plain(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
+
+    def compare(self, target: HFTarget) -> None:
+        """ModelError unless `target` says what the plain forwards said."""
+        slots = [target.add_row(0) for _ in range(2)]
+        try:
+            error, noise = self.errors(target, slots)
+        except ModelError:
+            raise
+        except Exception as failure:  # the model's own code, given what it did not expect
+            raise ModelError(
+                f"{self.name} cannot be a target: given our cache, positions and mask it fails: {one_line(failure)}"
+            ) from failure
+        finally:
+            for slot in slots:
+                target.drop_row(slot)
+        allowed = max(TOLERANCE, ROUNDING * torch.finfo(target.dtype).eps, NOISE * noise)
+        if not error <= min(allowed, LIMIT):
+            raise ModelError(
+                f"{self.name} cannot be a target: verified as a tree its logits are wrong, by {error:.2g} times "
+                "the effect of a wrong context; it makes its mask or positions itself and ignores those given"
+            )
+
+    @torch.inference_mode()
+    def errors(self, target: HFTarget, slots: Sequence[int]) -> tuple[float, float]:
+        """Root mean square errors of the worst node, ours and of another plain forward, relative to the effect of
+        seeing what must not be seen."""
+        a, b = slots
+        target.verify([Segment.chunk(a, self.long[:-1], False), Segment.chunk(b, self.prefix, False)])
+        target.commit(a, range(len(self.long) - 1))
+        target.commit(b, range(len(self.prefix)))
+        tree = Segment(b, self.tree, self.parent, num_logits=len(self.tree))
+        verdict = target.verify([Segment.chunk(a, self.long[-1:], True), tree])
+        target.commit(b, self.path)
+        last = target.verify([Segment.chunk(b, np.array([self.after]), True)])
+        ours = torch.cat([verdict.of(0), verdict.of(1)[self.path], last.of(0)]).float()
+        plain = torch.cat([self.logits[0, -1:], self.logits[1, 3:7]])
+        cache = DynamicCache(config=self.model.config)
+        again = torch.cat([self._plain(self.text[1:2, :3], cache), self._plain(self.text[1:2, 3:7], cache)], 1)[0]
+        effect = _rms(self.logits[2, -1] - self.logits[1, 5]).clamp(min=1e-9)
+        noise = _rms(again - self.logits[1, :7]).max()
+        return float(_rms(ours - plain).max() / effect), float(noise / effect)
+
+
+def _rms(difference: torch.Tensor) -> torch.Tensor:
+    return difference.square().mean(-1).sqrt()

@@ -1,0 +1,296 @@
+"""From a name or a folder to a Target and its Tokenizer. Knows file formats and what can be wrong with them.
+
+A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files. Nothing
+is unpickled, and no code from the folder runs unless asked for. Whatever is wrong with a folder is said in one line.
+
+    target = load("models/demo")
+    tokenizer = load_tokenizer("models/demo")
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+import transformers
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+
+from paceline.errors import ModelError, meant
+from paceline.target import decoder, hf
+from paceline.target.base import Target
+from paceline.target.tokenizer import Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INDEX = "model.safetensors.index.json"
+SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+"""Of a hub repository: configuration and tokenizer."""
+NOT_OURS = ["*/*", "consolidated*"]
+"""Of a hub repository: sub-folders, and second copies of the weights in another layout."""
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"]
+
+
+def load(
+    model: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    native: bool | None = None,
+    trust_remote_code: bool = False,
+) -> Target:
+    """The model in folder `model`, or of that name on the Hugging Face hub, ready to verify.
+
+    dtype   "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
+            only emulate it.
+    device  "auto" (a CUDA device if there is one), or any device word of torch.
+    native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
+    trust_remote_code  run the code a model brings along.
+
+    Raises ModelError, one line, if the model cannot be found, read or used.
+    """
+    to = _device(device)
+    wanted = _dtype(dtype)
+    name, folder = _name(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    config = read_config(folder, trust_remote_code)
+    tensors = _open_weights(folder)
+    wanted = wanted or _own_dtype(config, tensors, to)
+    ends = _eos_token_ids(folder, config)
+    reason = _not_native(config)
+    if native and reason:
+        raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
+    if native is False or reason:
+        return hf.load(
+            folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
+        )
+    shapes = decoder.weight_shapes(config)
+    _check_shapes(folder, shapes, tensors)
+    weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
+    return decoder.Decoder(config, weights, name=name, dtype=wanted, device=to, eos_token_ids=ends)
+
+
+def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of a model, from the same places as `load`; a folder with a tokenizer alone will do.
+
+    Raises ModelError if there is none, or if it has tokens that the model in the folder does not know."""
+    folder = find(model, SMALL_FILES)
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
+    try:
+        inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # third-party parsers of many formats; what they raise is theirs to choose
+        raise ModelError(f"the tokenizer in {folder} cannot be read: {hf.one_line(error)}") from error
+    tokenizer = Tokenizer(inner, _name(model))
+    if (folder / "config.json").exists():
+        known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
+        highest = max(inner.get_vocab().values(), default=0)
+        if known is not None and highest >= known:
+            raise ModelError(
+                f"the tokenizer in {folder} has token ids up to {highest} but the model knows only 0 to {known - 1}: "
+                "they are of different models, or the embeddings were not resized when tokens were added"
+            )
+    return tokenizer
+
+
+def _name(model: str | Path) -> str:
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else str(model)
+
+
+def find(model: str | Path, files: list[str]) -> Path:
+    """The folder of `model`: itself, or where the hub's copy lies (its `files`, patterns, downloaded if need be)."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelError(f"{path} is a file; name the folder it is in: weights, config.json and tokenizer together")
+    if _is_path(model):
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        where = "" if path.parent.is_dir() else f" (nor is there a folder {path.parent})"
+        raise ModelError(f"there is no folder {path}{where}.{meant(path.name, siblings)}")
+    return _from_hub(str(model), files)
+
+
+def _is_path(model: str | Path) -> bool:
+    """Whether `model` can only be meant as a path: a hub id is `name` or `owner/name`."""
+    text = str(model)
+    owner = re.fullmatch(r"(\w[\w.-]*)/[\w.-]+", text)
+    if isinstance(model, Path) or (owner and Path(owner[1]).is_dir()):
+        return True
+    return not owner and not re.fullmatch(r"\w[\w.-]*", text)
+
+
+def _from_hub(name: str, files: list[str]) -> Path:
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=NOT_OURS))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run `hf auth login`"
+        ) from error
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        why = "no such model" if isinstance(error, RepositoryNotFoundError) else "no connection, and no earlier copy"
+        here = meant(name, (p.name for p in Path().iterdir() if p.is_dir()))
+        raise ModelError(
+            f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
+            f"a local folder works: paceline generate ./path/to/folder.{here}"
+        ) from error
+
+
+def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConfig:
+    """config.json of `folder`, read by transformers."""
+    file = folder / "config.json"
+    if not file.exists():
+        inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
+        hint = f" Did you mean {folder / inside[-1]}?" if inside else ""
+        if (folder / "adapter_config.json").exists():
+            hint = " It holds an adapter: merge it into its base model first."
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder.{hint}")
+    if "model_type" not in _read_json(file):
+        raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # as above: every model type checks its configuration in its own way
+        model_type = _read_json(file)["model_type"]
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            hint = "it needs code from its own folder; pass trust_remote_code=True if you trust it"
+        elif model_type not in transformers.CONFIG_MAPPING:
+            hint = f"transformers {transformers.__version__} does not know model type {model_type!r}"
+        else:
+            hint = hf.one_line(error)
+        raise ModelError(f"{file} cannot be used: {hint}") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} is not valid JSON: {hf.one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} should hold a JSON object, not a {type(found).__name__}")
+    return found
+
+
+def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
+    """Tokens that end an answer: those of config.json and of generation_config.json together."""
+    found: set[int] = set()
+    generation = folder / "generation_config.json"
+    texts = _read_json(generation) if generation.exists() else {}
+    for ids in (getattr(config.get_text_config(), "eos_token_id", None), texts.get("eos_token_id")):
+        found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+def _dtype(word: str | torch.dtype) -> torch.dtype | None:
+    """None for "auto"."""
+    if word == "auto":
+        return None
+    if word in DTYPES.values():
+        return word  # type: ignore[return-value]
+    if word not in DTYPES:
+        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(DTYPES)}.{meant(str(word), DTYPES)}")
+    return DTYPES[word]
+
+
+def _device(word: str | torch.device) -> torch.device:
+    if word == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(word)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch built without it
+        cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        raise ModelError(
+            f"device {str(word)!r} cannot be used; this machine has {', '.join(['cpu', *cuda])}"
+        ) from error
+    return device
+
+
+def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: torch.device) -> torch.dtype:
+    """The checkpoint's dtype, or float32 where the processor has no units for it."""
+    own = getattr(config, "dtype", None) or next(
+        (t.dtype for t in (f.get_tensor(key) for key, f in tensors.items()) if t.is_floating_point()), torch.float32
+    )
+    if device.type == "cpu" and not _has_units(own):
+        return torch.float32
+    return own
+
+
+def _has_units(dtype: torch.dtype) -> bool:
+    """Whether this processor computes with `dtype`."""
+    if dtype == torch.float32 or not torch.backends.mkldnn.is_available():
+        return dtype == torch.float32
+    ops = torch.ops.mkldnn
+    supported = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
+    return dtype in supported and bool(supported[dtype]())
+
+
+def _not_native(config: PretrainedConfig) -> str | None:
+    if getattr(config, "quantization_config", None) is not None:
+        return "its weights are quantized"
+    return decoder.unsupported(config)
+
+
+def _open_weights(folder: Path) -> dict[str, Any]:
+    """The open safetensors file of every tensor in `folder`; headers are read, tensors are not."""
+    tensors: dict[str, Any] = {}
+    for file in _weight_files(folder):
+        try:
+            opened = safe_open(file, framework="pt")
+        except SafetensorError as error:
+            with file.open("rb") as raw:
+                pointer = raw.read(30).startswith(b"version https://git-lfs")
+            hint = "is a Git LFS pointer, not the weights: run `git lfs pull`"
+            broken = f"is cut off or damaged ({hf.one_line(error)}): copy or download it again"
+            raise ModelError(f"{file} {hint if pointer else broken}") from error
+        tensors |= dict.fromkeys(opened.keys(), opened)
+    return tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).exists():
+        index = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict):
+            raise ModelError(f"{folder / INDEX} has no weight_map")
+        files = sorted({folder / Path(str(file)).name for file in index.values()})
+        absent = [file.name for file in files if not file.exists()]
+        if absent:
+            raise ModelError(
+                f"{folder} lacks {', '.join(absent)}, {len(absent)} of the {len(files)} files with its weights: "
+                "copy or download the rest"
+            )
+        return files
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    found = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith(("consolidated", "adapter"))]
+    if not found:
+        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".ckpt"))
+        if not others:
+            raise ModelError(f"{folder} has no weights: there is no .safetensors file in it")
+        raise ModelError(
+            f"{folder}: weights are read from safetensors only, and it has {', '.join(others[:3])}; convert with "
+            f"transformers: AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained('NEW_FOLDER')"
+        )
+    return found
+
+
+def _check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
+    """Every tensor the configuration asks for is there, with the shape it asks for."""
+    absent = [key for key in shapes if key not in tensors]
+    if absent:
+        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
+        raise ModelError(
+            f"{folder} lacks {', '.join(absent[:2])}{more}, of the {len(shapes)} tensors its config.json asks for: "
+            "the weights are incomplete or of another model"
+        )
+    for key, shape in shapes.items():
+        found = tuple(tensors[key].get_slice(key).get_shape())
+        if found != shape:
+            raise ModelError(
+                f"{folder}: {key} has shape {list(found)} where config.json asks for {list(shape)}: "
+                "the weights are of another model"
+            )

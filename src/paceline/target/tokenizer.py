@@ -1,0 +1,250 @@
+"""Text to tokens and back, whole or token by token. Knows nothing of models or rows.
+
+A thin layer over a transformers tokenizer. What it adds is streaming: a decoder that is given one token at a time,
+hands out text only when no later token can change it, and ends with exactly what `decode` says of all of them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from tokenizers import Tokenizer as Backend
+
+from paceline.errors import ModelError, PromptError
+from paceline.row import Decoder
+
+
+class Tokenizer:
+    """Tokens of a model.
+
+    inner  a transformers tokenizer; name is for error messages.
+    """
+
+    def __init__(self, inner: Any, name: str = "tokenizer"):
+        self.inner = inner
+        self.name = name
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens there are, added ones included; a model's own vocabulary may be larger."""
+        return len(self.inner)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` works."""
+        return bool(self.inner.chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a plain prompt, with the beginning token if the model wants one.
+
+        Some tokenizers are set, for training, to put an end token behind every text: that one is left off, a prompt
+        is there to be continued."""
+        ids = [int(i) for i in self.inner.encode(text)]
+        end = self.inner.eos_token_id
+        if len(ids) > 1 and ids[-1] == end and not text.endswith(self.inner.eos_token):
+            ids.pop()
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of a conversation, up to where the assistant speaks: `[{"role": "user", "content": "Hi"}]`.
+
+        Raises ModelError if the model has no chat template, PromptError if the template refuses the messages."""
+        if not self.has_chat_template:
+            raise ModelError(
+                f"{self.name} has no chat template: give it plain text to continue, or use a model made for chat"
+            )
+        try:
+            ids = self.inner.apply_chat_template(
+                [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise PromptError(f"the chat template of {self.name} refuses these messages: {error}") from error
+        return [int(i) for i in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens."""
+        return str(
+            self.inner.decode([int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def decoder(self, prompt: Sequence[int] = ()) -> Decoder:
+        """A fresh incremental decoder, one for each answer: `push` every token, `flush` at the end.
+
+        The pieces joined are `decode` of all tokens pushed. With `prompt` they are what follows the prompt's text:
+        sentencepiece tokenizers then keep the space before the answer's first word."""
+        continues = any(i not in self._special for i in prompt)
+        if self._scheme == "bytes":
+            return _ByteLevelDecoder(self._pieces)
+        if self._scheme in ("pieces", "pieces, strip"):
+            return _PieceDecoder(self._pieces, strip=self._scheme == "pieces, strip" and not continues)
+        return _WindowDecoder(self, prompt)
+
+    @cached_property
+    def _backend(self) -> Backend | None:
+        return getattr(self.inner, "backend_tokenizer", None)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """Ids that never show in text."""
+        return frozenset(i for i, token in self.inner.added_tokens_decoder.items() if token.special)
+
+    @cached_property
+    def _scheme(self) -> str:
+        """How tokens turn into text: "bytes", "pieces", "pieces, strip", or "other"."""
+        return "other" if self._backend is None else _scheme(self._backend)
+
+    @cached_property
+    def _pieces(self) -> _Pieces:
+        assert self._backend is not None
+        return _Pieces(self._backend, self._special, self._scheme == "bytes")
+
+
+def _scheme(backend: Backend) -> str:
+    """Recognise the two chains of decoding steps that nearly all language models use."""
+    steps = _flatten(json.loads(backend.to_str())["decoder"])
+    if [s["type"] for s in steps] == ["ByteLevel"]:
+        return "bytes"
+    marker = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    if steps[:1] != [marker] or [s["type"] for s in steps[1:3]] != ["ByteFallback", "Fuse"]:
+        return "other"
+    if steps[3:] == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
+        return "pieces, strip"
+    return "other" if steps[3:] else "pieces"
+
+
+def _flatten(step: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    if step["type"] == "Sequence":
+        return [inner for part in step["decoders"] for inner in _flatten(part)]
+    return [dict(step)]
+
+
+class _Pieces(dict[int, "bytes | str"]):
+    """What each token says, looked up once: bytes, or text; b"" for special and unknown tokens.
+
+    byte_level  every token is bytes, spelled in GPT-2's alphabet; otherwise only tokens like <0x0A> are."""
+
+    def __init__(self, backend: Backend, special: frozenset[int], byte_level: bool):
+        self._backend, self._special, self._byte_level = backend, special, byte_level
+
+    def __missing__(self, token: int) -> bytes | str:
+        text = None if token in self._special or token < 0 else self._backend.id_to_token(token)
+        if text is None:
+            piece: bytes | str = b""
+        elif self._byte_level:
+            piece = _spelled(text)
+        else:
+            byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)
+            piece = bytes.fromhex(byte[1]) if byte else text.replace("▁", " ")
+        self[token] = piece
+        return piece
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's spelling of the 256 bytes: printable Latin-1 characters stand for themselves, the other bytes for the
+    characters from U+0100 on (openai/gpt-2, encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _alphabet()
+
+
+def _spelled(text: str) -> bytes:
+    """The bytes of a byte-level token; an added token may hold other characters, and then means what it says."""
+    try:
+        return bytes(_BYTE_OF[c] for c in text)
+    except KeyError:
+        return text.encode()
+
+
+class _ByteLevelDecoder:
+    """Every token is bytes: hold back the beginning of a character until it is complete or turns out broken."""
+
+    def __init__(self, pieces: _Pieces):
+        self._pieces = pieces
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._utf8.decode(self._pieces[token])  # type: ignore[arg-type]
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", True)
+
+
+class _PieceDecoder:
+    """Tokens are text, and single bytes for what has no token.
+
+    A run of byte tokens is a word of characters if all of it is, else as many replacement characters as bytes. So
+    nothing of a run is certain before it ends, and it is held back until then."""
+
+    def __init__(self, pieces: _Pieces, strip: bool):
+        self._pieces = pieces
+        self._run = b""
+        self._strip = strip
+
+    def push(self, token: int) -> str:
+        piece = self._pieces[token]
+        if isinstance(piece, bytes):
+            self._run += piece
+            return ""
+        return self._final(self._end_run() + piece)
+
+    def flush(self) -> str:
+        return self._final(self._end_run())
+
+    def _end_run(self) -> str:
+        run, self._run = self._run, b""
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(run)
+
+    def _final(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text
+
+
+class _WindowDecoder:
+    """Any other tokenizer: decode the last few tokens with and without the new ones, and hand out the difference.
+
+    Right wherever a token's text depends only on its neighbours (word pieces, Metaspace)."""
+
+    HOLD = 16
+    """Tokens held back at most while the text ends in a broken character."""
+    CONTEXT = 4
+    """Tokens of a prompt that the first token of the answer is read with."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]):
+        self._decode = tokenizer.decode
+        self._special = tokenizer._special
+        self._before = [i for i in prompt[-self.CONTEXT :] if i not in self._special]
+        self._new: list[int] = []
+
+    def push(self, token: int) -> str:
+        if token in self._special:
+            return ""
+        self._new.append(token)
+        text = self._pending()
+        if not text or (text.endswith("\ufffd") and len(self._new) < self.HOLD):
+            return ""
+        self._before, self._new = self._new, []
+        return text
+
+    def flush(self) -> str:
+        text, self._new = self._pending(), []
+        return text
+
+    def _pending(self) -> str:
+        old = self._decode(self._before) if self._before else ""
+        return self._decode(self._before + self._new)[len(old) :]
