@@ -1,0 +1,313 @@
+"""Suffix automaton of a growing token sequence: the longest suffix that also occurs earlier, and where.
+
+Knows tokens as integers and nothing of rows, trees or drafters. Appending a token costs O(1),
+amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text").
+
+    automaton = SuffixAutomaton()
+    automaton.extend([1, 2, 3, 1, 2])
+    automaton.match()                # Match(length=2, first=2, recent=2): "1 2" also ended at position 2
+
+A state stands for the substrings that end at the same set of positions. The state of the whole sequence is
+`last`; its suffix link is the state of the longest suffix that ends somewhere else too, so the match is read
+off that link and no cursor has to be kept. Two forms, compared by the tests: `DictAutomaton`, which reads
+like the textbook, and `SuffixAutomaton`, the same steps on int32 arrays, compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from paceline.tree import IntArray
+
+STAMP_HOPS = 64
+"""Longest walk that renews `recent`. Text needs 1 or 2 hops; "aaaa" would need one for every token before."""
+
+
+class Match(NamedTuple):
+    """The longest suffix that also ends earlier.
+
+    length  its tokens; 0 when the last token is new.
+    first   where it ends for the first time, recent where it ended the last time before now; both count the
+            tokens up to and including the end, so `text[recent]` is what followed.
+    """
+
+    length: int
+    first: int
+    recent: int
+
+
+class DictAutomaton:
+    """The reference: plain Python, one dict of edges a state. `recent` is exact."""
+
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link = [-1]
+        self.length = [0]
+        self.first = [0]
+        self.recent = [0]
+        self.last = 0
+        self._found = 0
+
+    def __len__(self) -> int:
+        return self.length[self.last]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append `tokens`."""
+        for token in tokens:
+            self._append(token)
+
+    def match(self) -> Match:
+        """The longest suffix that also ends earlier."""
+        state = self.link[self.last] if len(self) else 0
+        return Match(self.length[state], self.first[state], self._found)
+
+    def _append(self, token: int) -> None:
+        end = len(self) + 1
+        new = self._state({}, end, end, end)
+        p = self.last
+        while p >= 0 and token not in self.next[p]:
+            self.next[p][token] = new
+            p = self.link[p]
+        if p < 0:
+            self.link[new] = 0
+        else:
+            q = self.next[p][token]
+            self.link[new] = q if self.length[p] + 1 == self.length[q] else self._split(p, token, q)
+        self.last = new
+        self._stamp(self.link[new], end)
+
+    def _split(self, p: int, token: int, q: int) -> int:
+        """Part the shorter strings of q, which now end in one place more, from the longer; their state."""
+        copy = self._state(dict(self.next[q]), self.length[p] + 1, self.first[q], self.recent[q])
+        self.link[copy] = self.link[q]
+        self.link[q] = copy
+        while p >= 0 and self.next[p].get(token) == q:
+            self.next[p][token] = copy
+            p = self.link[p]
+        return copy
+
+    def _stamp(self, state: int, end: int) -> None:
+        """Remember where the match ended before now, then that all its suffixes end at `end`."""
+        self._found = self.recent[state]
+        while state > 0:
+            self.recent[state] = end
+            state = self.link[state]
+
+    def _state(self, edges: dict[int, int], length: int, first: int, recent: int) -> int:
+        self.next.append(edges)
+        self.link.append(-1)
+        self.length.append(length)
+        self.first.append(first)
+        self.recent.append(recent)
+        return len(self.next) - 1
+
+
+# Columns. Nine states in ten have one edge, so a state carries its first edge; the others are rows of `edges`,
+# found by an open-addressing hash `table` of (state, token) and chained from their state for the copy in a split.
+_LENGTH, _LINK, _FIRST, _RECENT, _TOKEN, _TARGET, _MORE = range(7)
+_FROM, _SYMBOL, _TO, _NEXT = range(4)
+_STATES, _EDGES, _LAST, _FOUND = range(4)
+_HERE, _NOWHERE = -1, -2
+
+
+class SuffixAutomaton:
+    """The fast form. It holds no text: copy what followed a match from your own.
+
+    capacity  tokens to make room for, 136 bytes each at most; the arrays double when there are more.
+
+    The arrays are as large as an automaton can get (2n - 1 states and 3n - 4 edges for n tokens), so that the
+    compiled code never has to ask for room."""
+
+    def __init__(self, capacity: int = 64):
+        self._capacity = 0
+        self._states = np.array([[0, -1, 0, 0, -1, -1, -1]], np.int32)
+        self._edges = np.empty((0, 4), np.int32)
+        self._table = np.empty(0, np.int32)
+        self._counts = np.array([1, 0, 0, 0], np.int64)
+        self._grow(max(capacity, 1))
+
+    def __len__(self) -> int:
+        return int(self._states[self._counts[_LAST], _LENGTH])
+
+    @property
+    def num_states(self) -> int:
+        """States, the root included."""
+        return int(self._counts[_STATES])
+
+    @property
+    def num_edges(self) -> int:
+        """Transitions between states."""
+        return int((self._states[: self.num_states, _TOKEN] >= 0).sum() + self._counts[_EDGES])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory set aside."""
+        return self._states.nbytes + self._edges.nbytes + self._table.nbytes
+
+    def extend(self, tokens: Sequence[int] | IntArray) -> None:
+        """Append `tokens`, each 0 or more."""
+        if len(self) + len(tokens) > self._capacity:
+            self._grow(max(2 * self._capacity, len(self) + len(tokens)))
+        # A fresh int32 array whatever comes in, so that only one version is ever compiled.
+        _extend(self._states, self._edges, self._table, self._counts, np.array(tokens, np.int32))
+
+    def match(self) -> Match:
+        """The longest suffix that also ends earlier. `recent` may be an older end where STAMP_HOPS cut in."""
+        last = self._states[self._counts[_LAST]]
+        if last[_LENGTH] == 0:
+            return Match(0, 0, 0)
+        state = self._states[last[_LINK]]
+        return Match(int(state[_LENGTH]), int(state[_FIRST]), int(self._counts[_FOUND]))
+
+    def _grow(self, capacity: int) -> None:
+        """Make room for `capacity` tokens."""
+        self._capacity = capacity
+        self._states = _enlarged(self._states, 2 * capacity + 1)
+        self._edges = _enlarged(self._edges, 3 * capacity)
+        self._table = np.full(1 << (4 * capacity - 1).bit_length(), -1, np.int32)
+        _hash_all(self._edges, self._table, self._counts[_EDGES])
+
+
+def warm_up() -> None:
+    """Compile, or load from the cache of earlier runs, so that no later call has to."""
+    automaton = SuffixAutomaton(1)
+    automaton.extend([0, 0, 1])
+    automaton.match()
+
+
+def _enlarged(array: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
+    """`array` with room for `rows` rows; memory that is not used yet is not touched."""
+    larger = np.empty((rows, array.shape[1]), np.int32)
+    larger[: len(array)] = array
+    return larger
+
+
+@njit(cache=True)
+def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-def]
+    """DictAutomaton._append for every token."""
+    for token in tokens:
+        last = counts[_LAST]
+        end = states[last, _LENGTH] + 1
+        new = _state(states, counts, end, end, end)
+        p, found = last, _NOWHERE
+        while p >= 0:
+            found = _locate(states, edges, table, p, token)
+            if found != _NOWHERE:
+                break
+            _add(states, edges, table, counts, p, token, new)
+            p = states[p, _LINK]
+        if p < 0:
+            link = 0
+        else:
+            link = _target(states, edges, p, found)
+            if states[p, _LENGTH] + 1 != states[link, _LENGTH]:
+                link = _split(states, edges, table, counts, p, token, link)
+        states[new, _LINK] = link
+        counts[_LAST] = new
+        counts[_FOUND] = states[link, _RECENT]
+        hops = 0
+        while link > 0 and hops < STAMP_HOPS:
+            states[link, _RECENT] = end
+            link = states[link, _LINK]
+            hops += 1
+
+
+@njit
+def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untyped-def]
+    """DictAutomaton._split."""
+    copy = _state(states, counts, states[p, _LENGTH] + 1, states[q, _FIRST], states[q, _RECENT])
+    if states[q, _TOKEN] >= 0:
+        _add(states, edges, table, counts, copy, states[q, _TOKEN], states[q, _TARGET])
+    edge = states[q, _MORE]
+    while edge >= 0:
+        _add(states, edges, table, counts, copy, edges[edge, _SYMBOL], edges[edge, _TO])
+        edge = edges[edge, _NEXT]
+    states[copy, _LINK] = states[q, _LINK]
+    states[q, _LINK] = copy
+    while p >= 0:
+        found = _locate(states, edges, table, p, token)
+        if found == _NOWHERE or _target(states, edges, p, found) != q:
+            break
+        if found == _HERE:
+            states[p, _TARGET] = copy
+        else:
+            edges[found, _TO] = copy
+        p = states[p, _LINK]
+    return copy
+
+
+@njit
+def _state(states, counts, length, first, recent):  # type: ignore[no-untyped-def]
+    new = counts[_STATES]
+    counts[_STATES] = new + 1
+    states[new, _LENGTH] = length
+    states[new, _FIRST] = first
+    states[new, _RECENT] = recent
+    states[new, _TOKEN] = -1
+    states[new, _MORE] = -1
+    return new
+
+
+@njit
+def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
+    """Row of `edges` that holds the edge, _HERE if the state itself does, or _NOWHERE."""
+    if states[state, _TOKEN] == token:
+        return _HERE
+    if states[state, _MORE] < 0:
+        return _NOWHERE
+    slot = _slot(table, state, token)
+    while table[slot] >= 0:
+        edge = table[slot]
+        if edges[edge, _FROM] == state and edges[edge, _SYMBOL] == token:
+            return np.int64(edge)
+        slot = (slot + 1) & (len(table) - 1)
+    return _NOWHERE
+
+
+@njit
+def _target(states, edges, state, found):  # type: ignore[no-untyped-def]
+    """Where the edge that `_locate` found leads."""
+    return np.int64(states[state, _TARGET] if found == _HERE else edges[found, _TO])
+
+
+@njit
+def _add(states, edges, table, counts, state, token, target):  # type: ignore[no-untyped-def]
+    """A new edge."""
+    if states[state, _TOKEN] < 0:
+        states[state, _TOKEN] = token
+        states[state, _TARGET] = target
+        return
+    edge = counts[_EDGES]
+    counts[_EDGES] = edge + 1
+    edges[edge, _FROM] = state
+    edges[edge, _SYMBOL] = token
+    edges[edge, _TO] = target
+    edges[edge, _NEXT] = states[state, _MORE]
+    states[state, _MORE] = edge
+    _hash(edges, table, edge)
+
+
+@njit
+def _hash(edges, table, edge):  # type: ignore[no-untyped-def]
+    slot = _slot(table, edges[edge, _FROM], edges[edge, _SYMBOL])
+    while table[slot] >= 0:
+        slot = (slot + 1) & (len(table) - 1)
+    table[slot] = edge
+
+
+@njit(cache=True)
+def _hash_all(edges, table, num_edges):  # type: ignore[no-untyped-def]
+    for edge in range(num_edges):
+        _hash(edges, table, edge)
+
+
+@njit
+def _slot(table, state, token):  # type: ignore[no-untyped-def]
+    """Where to begin looking for (state, token): a multiplicative hash, high bits folded in."""
+    mixed = np.int64(state) * 0x9E3779B1 + np.int64(token) * 0x85EBCA77
+    return (mixed ^ (mixed >> 29)) & (len(table) - 1)

@@ -1,0 +1,79 @@
+"""Fallback: the drafter behind "a+b". Knows drafters only by their interface; `draft.registry` builds it.
+
+a is asked first, and b for the rows for which a has nothing to propose; a third would be asked for the rest,
+and so on. Every part watches every row, whoever drafted, so each is ready when its turn comes (SAM-Decoding
+hands a step to its auxiliary drafter in this way; Hierarchy Drafting asks its stores in this way).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+
+import torch
+
+from paceline.accept import Accepted
+from paceline.draft.base import Drafter
+from paceline.errors import MethodError
+from paceline.row import Row
+from paceline.target.base import Target, Verdict
+from paceline.tree import DraftTree
+
+
+class Fallback(Drafter):
+    """Asks `parts` in order, from the most to the least preferred, until one has something to propose."""
+
+    def __init__(self, parts: Sequence[Drafter]):
+        self.parts = tuple(parts)
+        self.name = "+".join(part.name for part in parts)
+        self.needs = reduce(or_, (part.needs for part in parts))
+
+    def bind(self, target: Target) -> None:
+        """Bind every part; raise MethodError if two of them want the same forward cut at different layers."""
+        for part in self.parts:
+            part.bind(target)
+        for need in ("resume_layer", "callback_layer"):
+            layers = {getattr(part.needs, need) for part in self.parts} - {None}
+            if len(layers) > 1:
+                raise MethodError(
+                    f"{self.name}: its parts want layers {sorted(layers)} as {need}, and a forward has only one. "
+                    "Use one of them at a time."
+                )
+        # Some parts know what they need only now that they have seen the target.
+        self.needs = reduce(or_, (part.needs for part in self.parts))
+
+    def start(self, row: Row) -> None:
+        for part in self.parts:
+            part.start(row)
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        trees = [DraftTree.root(row.last_token) for row in rows]
+        waiting = list(range(len(rows)))
+        for part in self.parts:
+            if not waiting:
+                break
+            for i, tree in zip(waiting, part.propose([rows[i] for i in waiting]), strict=True):
+                tree.source = tree.source or part.name
+                trees[i] = tree
+            waiting = [i for i in waiting if trees[i].num_drafted == 0]
+        return trees
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        for part in self.parts:
+            part.observe(rows, trees, verdict, accepted)
+
+    def on_layer(self, layer: int, hidden: torch.Tensor) -> None:
+        for part in self.parts:
+            if part.needs.callback_layer == layer:
+                part.on_layer(layer, hidden)
+
+    def drop(self, row: Row) -> None:
+        for part in self.parts:
+            part.drop(row)

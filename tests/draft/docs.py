@@ -1,0 +1,47 @@
+"""The options tables of docs/methods, made from the code.
+
+    python -m tests.draft.docs        # write them into the pages
+"""
+
+import re
+from pathlib import Path
+
+from paceline.draft.registry import MethodInfo, OptionInfo, describe, names
+
+PAGES = Path(__file__).parents[2] / "docs" / "methods"
+BETWEEN = re.compile(r"(<!-- options: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def options_table(info: MethodInfo) -> str:
+    """Markdown: one row an option."""
+    if not info.options:
+        return "None.\n"
+    lines = ["| option | default | values | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{o.name}` | {_default(o)} | {_values(o)} | {o.help} |" for o in info.options]
+    return "\n".join(lines) + "\n"
+
+
+def page(name: str) -> Path:
+    """The page of a method."""
+    return PAGES / f"{name}.md"
+
+
+def with_table(text: str, info: MethodInfo) -> str:
+    """A page's text with the table as the code has it; ValueError if the page has no place for it."""
+    if not BETWEEN.search(text):
+        raise ValueError(f"docs/methods/{info.name}.md has no place for its options: {BETWEEN.pattern}")
+    return BETWEEN.sub(lambda found: found[1] + options_table(info) + found[2], text)
+
+
+def _default(option: OptionInfo) -> str:
+    text = f"`{str(option.default).lower() if option.default is None else option.default}`"
+    return text if option.in_front is None else f"{text}; `{option.in_front}` in front of another drafter"
+
+
+def _values(option: OptionInfo) -> str:
+    return ", ".join(f"`{choice}`" for choice in option.choices) or option.type
+
+
+if __name__ == "__main__":
+    for name in names():
+        page(name).write_text(with_table(page(name).read_text(), describe(name)))

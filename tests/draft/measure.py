@@ -1,0 +1,97 @@
+"""What drafting costs, and what it yields on recorded answers. Prints the tables of docs/methods.
+
+    python -m tests.draft.measure time                          # microseconds
+    python -m tests.draft.measure replay sam sam,grow=0         # tokens a round (needs the optional data)
+"""
+
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from paceline.automaton import SuffixAutomaton
+from paceline.draft.registry import create
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from tests.conftest import SHARED
+from tests.draft.rows import target
+from tests.draft.trace import Replayed, replay, turns
+
+SPECS = ("prompt-lookup", "prompt-lookup,variant=transformers", "prompt-lookup,variant=vllm", "sam")
+CONTEXTS = (256, 2048, 16384)
+ROUNDS, GAINED = 200, 3
+
+
+def text(n: int) -> np.ndarray:
+    """Zipf-distributed tokens of which half stand in copied spans, as in text that repeats its prompt."""
+    random = np.random.default_rng(0)
+    tokens = random.zipf(1.2, n) % 32_000
+    for at in range(64, n - 16, 32):
+        origin = random.integers(0, at - 16)
+        tokens[at : at + 16] = tokens[origin : origin + 16]
+    return tokens
+
+
+def best(work: Callable[[], object], times: int = 7) -> float:
+    """Seconds of the fastest of `times` runs: what the work costs when nothing else disturbs it."""
+    seconds = []
+    for _ in range(times):
+        began = perf_counter()
+        work()
+        seconds.append(perf_counter() - began)
+    return min(seconds)
+
+
+def microseconds(spec: str, context: int, nothing: bool) -> float:
+    """Median of a `propose` behind `context` tokens and more, GAINED new each time; `nothing`: there is no match."""
+    drafter = create(spec)
+    drafter.bind(target())
+    tokens = text(context)
+    room = ROUNDS * (GAINED + 1)
+    one = Row(0, tokens[:context], SamplingParams(max_tokens=room), max_context=1 << 20)
+    drafter.start(one)
+    drafter.propose([one])
+    seconds = []
+    for i in range(ROUNDS):
+        new = [40_000 + i] if nothing else tokens[i * GAINED : (i + 1) * GAINED].tolist()
+        one.extend(new)
+        began = perf_counter()
+        drafter.propose([one])
+        seconds.append(perf_counter() - began)
+    return 1e6 * median(seconds)
+
+
+def print_times() -> None:
+    print(f"| microseconds a draft, text of | {' | '.join(f'{c:,}' for c in CONTEXTS)} tokens |")
+    print("|---|" + "---:|" * len(CONTEXTS))
+    for spec in SPECS:
+        for nothing in (False, True):
+            times = " | ".join(f"{microseconds(spec, context, nothing):.1f}" for context in CONTEXTS)
+            print(f"| {spec}{', nothing to find' if nothing else ''} | {times} |", flush=True)
+    for n in (256, 8192, 32_768, 131_072):
+        tokens = text(n)
+        seconds = best(lambda tokens=tokens: SuffixAutomaton(len(tokens)).extend(tokens))  # type: ignore[misc]
+        print(f"automaton of {n:,} tokens: {1e3 * seconds:.2f} ms, {1e6 * seconds / n:.2f} microseconds a token")
+
+
+def print_replays(specs: list[str]) -> None:
+    answers = list(turns(SHARED))
+    print("| | tokens a round | drafted a round | rounds with a draft |")
+    print("|---|---:|---:|---:|")
+    for spec in specs:
+        drafter, done = create(spec), Replayed()
+        for id, turn in enumerate(answers):
+            done += replay(drafter, turn, id)
+        drafted, share = done.drafted / done.rounds, done.draft_rounds / done.rounds
+        print(f"| {spec} | {done.mean_accepted_tokens:.3f} | {drafted:.1f} | {share:.1%} |", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["time"]:
+        print_times()
+    elif sys.argv[1:2] == ["replay"]:
+        print_replays(sys.argv[2:] or list(SPECS))
+    else:
+        sys.exit(__doc__)

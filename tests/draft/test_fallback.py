@@ -1,0 +1,111 @@
+"""a+b: who is asked, who watches, who is credited."""
+
+import pytest
+import torch
+
+from paceline.accept import Accepted
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.errors import MethodError
+from paceline.fallback import Fallback
+from paceline.target.base import Needs, Verdict
+from paceline.tree import DraftTree
+from tests.draft.rows import draft_of, letters, row, target
+
+
+class Recorder(Drafter):
+    """Proposes `word` for rows whose text ends with `after`, and notes every call."""
+
+    def __init__(self, name: str, after: str = "", word: str = "", **needs: object):
+        self.name, self.after, self.word = name, after, word
+        self.needs = Needs(**needs)  # type: ignore[arg-type]
+        self.calls: list[tuple[object, ...]] = []
+
+    def bind(self, target):
+        self.calls.append(("bind",))
+
+    def start(self, row):
+        self.calls.append(("start", row.id))
+
+    def propose(self, rows):
+        self.calls.append(("propose", *(row.id for row in rows)))
+        fits = [letters(row.tokens).endswith(self.after) for row in rows]
+        words = [[ord(c) for c in self.word] if fit else [] for fit in fits]
+        return [DraftTree.chain(row.last_token, word) for row, word in zip(rows, words, strict=True)]
+
+    def observe(self, rows, trees, verdict, accepted):
+        self.calls.append(("observe", *(tree.source for tree in trees)))
+
+    def on_layer(self, layer, hidden):
+        self.calls.append(("on_layer", layer))
+
+    def drop(self, row):
+        self.calls.append(("drop", row.id))
+
+
+def test_each_row_s_draft_comes_from_the_first_who_has_one():
+    first, second, third = Recorder("p", "a", "12"), Recorder("q", "b", "3"), Recorder("r", "", "")
+    drafter = Fallback([first, second, third])
+    rows = [row(text, id=i) for i, text in enumerate(["xa", "xb", "xc", "ya"])]
+    trees = drafter.propose(rows)
+    assert [letters(tree.tokens) for tree in trees] == ["a12", "b3", "c", "a12"]
+    assert [tree.source for tree in trees] == ["p", "q", "r", "p"]
+    assert first.calls == [("propose", 0, 1, 2, 3)]
+    assert second.calls == [("propose", 1, 2)]
+    assert third.calls == [("propose", 2)]
+
+
+def test_nobody_is_asked_once_all_rows_have_drafts():
+    first, second = Recorder("p", "", "1"), Recorder("q", "", "2")
+    Fallback([first, second]).propose([row("xa")])
+    assert second.calls == []
+
+
+def test_every_part_watches_every_row():
+    parts = [Recorder("p", "a", "1"), Recorder("q", "b", "2")]
+    drafter = Fallback(parts)
+    rows = [row("a", id=0), row("b", id=1)]
+    drafter.bind(target())
+    for one in rows:
+        drafter.start(one)
+    trees = drafter.propose(rows)
+    drafter.observe(rows, trees, Verdict(torch.zeros(0, 1), [0]), [Accepted([0], [])] * 2)
+    drafter.drop(rows[0])
+    watched = [("bind",), ("start", 0), ("start", 1), ("observe", "p", "q"), ("drop", 0)]
+    for part in parts:
+        assert [call for call in part.calls if call[0] != "propose"] == watched
+
+
+def test_needs_are_put_together_and_layers_handed_to_those_who_asked():
+    asked, other = Recorder("p", callback_layer=2, top_k=4), Recorder("q", hidden_layers=(1,), top_k=8)
+    drafter = Fallback([asked, other])
+    assert drafter.needs == Needs(hidden_layers=(1,), top_k=8, callback_layer=2)
+    drafter.on_layer(2, torch.zeros(1, 1))
+    assert asked.calls == [("on_layer", 2)]
+    assert other.calls == []
+
+
+def test_needs_that_depend_on_the_target():
+    class Late(Recorder):
+        def bind(self, target):
+            self.needs = Needs(top_k=3)
+
+    drafter = Fallback([Recorder("p"), Late("q")])
+    drafter.bind(target())
+    assert drafter.needs.top_k == 3
+
+
+@pytest.mark.parametrize("need", ["resume_layer", "callback_layer"])
+def test_parts_that_cut_the_forward_at_different_layers(need):
+    with pytest.raises(MethodError, match=rf"p\+q: its parts want layers \[2, 5\] as {need}"):
+        Fallback([Recorder("p", **{need: 2}), Recorder("q", **{need: 5})]).bind(target())
+    Fallback([Recorder("p", **{need: 2}), Recorder("q", **{need: 2}), Recorder("r")]).bind(target())
+
+
+def test_a_short_match_is_handed_over():
+    drafter = create("sam,min_match=3+prompt-lookup,variant=transformers,max_ngram=1")
+    assert draft_of(drafter, "abcdXYcd") == "XYcd"
+    assert draft_of(drafter, "abcdXYZbcd") == "XYZbcdXYZbcd"
+    one = row("abcdXYcd")
+    drafter.start(one)
+    assert drafter.propose([one])[0].source == "prompt-lookup"

@@ -1,0 +1,78 @@
+"""Every method in the registry, through the engine: the answer is plain decoding's, token for token.
+
+All that needs no checkpoint is here of itself; a method that does brings its own test.
+"""
+
+import pytest
+
+from paceline.draft.registry import describe, names
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from tests.fakes import TableTarget
+
+ALONE = [name for name in names() if describe(name).checkpoint != "required"]
+SPECS = [
+    *ALONE,
+    "prompt-lookup,variant=transformers",
+    "prompt-lookup,variant=vllm,min_ngram=2,max_ngram=4,draft=3",
+    "sam,grow=0,source=earliest",
+    "sam,min_match=3+prompt-lookup",
+    "sam+none",
+]
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=60),
+    "greedy, penalised": SamplingParams(max_tokens=40, repetition_penalty=1.3),
+    "sampled": SamplingParams(max_tokens=60, temperature=0.7, top_p=0.9, seed=3),
+    "ends early": SamplingParams(max_tokens=60, temperature=1.0, seed=5, stop_token_ids=[2, 6]),
+    "one token": SamplingParams(max_tokens=1),
+    "two tokens": SamplingParams(max_tokens=2),
+}
+PROMPTS = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9]
+
+
+def answers(target, spec, params, **options):
+    done = Engine(target, draft=spec, **options).generate(PROMPTS, params)
+    return [(one.tokens, one.finish_reason) for one in done]
+
+
+def plain(target, params):
+    rows = [target.plain(prompt, params) for prompt in PROMPTS]
+    return [(row.new_tokens.tolist(), row.finish_reason) for row in rows]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
+@pytest.mark.parametrize("eos", [(), (0,)], ids=["no eos", "eos is token 0"])
+def test_equals_plain_decoding(spec, params, eos):
+    target = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
+    expected = plain(target, params)
+    assert answers(target, spec, params) == expected
+    assert answers(target, spec, params, max_batch=2, prefill_chunk=4) == expected
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_stops_at_the_end_of_the_context(spec):
+    target = TableTarget(vocab_size=8, order=2, seed=4, max_context=45)
+    params = SamplingParams(max_tokens=100)
+    assert answers(target, spec, params) == plain(target, params)
+    assert {reason for _, reason in answers(target, spec, params)} == {"context"}
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
+def test_drafts_are_accepted(spec):
+    """A target of few states soon repeats itself; a drafter that copies must profit."""
+    target = TableTarget(vocab_size=8, order=2, seed=4)
+    done = Engine(target, draft=spec).generate(PROMPTS, SamplingParams(max_tokens=200))
+    assert sum(one.new_tokens for one in done) / sum(one.rounds for one in done) > 2
+    sources = {who for one in done for who, _ in one.runs}
+    assert sources - {""} <= set(spec.replace(",", "+").split("+"))
+    assert len(sources) > 1
+
+
+@pytest.mark.parametrize("spec", ["sam", "prompt-lookup"])
+def test_requests_in_a_row_leave_nothing_behind(spec):
+    target = TableTarget(vocab_size=8, order=2, seed=4)
+    engine, params = Engine(target, draft=spec), SamplingParams(max_tokens=50)
+    first, second = engine.generate(PROMPTS, params), engine.generate(PROMPTS, params)
+    assert [one.tokens for one in first] == [one.tokens for one in second]
+    assert [one.rounds for one in first] == [one.rounds for one in second]

@@ -1,0 +1,160 @@
+"""Three rules of prompt lookup, each against its own program."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from paceline.draft.prompt_lookup import PromptLookup, PromptLookupConfig
+from paceline.errors import MethodError
+from tests.draft.rows import draft_of, target
+
+
+def lookup(text: str, **options: object) -> str:
+    return draft_of(PromptLookup(PromptLookupConfig(**options)), text)  # type: ignore[arg-type]
+
+
+# The rules as their programs have them, in plain Python.
+
+
+def published(text: list[int], max_ngram: int, draft: int) -> list[int]:
+    for n in range(max_ngram, 0, -1):
+        for i in range(len(text) - n + 1):
+            start = i + n
+            apart = start < len(text) - n
+            if text[i:start] == text[len(text) - n :] and start + draft <= len(text) and apart:
+                return text[start : start + draft]
+    return []
+
+
+def vllm(text: list[int], min_ngram: int, max_ngram: int, draft: int) -> list[int]:
+    """Borders of the reversed text by Knuth, Morris and Pratt; the last of the longest is the earliest in the text."""
+    reverse = text[::-1]
+    borders = [0] * max_ngram
+    border = longest = at = 0
+    i = 1
+    while i < len(reverse):
+        if reverse[border] == reverse[i]:
+            border += 1
+            if border >= longest:
+                longest, at = border, i
+            if i < max_ngram:
+                borders[i] = border
+            if border == max_ngram:
+                border = borders[max_ngram - 1]
+            i += 1
+        elif border:
+            border = borders[border - 1]
+        else:
+            i += 1
+    start = len(text) - 1 - at + longest
+    return text[start : start + draft] if longest >= min_ngram else []
+
+
+def transformers(text: list[int], max_ngram: int, draft: int, eos: int) -> list[int]:
+    """transformers itself."""
+    generator = PromptLookupCandidateGenerator(
+        eos_token_id=torch.tensor([eos]), num_output_tokens=draft, max_matching_ngram_size=max_ngram, max_length=10_000
+    )
+    candidates, _ = generator.get_candidates(torch.tensor([text]))
+    return candidates[0, len(text) :].tolist()
+
+
+TEXT = st.integers(1, 6).flatmap(lambda k: st.lists(st.integers(0, k), min_size=1, max_size=60))
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXT, st.integers(1, 5), st.integers(1, 12))
+def test_published(text, longest, draft):
+    config = PromptLookupConfig(max_ngram=longest, draft=draft)
+    assert PromptLookup(config).lookup(np.array(text)).tolist() == published(text, longest, draft)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXT, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12))
+def test_vllm(text, shortest, more, draft):
+    config = PromptLookupConfig("vllm", draft, shortest + more, shortest)
+    assert PromptLookup(config).lookup(np.array(text)).tolist() == vllm(text, shortest, shortest + more, draft)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXT, st.integers(1, 5), st.integers(1, 12))
+def test_transformers(text, longest, draft):
+    eos = 1
+    drafter = PromptLookup(PromptLookupConfig("transformers", draft, longest))
+    drafter.bind(target(eos=chr(eos)))
+    assert draft_of(drafter, "".join(map(chr, text))) == "".join(map(chr, transformers(text, longest, draft, eos)))
+
+
+def test_full_draft_behind_the_match():
+    text = "abcdefghijklmnabc"
+    assert lookup(text) == "defghijklm"
+    assert lookup(text, variant="transformers") == "defghijklm"
+    assert lookup(text, variant="vllm", min_ngram=2, max_ngram=3) == "defghijklm"
+
+
+def test_less_than_a_full_draft_behind_the_match():
+    assert lookup("xyzxyz") == ""
+    assert lookup("xyzxyz", variant="transformers") == "xyz"
+    assert lookup("xyzxyz", variant="vllm", min_ngram=1, max_ngram=5, draft=4) == "xyz"
+
+
+def test_vllm_documents_this_example():
+    drafter = PromptLookup(PromptLookupConfig("vllm", draft=4, min_ngram=2, max_ngram=3))
+    assert drafter.lookup(np.array([1, 2, 3, 4, 2, 3])).tolist() == [4, 2, 3]
+
+
+@pytest.mark.parametrize("variant", ["published", "transformers", "vllm"])
+def test_the_earliest_of_two_places_wins(variant):
+    assert lookup("uvwxyAuvwxyBuvwxy", variant=variant, draft=1) == "A"
+
+
+def test_published_skips_a_place_too_near_the_end():
+    # "bcd" at 1 would be copied from, but the 2 tokens behind it overlap what was matched.
+    assert lookup("abcdxbcd", draft=1) == "x"
+    assert lookup("abcdbcd", draft=1) == "b"
+    assert lookup("aa", draft=1) == ""
+    assert lookup("aa", variant="transformers", draft=1) == "a"
+
+
+def test_defaults_are_each_program_s_own():
+    assert PromptLookupConfig().ngrams == (1, 3)
+    assert PromptLookupConfig("transformers").ngrams == (1, 2)
+    assert PromptLookupConfig("vllm").ngrams == (5, 5)
+    assert PromptLookupConfig("vllm", max_ngram=3).ngrams == (3, 3)
+    assert PromptLookupConfig("vllm", min_ngram=2).ngrams == (2, 2)
+    assert PromptLookupConfig("vllm", min_ngram=2, max_ngram=4).ngrams == (2, 4)
+
+
+def test_only_transformers_stops_before_an_end_token():
+    text = "xxab.cdab"
+    for variant, expected in [("published", ".c"), ("transformers", ""), ("vllm", ".c")]:
+        drafter = PromptLookup(PromptLookupConfig(variant, draft=2, max_ngram=2, min_ngram=1))
+        drafter.bind(target(eos="."))
+        assert draft_of(drafter, text) == expected
+    assert draft_of(PromptLookup(PromptLookupConfig("transformers")), text, stop_token_ids=[ord("c")]) == "."
+    drafter = PromptLookup(PromptLookupConfig("transformers"))
+    drafter.bind(target(eos="."))
+    assert draft_of(drafter, text, ignore_eos=True) == ".cdab"
+
+
+def test_no_more_than_the_row_has_room_for():
+    drafter = PromptLookup()
+    text = "abcdefghijklmnabc"
+    assert [draft_of(drafter, text, room) for room in (5, 2, 1)] == ["defg", "d", ""]
+
+
+@pytest.mark.parametrize("text", ["a", "ab"])
+def test_nothing_to_copy(text):
+    for variant in ("published", "transformers", "vllm"):
+        assert lookup(text, variant=variant) == ""
+
+
+@pytest.mark.parametrize(
+    "options", [{"draft": 0}, {"max_ngram": 0}, {"min_ngram": 0}, {"min_ngram": 4}, {"variant": "vllm", "max_ngram": 0}]
+)
+def test_impossible_options(options):
+    with pytest.raises(MethodError, match="prompt-lookup: draft is"):
+        PromptLookupConfig(**options)

@@ -1,0 +1,258 @@
+"""Names, options and errors of the registry; and that nothing below it knows a method's name."""
+
+import ast
+import re
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import paceline
+from paceline.draft import registry
+from paceline.draft.base import Drafter
+from paceline.draft.none import NoDraft
+from paceline.draft.prompt_lookup import PromptLookup
+from paceline.draft.registry import create, describe, names
+from paceline.draft.sam import Sam
+from paceline.errors import MethodError
+from paceline.fallback import Fallback
+
+
+@dataclass(frozen=True)
+class ParrotConfig:
+    checkpoint: str
+    width: int = field(default=3, metadata={"help": "tokens", "in_front": 1})
+    rate: float = 0.5
+    loud: bool = False
+    title: str = "polly"
+    mode: Literal["repeat", "reverse"] = "repeat"
+    limit: int | None = None
+    share: Literal["all"] | float = 1.0
+
+
+class Parrot(Drafter):
+    """Says it again.
+
+    More about it."""
+
+    name = "parrot"
+    Config = ParrotConfig
+
+    def __init__(self, config: ParrotConfig):
+        self.config = config
+
+
+class Perch(Drafter):
+    """Takes a checkpoint or leaves it."""
+
+    @dataclass(frozen=True)
+    class Config:
+        checkpoint: str = ""
+
+    def __init__(self, config: Config):
+        self.config = config
+
+
+class NotADrafter:
+    pass
+
+
+def entry(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, registry.GROUP)
+
+
+@pytest.fixture
+def third_party(monkeypatch):
+    """Register drafters as an installed package would."""
+
+    def register(*entries: EntryPoint) -> None:
+        monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in entries if e.group == group])
+
+    register(entry("parrot", f"{__name__}:Parrot"), entry("perch", f"{__name__}:Perch"))
+    return register
+
+
+def test_built_in_names():
+    assert {"none", "prompt-lookup", "sam"} <= set(names())
+    assert type(create("none")) is NoDraft
+    assert type(create("prompt-lookup")) is PromptLookup
+    assert type(create("sam")) is Sam
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_says_what_it_is(name):
+    info = describe(name)
+    assert info.name == name
+    assert info.summary.endswith(".")
+    assert info.lossless != "not stated" != info.paper
+    assert all(option.help for option in info.options)
+    if info.checkpoint != "required":
+        assert create(name).name == name
+
+
+def test_options_reach_the_config():
+    drafter = create("sam,draft=7,grow=1.5,source=earliest")
+    assert (drafter.config.draft, drafter.config.grow, drafter.config.source) == (7, 1.5, "earliest")
+    assert drafter.config.min_match == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("width=12", 12),
+        ("rate=2e-1", 0.2),
+        ("loud=yes", True),
+        ("loud=0", False),
+        ("title=a, b = c", "a, b = c"),
+        ("mode=reverse", "reverse"),
+        ("limit=4", 4),
+        ("limit=none", None),
+        ("share=all", "all"),
+        ("share=0.25", 0.25),
+    ],
+)
+def test_values_are_read_by_the_field_s_type(third_party, option, value):
+    read = getattr(create(f"parrot:x,{option}").config, option.partition("=")[0])
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_describe_reads_the_config(third_party):
+    info = describe("parrot")
+    assert info.summary == "Says it again."
+    assert (info.lossless, info.paper, info.checkpoint) == ("not stated", "not stated", "required")
+    options = {option.name: option for option in info.options}
+    assert list(options) == ["width", "rate", "loud", "title", "mode", "limit", "share"]
+    width = options["width"]
+    assert (width.type, width.default, width.help, width.in_front) == ("int", 3, "tokens", 1)
+    assert (options["mode"].type, options["mode"].choices) == ("choice", ("repeat", "reverse"))
+    assert (options["limit"].type, options["limit"].default) == ("int or none", None)
+    assert (options["share"].type, options["share"].choices) == ("choice or float", ("all",))
+    assert describe("perch").checkpoint == "optional"
+    assert describe("none").options == ()
+
+
+@pytest.mark.parametrize("path", ["model", "./c++/model", "/data/a,b/model", "C:\\models\\x", "hub/name", "a+/b"])
+def test_checkpoints_are_paths(third_party, path):
+    assert create(f"parrot:{path}").config.checkpoint == path
+    assert create(f"parrot:{path},width=2").config.checkpoint == path
+    assert create(f"parrot:{path},width=2").config.width == 2
+    both = create(f"parrot:{path}+sam")
+    assert isinstance(both, Fallback)
+    assert both.parts[0].config.checkpoint == path
+
+
+def test_plus_makes_a_fallback():
+    drafter = create("sam,draft=5 + prompt-lookup,draft=3+none")
+    assert isinstance(drafter, Fallback)
+    assert [type(part) for part in drafter.parts] == [Sam, PromptLookup, NoDraft]
+    assert [drafter.parts[0].config.draft, drafter.parts[1].config.draft] == [5, 3]
+    assert drafter.name == "sam+prompt-lookup+none"
+
+
+def test_in_front_of_another_drafter_an_option_may_have_another_default(third_party):
+    assert create("sam+none").parts[0].config.min_match == 5
+    assert create("sam,min_match=2+none").parts[0].config.min_match == 2
+    assert create("none+sam").parts[1].config.min_match == 1
+    assert create("parrot:x+none").parts[0].config.width == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("samm", "There is no drafter 'samm'. Did you mean 'sam'? Drafters: none, prompt-lookup, sam"),
+        ("prompt_lookup", "Did you mean 'prompt-lookup'?"),
+        ("SAM", "Did you mean 'sam'?"),
+        ("sam+sma", "There is no drafter 'sma'"),
+        ("sam+", "There is no drafter 'sam+'. Did you mean 'sam'?"),
+        ("", "There is no drafter ''. Drafters: none"),
+        ("sam,graw=3", "sam has no option 'graw'. Did you mean 'grow'? Its options: draft, min_match, source, grow."),
+        ("none,draft=3", "none has no option 'draft'. It has no options."),
+        ("sam,draft=many", "sam: draft is 'many'; it must be a whole number."),
+        ("sam,draft=1.5", "sam: draft is '1.5'; it must be a whole number."),
+        ("sam,draft=", "sam: draft is ''; it must be a whole number."),
+        ("sam,grow=fast", "sam: grow is 'fast'; it must be a number."),
+        ("sam,source=recnt", "sam: source is 'recnt'; it must be recent or earliest. Did you mean 'recent'?"),
+        ("sam,draft=1,draft=2", "sam: option draft is given twice"),
+        ("sam,draft", "an option is written key=value"),
+        ("sam:weights", "sam takes no checkpoint, but 'weights' is given"),
+        ("sam:", "sam takes no checkpoint"),
+        ("sam,checkpoint=x", "sam has no option 'checkpoint'"),
+        ("parrot", "parrot needs a checkpoint: write parrot:PATH."),
+        ("parrot:", "parrot needs a checkpoint: write parrot:PATH."),
+        ("parrot,checkpoint=x", "parrot needs a checkpoint: write parrot:PATH."),
+        ("parrot:x,checkpoint=y", "parrot has no option 'checkpoint'"),
+        ("parrot:x,loud=maybe", "parrot: loud is 'maybe'; it must be true or false."),
+        ("parrot:x,limit=few", "parrot: limit is 'few'; it must be none or a whole number."),
+        ("parrot:x,share=most", "parrot: share is 'most'; it must be all or a number."),
+    ],
+)
+def test_errors_say_what_exists(third_party, spec, says):
+    with pytest.raises(MethodError) as error:
+        create(spec)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_third_parties_register_by_entry_point(third_party):
+    assert names()[-2:] == ["parrot", "perch"]
+    assert type(create("perch")) is Perch
+
+
+@pytest.mark.parametrize("entries", [["sam"], ["mine", "mine"]])
+def test_two_drafters_of_one_name(third_party, entries):
+    third_party(*(entry(name, f"{__name__}:Perch") for name in entries))
+    with pytest.raises(MethodError, match=f"Two drafters are called {entries[0]!r}: .* and {__name__}:Perch"):
+        names()
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("no_such_package.x:Y", "cannot be imported: No module named 'no_such_package'"),
+        (f"{__name__}:NoSuchClass", "cannot be imported"),
+        (f"{__name__}:NotADrafter", "is not a subclass"),
+        (f"{__name__}:entry", "is not a subclass"),
+    ],
+)
+def test_a_broken_third_party(third_party, value, says):
+    third_party(entry("mine", value))
+    with pytest.raises(MethodError, match=says):
+        create("mine")
+    assert create("none").name == "none"
+
+
+def mentions(source: str, known: list[str]) -> list[str]:
+    """String literals of `source` that are a method's name or begin like a spec of one, and imports of methods."""
+    spec = re.compile(rf"^({'|'.join(map(re.escape, known))})(?:[:,+]\S.*)?$")
+    modules = {registry._table()[name].partition(":")[0] for name in known}
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    prose = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, documented) and ast.get_docstring(n)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            found += [node.value] if spec.match(node.value) else []
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module] if node.module in modules else []
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name in modules]
+    return found
+
+
+def test_the_engine_knows_no_method_by_name():
+    root = Path(paceline.__file__).parent
+    files = [root / "engine.py", root / "accept.py", *sorted((root / "target").glob("*.py"))]
+    assert len(files) > 3
+    # "none" is how the engine is told not to draft; its default may be spelled out.
+    known = [name for name in names() if name != "none"]
+    found = {file.name: mentions(file.read_text(), known) for file in files}
+    assert not {name: words for name, words in found.items() if words}
+
+
+def test_that_search_finds_names():
+    source = "from paceline.draft.sam import Sam\nif name == 'sam' or name.startswith('prompt-lookup,draft=3'): pass"
+    assert mentions(source, names()) == ["paceline.draft.sam", "sam", "prompt-lookup,draft=3"]
+    assert mentions('"""sam"""\nerror = "none of the sam rows"', names()) == []
