@@ -126,6 +126,7 @@ class Engine:
             self.tokenizer = load_tokenizer(model)
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
         self.drafter.bind(self.target)
+        self.target.check(self.drafter.needs)
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock()
@@ -218,7 +219,10 @@ class Engine:
 
         Raises PromptError for a prompt that is empty or leaves no room in the model's context."""
         tokens = self.encode(prompt)
-        decoder = self.tokenizer.decoder() if self.tokenizer is not None else None
+        decoder = None
+        if self.tokenizer is not None:
+            # An answer to messages is a text of its own; otherwise it goes on with the prompt's.
+            decoder = self.tokenizer.decoder(() if _is_chat(prompt) else tokens.tolist())
         if params.stop and decoder is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
         row = Row(
@@ -258,7 +262,7 @@ class Engine:
             )
         if len(prompt) == 0:
             return []
-        if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+        if not isinstance(prompt, str) and not _is_chat(prompt):
             return prompt  # type: ignore[return-value]
         if self.tokenizer is None:
             raise PromptError("This engine has no tokenizer; give the prompt as token ids.")
@@ -315,6 +319,11 @@ class Engine:
         """Where the time of all rounds so far went."""
         return Profile(self.rounds, dict(self.clock.seconds))
 
+    def reset_profile(self) -> None:
+        """Forget the time spent so far, a warm-up's say."""
+        self.clock.seconds.clear()
+        self.rounds = 0
+
     # Whole answers --------------------------------------------------------------------------------------------
 
     def stream(
@@ -355,6 +364,10 @@ class Engine:
                 if progress is not None:
                     progress(delta)
         return [completion(i, rows[i]) for i in range(len(prompts))]
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def completion(index: int, row: Row) -> Completion:

@@ -130,6 +130,9 @@ class Target(ABC):
     device: torch.device
     clock: Clock
 
+    def check(self, needs: Needs) -> None:  # noqa: B027
+        """Raise ModelError if this target cannot give a drafter what it needs."""
+
     @abstractmethod
     def add_row(self, expected_length: int) -> int:
         """A slot for a new, empty row; room for `expected_length` tokens is made at once, more when needed."""

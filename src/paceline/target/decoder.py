@@ -164,6 +164,10 @@ def _fused_ops() -> type[TorchOps]:
     return FusedOps
 
 
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 class Block:
     """One layer: rotary attention, then the gated MLP, each added to what came in."""
 
@@ -174,7 +178,7 @@ class Block:
         def linear(*names: str) -> Linear:
             parts = [weights[f"model.layers.{layer}.{name}.weight"] for name in names]
             biases = [bias for name in names if (bias := get(f"{name}.bias")) is not None]
-            return Linear(torch.cat(parts), torch.cat(biases) if biases else None)
+            return Linear(_joined(parts), _joined(biases) if biases else None)
 
         self.layer, self.shape = layer, shape
         self.attention_norm = weights[f"model.layers.{layer}.input_layernorm.weight"]

@@ -1,0 +1,163 @@
+"""Small random models of every family, saved as Hugging Face folders with a tiny tokenizer.
+
+    folder = make("qwen3", tmp_path)          # config.json, model.safetensors, tokenizer files
+
+Weights are far larger than a fresh initialisation would make them, and biases and norms are random too: logits vary
+by whole units from token to token, so a wrong mask, position or bias cannot hide below a tolerance.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 320
+"""Of the models; the tokenizer has 288 tokens, as real models often have more rows than tokens."""
+MAX_CONTEXT = 128
+BOS, EOS = 0, 1
+
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>"]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TEXT = ["the cat and the dog sat on the mat", "there was a little dog", "and then the little cat said: hello"]
+
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_CONTEXT,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "pad_token_id": None,
+}
+
+
+def _rope(kind: str, theta: float = 10000.0, **kw: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **kw}
+
+
+# Each entry: name of the configuration class, and what differs from COMMON. The native decoder runs all of these.
+NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama1": ("LlamaConfig", {"num_key_value_heads": 4}),
+    "llama2": ("LlamaConfig", {"rms_norm_eps": 1e-5}),
+    "llama3": (
+        "LlamaConfig",
+        {
+            "rope_parameters": _rope(
+                "llama3",
+                500000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            )
+        },
+    ),
+    "llama-linear": ("LlamaConfig", {"rope_parameters": _rope("linear", factor=2.0)}),
+    "llama-yarn": (
+        "LlamaConfig",
+        {"rope_parameters": _rope("yarn", factor=4.0, original_max_position_embeddings=32)},
+    ),
+    "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "vicuna": ("LlamaConfig", {"num_key_value_heads": 4, "rope_parameters": _rope("linear", factor=8.0)}),
+    "smollm": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _rope("default", 100000.0)}),
+    "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 24}),
+    "mistral-window": ("MistralConfig", {"sliding_window": 8}),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": False}),
+    "qwen2-window": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+    "qwen2-tied": ("Qwen2Config", {"tie_word_embeddings": True, "rope_parameters": _rope("default", 1e6)}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-bias": ("Qwen3Config", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": False}),
+}
+
+# Architectures that only transformers runs: learned positions, parallel residual, partial rotary.
+FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2Config", {}),
+    "gpt-neox": ("GPTNeoXConfig", {"rope_parameters": _rope("default", partial_rotary_factor=0.25)}),
+    "phi": ("PhiConfig", {"rope_parameters": _rope("default", partial_rotary_factor=0.5)}),
+    "gptj": ("GPTJConfig", {"rotary_dim": 8}),
+    "opt": ("OPTConfig", {"word_embed_proj_dim": 64}),
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    ),
+}
+
+# Causal language models that cannot be verified as trees, each for a reason of its own.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    ),
+    "mamba": ("MambaConfig", {"state_size": 8}),
+    "bloom": ("BloomConfig", {}),
+    "gpt-neo": (
+        "GPTNeoConfig",
+        {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2},
+    ),
+}
+
+FAMILIES = NATIVE | FOREIGN | REFUSED
+
+
+def config(family: str, **changes: Any) -> PretrainedConfig:
+    """The configuration of a family, with some entries changed."""
+    kind, values = FAMILIES[family]
+    return getattr(transformers, kind)(**(COMMON | values | changes))
+
+
+def model(family: str | PretrainedConfig, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random float32 model in evaluation mode."""
+    wanted = config(family, **changes) if isinstance(family, str) else family
+    made = AutoModelForCausalLM.from_config(wanted, dtype=torch.float32).eval()
+    randomize(made, seed)
+    return made
+
+
+@torch.no_grad()
+def randomize(made: torch.nn.Module, seed: int = 0) -> None:
+    """Give every parameter random values: matrices around 0, norm weights around 1, biases around 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in made.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim >= 2:
+            weight.copy_(noise * (0.3 if "emb" in name or "wte" in name else 0.2))
+        elif name.endswith("bias"):
+            weight.copy_(noise * 0.3)
+        else:
+            weight.copy_(1 + noise * 0.3)
+
+
+def make(family: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """Save a random model of `family` with the tiny tokenizer; returns the folder. Other words change the config."""
+    made = model(family, seed, **changes)
+    made.to(dtype).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def tokenizer(vocab_size: int = 288) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer: four special tokens, 256 bytes, a few merges; puts <s> in front; has a chat
+    template."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(TEXT, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", chat_template=CHAT_TEMPLATE
+    )

@@ -1,0 +1,260 @@
+"""transformers models as targets: ragged rows, trees, hidden states; and the proof that refuses the rest."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests import models
+
+from paceline.engine import Engine
+from paceline.errors import ModelError
+from paceline.sampling import SamplingParams
+from paceline.target.base import Needs, Segment, Verdict
+from paceline.target.hf import HFTarget
+from paceline.target.layout import SHARED_QUERIES
+from paceline.target.load import load
+
+RUNS = [*models.FOREIGN, "llama2", "qwen3"]
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def target(request: pytest.FixtureRequest) -> HFTarget:
+    return HFTarget(models.model(request.param), name=request.param)
+
+
+def tokens(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, n)
+
+
+def random_tree(n: int, seed: int) -> np.ndarray:
+    """Parents of a tree of n nodes."""
+    draw = np.random.default_rng(seed)
+    return np.array([-1, *(int(draw.integers(0, i)) for i in range(1, n))], np.int64)
+
+
+def path_to(parent: np.ndarray, node: int) -> list[int]:
+    path = [node]
+    while parent[path[0]] >= 0:
+        path.insert(0, int(parent[path[0]]))
+    return path
+
+
+@torch.inference_mode()
+def plain(target: HFTarget, ids: Any, hidden: bool = False) -> Any:
+    """Logits [T, V] (or all hidden states) of a forward with nothing of ours in it."""
+    out = target.model(torch.tensor(np.array(ids))[None], output_hidden_states=hidden, use_cache=False)
+    return [h[0] for h in out.hidden_states] if hidden else out.logits[0]
+
+
+def check(target: HFTarget, texts: dict[int, list[int]], segments: list[Segment], verdict: Verdict) -> None:
+    """Every wanted logit is that of a plain forward over the row's text and the node's path."""
+    for s, segment in enumerate(segments):
+        n = len(segment.tokens)
+        assert verdict.of(s).shape == (segment.num_logits, target.vocab_size)
+        for i, node in enumerate(range(n - segment.num_logits, n)):
+            ids = texts[segment.slot] + segment.tokens[path_to(segment.parent, node)].tolist()
+            assert (verdict.of(s)[i] - plain(target, ids)[-1]).abs().max() <= TOLERANCE
+
+
+def test_ragged_rows_and_trees(target: HFTarget) -> None:
+    """Rows come and go over several rounds, in any order, with trees of any shape, and keep part of them."""
+    draw = np.random.default_rng(1)
+    texts: dict[int, list[int]] = {}
+    for slot in [target.add_row(4) for _ in range(4)]:
+        texts[slot] = []
+    for round in range(5):
+        if round == 2:  # a hole between the slots, and a new row in it later
+            target.drop_row(1)
+            del texts[1]
+        if round == 3:
+            assert target.add_row(0) == 1
+            texts[1] = []
+        segments = []
+        for slot in draw.permutation(list(texts)).tolist():
+            n = int(draw.integers(1, 9))
+            seed = int(draw.integers(1 << 30))
+            segments.append(
+                Segment(slot, tokens(n, seed), random_tree(n, seed), num_logits=int(draw.integers(0, n + 1)))
+            )
+        verdict = target.verify(segments)
+        check(target, texts, segments, verdict)
+        for segment in segments:
+            path = path_to(segment.parent, int(draw.integers(len(segment.tokens))))
+            target.commit(segment.slot, path)
+            texts[segment.slot] += segment.tokens[path].tolist()
+            assert target.length(segment.slot) == len(texts[segment.slot])
+    for slot in list(texts):
+        target.drop_row(slot)
+
+
+def test_a_prompt_chunk_beside_trees(target: HFTarget) -> None:
+    slots = [target.add_row(8) for _ in range(3)]
+    long = tokens(SHARED_QUERIES + 20, 0)
+    segments = [
+        Segment(slots[1], tokens(3, 1), random_tree(3, 1), num_logits=3),
+        Segment.chunk(slots[0], long, last=True),
+        Segment.chunk(slots[2], tokens(5, 2), last=False),
+    ]
+    layers = (0, target.num_layers)
+    verdict = target.verify(segments, Needs(hidden_layers=layers, top_k=5))
+    assert verdict.logits_at == [0, 3, 4, 4]
+    assert verdict.hidden_at == [0, 3, 3 + len(long), 8 + len(long)]
+    check(target, {slot: [] for slot in slots}, segments, verdict)
+    states = plain(target, long, hidden=True)
+    for layer in layers:
+        assert (verdict.hidden[layer][3 : 3 + len(long)] - states[layer]).abs().max() <= TOLERANCE
+    assert verdict.top_k is not None
+    values, ids = verdict.top_k
+    assert torch.equal(values, verdict.logits.gather(1, ids))
+    assert torch.equal(ids[:, 0], verdict.logits.argmax(1))
+    for slot in slots:
+        target.drop_row(slot)
+
+
+def test_hidden_states_of_trees(target: HFTarget) -> None:
+    layers = tuple(range(target.num_layers + 1))
+    slot, prompt = target.add_row(4), tokens(6, 0).tolist()
+    target.verify([Segment.chunk(slot, np.array(prompt), last=False)])
+    target.commit(slot, range(6))
+    other = Segment.chunk(target.add_row(4), tokens(9, 1), last=False)
+    tree = Segment(slot, tokens(5, 2), random_tree(5, 2))
+    verdict = target.verify([other, tree], Needs(hidden_layers=layers))
+    for node in range(5):
+        states = plain(target, prompt + tree.tokens[path_to(tree.parent, node)].tolist(), hidden=True)
+        for layer in layers:
+            assert (verdict.hidden[layer][9 + node] - states[layer][-1]).abs().max() <= TOLERANCE
+    target.drop_row(slot)
+    target.drop_row(other.slot)
+
+
+def test_one_forward_for_all_rows(target: HFTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    forward = target.model.forward
+    monkeypatch.setattr(target.model, "forward", lambda **kw: calls.append(kw["input_ids"].shape) or forward(**kw))
+    slots = [target.add_row(4) for _ in range(3)]
+    target.verify(
+        [Segment(s, tokens(n, n), random_tree(n, n), num_logits=n) for s, n in zip(slots, (4, 1, 7), strict=True)]
+    )
+    assert calls == [(3, 7)]
+    for slot in slots:
+        target.drop_row(slot)
+
+
+@pytest.mark.parametrize("draft", ["none", "prompt-lookup"])
+def test_greedy_text_is_that_of_generate(target: HFTarget, draft: str) -> None:
+    prompts = [np.tile(tokens(7, seed), 3)[:n].tolist() for seed, n in enumerate([21, 5, 13])]
+    found = Engine(target, draft=draft).generate(prompts, SamplingParams(max_tokens=30))
+    for prompt, answer in zip(prompts, found, strict=True):
+        expected = target.model.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=30, eos_token_id=-1, pad_token_id=models.EOS
+        )
+        assert answer.tokens == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "mistral"])
+def test_the_native_decoder_agrees(family: str, tmp_path: Path) -> None:
+    folder = models.make(family, tmp_path)
+    both = [load(folder, native=native) for native in (True, False)]
+    verdicts = []
+    for target in both:
+        a, b = target.add_row(8), target.add_row(8)
+        target.verify([Segment.chunk(a, tokens(9, 0), False), Segment.chunk(b, tokens(4, 1), False)])
+        target.commit(a, range(9))
+        target.commit(b, range(4))
+        tree = Segment(b, tokens(12, 2), random_tree(12, 2), num_logits=12)
+        needs = Needs(hidden_layers=(0, 1, 3), top_k=3)
+        verdicts.append(target.verify([Segment.chunk(a, tokens(1, 3), True), tree], needs))
+    native, through = verdicts
+    assert (native.logits_at, native.hidden_at) == (through.logits_at, through.hidden_at)
+    assert (native.logits - through.logits).abs().max() <= TOLERANCE
+    for layer in (0, 1, 3):
+        assert (native.hidden[layer] - through.hidden[layer]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_passes_the_proof(dtype: torch.dtype) -> None:
+    for family in RUNS:
+        assert HFTarget(models.model(family).to(dtype), name=family).dtype == dtype
+
+
+def test_a_model_in_training_is_put_to_work() -> None:
+    model = models.model("gpt2").train()
+    assert model.config.attn_pdrop > 0
+    HFTarget(model)  # its dropout would fail the proof
+
+
+# Refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("gemma3", r"some layers \(SlidingWindow\) cannot forget a rejected draft"),
+        ("mistral-window", "SlidingWindow"),
+        ("mamba", "LinearAttention"),
+        ("gpt-neo", "local attention"),
+        ("bloom", "given our cache, positions and mask it fails"),
+    ],
+)
+def test_what_cannot_be_a_target(family: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=rf"{family} \(.*\) cannot be a target: .*{reason}") as caught:
+        HFTarget(models.model(family), name=family)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ignored", ["attention_mask", "position_ids"])
+def test_the_proof_finds_what_ignores_mask_or_positions(
+    ignored: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.model("llama2").to(dtype)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda **kw: forward(**{k: v for k, v in kw.items() if k != ignored}))
+    with pytest.raises(ModelError, match="verified as a tree its logits are wrong"):
+        HFTarget(model, name="deaf")
+    HFTarget(model, name="deaf", prove=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_proof_finds_a_bias_by_place_in_the_cache(dtype: torch.dtype) -> None:
+    """MPT's attention bias grows with the distance between cache places, which for tree nodes is not that in the
+    text: a small error, and a model that would be wrong only a little."""
+    config = models.transformers.MptConfig(vocab_size=320, d_model=64, n_heads=4, n_layers=3, max_seq_len=128)
+    config.max_position_embeddings = 128
+    with pytest.raises(ModelError, match="verified as a tree its logits are wrong"):
+        HFTarget(models.model(config).to(dtype), name="mpt")
+
+
+def test_the_proof_finds_an_attention_that_does_not_suit_the_model() -> None:
+    model = models.model("gptj")
+    model.config._attn_implementation = "sdpa"  # not written for it: transformers itself would choose eager
+    with pytest.raises(ModelError, match="logits are wrong"):
+        HFTarget(model, name="gptj")
+
+
+def test_drafters_that_need_the_native_decoder(target: HFTarget) -> None:
+    for needs in (Needs(resume_layer=1), Needs(callback_layer=1)):
+        with pytest.raises(ModelError, match="this drafter needs the native decoder"):
+            target.check(needs)
+        slot = target.add_row(4)
+        with pytest.raises(ModelError, match="this drafter needs the native decoder"):
+            target.verify([Segment.chunk(slot, tokens(2, 0), last=True)], needs)
+        target.drop_row(slot)
+
+
+def test_states_of_a_drafter_are_refused(target: HFTarget) -> None:
+    slot = target.add_row(4)
+    resumed = Segment(slot, tokens(3, 0), random_tree(3, 0), start=2)
+    with pytest.raises(ModelError, match="cannot resume from a drafter's states"):
+        target.verify([resumed])
+    target.drop_row(slot)
+
+
+def test_loading_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = models.make("gpt2", tmp_path)
+    capfd.readouterr()
+    load(folder)
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,189 @@
+"""Tokens to text and back; above all that text handed out token by token is the text of all tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import models
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
+from tokenizers import models as backends
+from tokenizers.pre_tokenizers import Metaspace, Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from paceline.errors import ModelError, PromptError
+from paceline.target.load import load_tokenizer
+from paceline.target.tokenizer import Tokenizer, _WindowDecoder
+
+TEXT = "Once upon a time, a wölf 狼 met 🐺🐾;\n\n  he said: “naïve”.\t 한국어 ü"
+RANDOM = settings(max_examples=300, deadline=None)
+Ids = Callable[[st.DataObject], list[int]]
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Tokenizer:
+    return Tokenizer(models.tokenizer(), "tiny")
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(stories: Path) -> Tokenizer:
+    """A leading space on every text, single bytes for what is not among its 512 pieces."""
+    return load_tokenizer(stories)
+
+
+@pytest.fixture(scope="module")
+def gpt2(shared: Path) -> Tokenizer:
+    return load_tokenizer(shared / "models" / "gpt2-tokenizer")
+
+
+@pytest.fixture(scope="module", params=["tiny", "sentencepiece", "gpt2"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return request.getfixturevalue(request.param)
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> list[str]:
+    decoder = tokenizer.decoder(prompt or [])
+    return [decoder.push(i) for i in ids] + [decoder.flush()]
+
+
+@RANDOM
+@given(data=st.data())
+def test_any_tokens_in_pieces_are_the_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    # Ids behind the vocabulary too: models have rows without a token. Low ids are bytes, where characters break.
+    low = st.integers(0, 270)
+    ids = data.draw(st.lists(low | st.integers(0, tokenizer.vocab_size + 5), max_size=24))
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@RANDOM
+@given(text=st.text(max_size=30))
+def test_any_text_survives(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    pieces = streamed(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+    if not {"<", "▁"} & set(text):  # which could spell a special token, or mean a space
+        assert "".join(pieces) == text
+        assert not any("\ufffd" in piece for piece in pieces) or "\ufffd" in text
+
+
+def test_characters_come_whole(tokenizer: Tokenizer) -> None:
+    pieces = streamed(tokenizer, tokenizer.encode(TEXT))
+    assert "".join(pieces) == TEXT
+    assert "🐺" in "".join(pieces)
+    assert len([p for p in pieces if p]) > 10, "text must come while tokens come, not at the end"
+
+
+def test_text_comes_as_soon_as_it_is_certain(tiny: Tokenizer, sentencepiece: Tokenizer) -> None:
+    a, umlaut = tiny.encode("a")[1:], tiny.encode("ü")[1:]
+    assert len(umlaut) == 2
+    assert streamed(tiny, [*a, *umlaut, *a]) == ["a", "", "ü", "a", ""]
+    # Sentencepiece: one broken byte spoils its whole run, so a run is certain when it has ended.
+    assert streamed(sentencepiece, sentencepiece.encode("a狼a")[1:])[-3:] == ["", "狼a", ""]
+
+
+def test_the_answer_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
+    prompt, whole = sentencepiece.encode("Once upon"), sentencepiece.encode("Once upon a time")
+    answer = whole[len(prompt) :]
+    assert "".join(streamed(sentencepiece, answer)) == "a time"
+    assert "".join(streamed(sentencepiece, answer, prompt)) == " a time"
+    bos = prompt[:1]
+    assert "".join(streamed(sentencepiece, whole[1:], bos)) == "Once upon a time"
+
+
+def test_special_tokens_never_show(tokenizer: Tokenizer) -> None:
+    end = tokenizer.inner.eos_token_id
+    ids = tokenizer.encode("dog")
+    assert "".join(streamed(tokenizer, [end, *ids, end, *ids[-1:], end])) == tokenizer.decode([*ids, *ids[-1:]])
+
+
+def word_pieces() -> Tokenizer:
+    words = ["[UNK]", "the", "dog", "##s", "sat", "un", "##like", "##ly", ".", "ü"]
+    backend = Backend(backends.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = Whitespace()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+
+
+def metaspace() -> Tokenizer:
+    words = ["[UNK]", "▁the", "▁dog", "s", "▁", "sat", "狼"]
+    backend = Backend(backends.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = Metaspace()
+    backend.decoder = decoders.Metaspace()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+
+
+@pytest.mark.parametrize("make", [word_pieces, metaspace])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_other_kinds_of_tokenizers(make: Callable[[], Tokenizer], data: st.DataObject) -> None:
+    tokenizer = make()
+    ids = data.draw(st.lists(st.integers(1, tokenizer.vocab_size - 1), max_size=20))
+    pieces = streamed(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+    if ids:
+        assert "".join(streamed(tokenizer, ids[1:], ids[:1])) == tokenizer.decode(ids)[len(tokenizer.decode(ids[:1])) :]
+
+
+def test_broken_bytes_are_not_held_back_for_ever(tiny: Tokenizer) -> None:
+    decoder = _WindowDecoder(tiny, [])
+    broken = tiny.encode("ü")[1]
+    pieces = [decoder.push(broken) for _ in range(100)]
+    assert sum(map(len, pieces)) >= 100 - _WindowDecoder.HOLD
+
+
+def test_a_token_costs_the_same_early_and_late(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT * 20)
+
+    def microseconds(tokens: list[int], before: int) -> float:
+        decoder = tokenizer.decoder()
+        for i in range(before):
+            decoder.push(ids[i % len(ids)])
+        start = perf_counter()
+        for i in tokens:
+            decoder.push(i)
+        return (perf_counter() - start) / len(tokens) * 1e6
+
+    early = min(microseconds(ids, 0) for _ in range(5))
+    late = min(microseconds(ids, 50_000) for _ in range(3))
+    assert late < 3 * early + 1
+    assert early < 20  # measured: 0.3 to 0.7
+
+
+def test_encoding(tiny: Tokenizer, gpt2: Tokenizer) -> None:
+    ids = tiny.encode("the cat")
+    assert ids[0] == models.BOS
+    assert models.BOS not in ids[1:]
+    assert all(type(i) is int for i in ids)
+    assert gpt2.encode("Hello") == [15496]  # GPT-2 has no beginning token
+    assert (tiny.vocab_size, gpt2.vocab_size) == (288, 50257)
+
+
+def test_an_end_token_put_behind_every_text_is_left_off() -> None:
+    inner = models.tokenizer()
+    inner.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", models.BOS), ("</s>", models.EOS)]
+    )
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.encode("dog") == Tokenizer(models.tokenizer()).encode("dog")
+    assert tokenizer.encode("dog</s>")[-1] == models.EOS
+
+
+def test_chat(tiny: Tokenizer, sentencepiece: Tokenizer) -> None:
+    assert tiny.has_chat_template
+    ids = tiny.encode_chat([{"role": "user", "content": "hi"}])
+    assert tiny.inner.decode(ids) == "<s><|user|>hi</s><|assistant|>"
+    assert ids.count(models.BOS) == 1
+    assert not sentencepiece.has_chat_template
+    with pytest.raises(ModelError, match="stories260K has no chat template: give it plain text"):
+        sentencepiece.encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_chat_template_may_refuse() -> None:
+    inner = models.tokenizer()
+    inner.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(PromptError, match="tiny refuses these messages: roles must alternate"):
+        Tokenizer(inner, "tiny").encode_chat([{"role": "user", "content": "hi"}])
