@@ -152,7 +152,7 @@ def main() -> None:
         return
     console = Console()
     table = Table(title=f"Milliseconds a forward, medians of {options.rounds}, {torch.get_num_threads()} threads")
-    for column in ("tokens", "transformers", "paceline", "products", "paceline / transformers' 1", "paceline / its own 1"):
+    for column in ("tokens", "transformers", "paceline", "products", "over transformers 1", "over its own 1"):
         table.add_column(column, justify="right")
     for n in TOKENS:
         t, p, f = (times[name, n] for name in ("transformers", "paceline", "products"))

@@ -11,20 +11,24 @@ what the target alone would have written. The loop is in `paceline.engine`; star
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.tree import DraftTree
 
 if TYPE_CHECKING:
     from paceline.engine import Engine
+    from paceline.sampling import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # The engine brings torch and transformers with it; `paceline --help` should not wait for them.
+    # These bring torch and transformers with them; `paceline --help` should not wait for that.
     if name == "Engine":
         from paceline.engine import Engine
 
         return Engine
+    if name == "SamplingParams":
+        from paceline.sampling import SamplingParams
+
+        return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,33 @@
+# make setup   a virtual environment in .venv with everything needed; quick when it is there already
+# make demo    six prompts of six kinds, plainly and with drafts
+# make test    ruff, mypy and pytest, as continuous integration runs them
+#
+# Needs Python 3.11 or newer and nothing else. Another interpreter: make setup PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+DONE := .venv/.paceline
+
+.PHONY: setup demo test check clean
+
+setup: $(DONE)
+
+$(DONE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than Python 3.11; try: make setup PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/paceline demo
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

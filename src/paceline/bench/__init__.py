@@ -1,0 +1,1 @@
+"""Benchmarks: suites, the runner, metrics and reports."""

@@ -1,0 +1,157 @@
+"""`paceline chat`: a conversation on the terminal, every turn drafted and verified."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from paceline.cli import options
+from paceline.cli.options import one_line, open_engine
+from paceline.cli.show import Screen, statistics
+from paceline.errors import PacelineError, PromptError
+
+if TYPE_CHECKING:
+    from paceline.cli.drive import Answer
+    from paceline.engine import Engine
+    from paceline.sampling import SamplingParams
+
+HELP = """/reset  forget the conversation
+/stats  tokens, rounds and speed so far
+/help   this
+/quit   leave (Ctrl-D does too)
+Ctrl-C stops an answer and keeps the chat."""
+
+
+def chat(
+    model: options.Model,
+    draft: options.Draft = "sam",
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    stop: options.Stop = None,
+    seed: options.Seed = None,
+    color: options.Color = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+) -> int:
+    """Talk with a model. /help lists what else can be said.
+
+    \b
+    paceline chat models/demo --draft sam --color
+    """
+    from paceline.sampling import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)
+    if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
+        raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
+    Conversation(engine, params, Screen(color)).run()
+    return 0
+
+
+class Conversation:
+    """What was said so far, and what it took."""
+
+    def __init__(self, engine: Engine, params: SamplingParams, screen: Screen):
+        self.engine, self.params, self.screen = engine, params, screen
+        self.messages: list[dict[str, str]] = []
+        self.answers: list[Answer] = []
+
+    def run(self) -> None:
+        """Until /quit or the end of the input."""
+        if sys.stdin.isatty():
+            _line_editing()
+            self.screen.note("Type a message; /help lists the commands.")
+        while (line := self._read()) is not None:
+            words = line.strip()
+            if words in ("/quit", "/exit"):
+                return
+            if words.startswith("/"):
+                self._command(words)
+            elif words:
+                self._turn(line)
+
+    def _read(self) -> str | None:
+        """The next line; None at the end of the input."""
+        try:
+            return input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            self.screen.note("", "/quit or Ctrl-D leaves")
+            return ""
+
+    def _command(self, words: str) -> None:
+        if words == "/reset":
+            self.messages, self.answers = [], []
+            self.screen.note("the conversation is forgotten")
+        elif words == "/stats":
+            self.screen.note(self._stats())
+        else:
+            if words != "/help":
+                self.screen.note(f"there is no command {words}")
+            self.screen.note(HELP)
+
+    def _turn(self, line: str) -> None:
+        """One message and its answer. A message that does not fit is taken back; the chat goes on."""
+        said = [*self.messages, {"role": "user", "content": line}]
+        try:
+            answer = self._answer(said)
+        except PromptError as error:
+            self.screen.note(f"error: {one_line(error)}")
+            if self.messages:
+                self.screen.note("/reset forgets the conversation and makes room")
+            return
+        self.answers.append(answer)
+        if answer.row.text:
+            self.messages = [*said, {"role": "assistant", "content": answer.row.text}]
+        self.screen.note(statistics(answer.row, answer.tokens_per_second))
+        if answer.row.finish_reason == "context":
+            self.screen.note("/reset forgets the conversation and makes room")
+
+    def _answer(self, messages: list[dict[str, str]]) -> Answer:
+        from paceline.cli.drive import Interrupt, drive
+        from paceline.cli.prompts import Job
+
+        def refuse(job: Job, error: PacelineError) -> None:
+            raise error
+
+        job = Job(len(self.answers), messages, self.params)
+        with Interrupt() as interrupt:
+            watch = lambda engine, job, delta: self.screen.write(delta.pieces)  # noqa: E731
+            (answer,) = drive(self.engine, [job], True, interrupt, refuse, watch)
+        self.screen.end_line()
+        return answer
+
+    def _stats(self) -> str:
+        """Over all turns since the beginning or /reset."""
+        new = sum(a.row.num_new for a in self.answers)
+        rounds = sum(a.row.stats.rounds for a in self.answers)
+        seconds = sum(a.seconds for a in self.answers)
+        context = len(self.answers[-1].row) if self.answers else 0
+        mean, speed = new / max(rounds, 1), new / seconds if seconds else 0.0
+        return (
+            f"{len(self.answers)} answers, {new} new tokens in {rounds} rounds, {mean:.2f} mean accepted tokens, "
+            f"{speed:.1f} tokens/s; {context} of {self.engine.target.max_context} tokens of context used"
+        )
+
+
+def _line_editing() -> None:
+    """Arrow keys and history in `input`, where Python has them."""
+    try:
+        import readline  # noqa: F401
+    except ImportError:
+        return

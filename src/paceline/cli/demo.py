@@ -1,0 +1,153 @@
+"""`paceline demo`: six prompts of six kinds, answered plainly and with drafts, streaming, and then a table."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from paceline.cli import options
+from paceline.cli.options import open_engine
+from paceline.cli.show import Screen
+from paceline.errors import PacelineError, PromptError
+
+if TYPE_CHECKING:
+    from paceline.cli.drive import Comparison
+    from paceline.cli.prompts import Job
+    from paceline.engine import Delta, Engine
+
+DEMO = "models/demo"
+
+
+def demo(
+    model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face id.")] = DEMO,
+    prompts: Annotated[
+        str, typer.Option("--prompts", "-p", help="JSON Lines, as for generate.")
+    ] = "examples/demo-prompts.jsonl",
+    draft: options.Draft = "sam",
+    max_tokens: options.MaxTokens = 192,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+) -> int:
+    """Answer a few prompts of different kinds plainly and with drafts, and show what it gains.
+
+    \b
+    paceline demo                     in the repository, where models/demo and examples/ are
+    paceline demo path/to/model --prompts mine.jsonl --draft sam+prompt-lookup
+    """
+    from paceline.cli.drive import Interrupt, compare
+    from paceline.cli.prompts import from_file
+    from paceline.engine import Engine
+    from paceline.sampling import SamplingParams
+
+    jobs, broken = from_file(prompts, SamplingParams(max_tokens=max_tokens))
+    if broken:
+        raise broken[0]
+    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)
+    plain = Engine(engine.target, "none", max_batch=1, tokenizer=engine.tokenizer)
+    screen = Screen(color=sys.stdout.isatty())
+    show = _Show(screen, engine)
+    with Interrupt() as interrupt:
+        done = [both for both in compare(engine, plain, jobs, None, interrupt, _refuse, show) if both.is_complete]
+    screen.end_line()
+    screen.legend()
+    if done:
+        screen.out.print()
+        screen.out.print(_table(done, engine.drafter.name))
+        for line in ("", *_closing(done, model == DEMO)):
+            screen.out.print(line, markup=False, soft_wrap=True)
+    if interrupt.pressed:
+        screen.note("interrupted; the above is what there was")
+        return 130
+    return 0
+
+
+def _refuse(job: Job, error: PacelineError) -> None:
+    raise PromptError(f"{job.where}: {error}")
+
+
+class _Show:
+    """Streams every answer under a heading: the prompt, then who answers it."""
+
+    def __init__(self, screen: Screen, engine: Engine):
+        self.screen, self.engine = screen, engine
+        self._shown: Job | None = None
+
+    def __call__(self, engine: Engine, job: Job, delta: Delta) -> None:
+        if len(delta.tokens) == delta.row.num_new:
+            self._heading(engine, job)
+        self.screen.write(delta.pieces)
+
+    def _heading(self, engine: Engine, job: Job) -> None:
+        self.screen.end_line()
+        if self._shown is not job:
+            text = job.prompt if isinstance(job.prompt, str) else job.prompt[-1]["content"]
+            self.screen.out.print()
+            self.screen.out.rule(job.name, align="left")
+            self.screen.out.print(shortened(text), style="dim", markup=False, soft_wrap=True)
+            self._shown = job
+        who = engine.drafter.name if engine is self.engine else "plain"
+        self.screen.out.print(f"[{who}]", style="bold", markup=False)
+
+
+def shortened(text: str, most: int = 300) -> str:
+    """A long text with its middle left out."""
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
+
+
+def _table(done: list[Comparison], name: str) -> Table:
+    """A line a prompt, and one for all of them together: all tokens over all seconds, all tokens over all rounds."""
+    from paceline.bench.looping import is_looping
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("\nprompt")
+    for column in ("new\ntokens", "mean\naccepted", "plain\ntok/s", f"{name}\ntok/s", "\nratio"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("\nidentical")
+    table.add_column("\nlooping")
+    for both in done:
+        drafted, plain = both.pair
+        table.add_row(
+            both.job.name,
+            str(drafted.row.num_new),
+            f"{drafted.row.mean_accepted_tokens:.2f}",
+            f"{plain.tokens_per_second:.0f}",
+            f"{drafted.tokens_per_second:.0f}",
+            f"{both.speedup:.2f}",
+            "yes" if both.first_difference is None else f"no, at {both.first_difference}",
+            "yes" if is_looping(drafted.row.new_tokens.tolist()) else "no",
+        )
+    table.add_section()
+    table.add_row("all", *_totals(done), style="bold")
+    return table
+
+
+def _totals(done: list[Comparison]) -> list[str]:
+    pairs = [both.pair for both in done]
+    new = sum(drafted.row.num_new for drafted, _ in pairs)
+    rounds = sum(drafted.row.stats.rounds for drafted, _ in pairs)
+    fast = new / sum(drafted.seconds for drafted, _ in pairs)
+    slow = sum(plain.row.num_new for _, plain in pairs) / sum(plain.seconds for _, plain in pairs)
+    return [str(new), f"{new / rounds:.2f}", f"{slow:.0f}", f"{fast:.0f}", f"{fast / slow:.2f}"]
+
+
+def _closing(done: list[Comparison], is_demo_model: bool) -> list[str]:
+    """What the figures say and what they do not."""
+    from paceline.bench.looping import is_looping
+
+    same = sum(both.first_difference is None for both in done)
+    loops = sum(is_looping(both.pair[0].row.new_tokens.tolist()) for both in done)
+    lines = [
+        f"{same} of {len(done)} outputs are identical to plain decoding, token for token. "
+        f"{loops} of {len(done)} run into a loop, and a loop is the easiest text to draft."
+    ]
+    if is_demo_model:
+        lines.append(
+            "This model is tiny: what it says is often wrong, and text this regular is easy to draft. The figures show "
+            "that drafting pays on this machine and leaves the output alone; they do not tell what a large model gains."
+        )
+    lines.append("Measure yours: paceline generate PATH_OR_ID \"your prompt\" --compare")
+    return lines

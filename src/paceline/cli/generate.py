@@ -1,0 +1,124 @@
+"""`paceline generate`: answer one prompt, or a file of them, with or without drafts, and say how it went."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.options import one_line, open_engine
+from paceline.cli.show import Screen, profile_table
+from paceline.errors import PacelineError, PromptError
+
+if TYPE_CHECKING:
+    from paceline.cli.prompts import Job
+    from paceline.sampling import SamplingParams
+
+
+def generate(
+    model: options.Model,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts", "-p", help='JSON Lines: {"prompt": ...} or {"messages": [...]}, and options of its own.'
+        ),
+    ] = None,
+    draft: options.Draft = "sam",
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    stop: options.Stop = None,
+    seed: options.Seed = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Through the chat template, or as it is. [default: --chat if there is one]"),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", "-b", help="Prompts answered at once.", min=1)] = 1,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also decode plainly: both speeds, and whether outputs are identical.")
+    ] = False,
+    color: options.Color = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where each millisecond of a round went.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, and nothing else.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the JSON objects to this new file, as they are finished.")
+    ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+) -> int:
+    """Answer a prompt, or a file of prompts, faster than the model alone would, with the same output.
+
+    Standard output gets the text (or, with --json, one object a prompt); statistics go to standard error.
+
+    \b
+    paceline generate models/demo "What is the sea?" --color
+    paceline generate models/demo "What is the sea?" --compare --json
+    echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
+    paceline generate models/demo -p examples/demo-prompts.jsonl -o new.jsonl
+    """
+    from paceline.cli.drive import Interrupt
+    from paceline.cli.run import Run
+    from paceline.sampling import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    screen = Screen(color)
+    jobs, broken = _jobs(prompt, prompts, params)
+    for error in broken:
+        screen.note(f"error: {one_line(error)}")
+    with ExitStack() as stack:
+        lines = _lines(out, as_json, stack)
+        engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, batch=batch)
+        engine.clock.exact = profile  # on an accelerator a lap means nothing unless it waits, and waiting costs time
+        stack.callback(screen.end_line)
+        run = Run(engine, screen, chat, lines, stack.enter_context(Interrupt()))
+        run.compare(jobs) if compare else run.answer(jobs)
+    screen.legend()
+    if profile:
+        screen.table(profile_table(engine.profile.table(), engine.profile.rounds))
+    if run.interrupt.pressed:
+        screen.note("interrupted; the above is what there was")
+        return 130
+    return 1 if broken or run.refused else 0
+
+
+def _jobs(prompt: str | None, prompts: str | None, params: SamplingParams) -> tuple[list[Job], list[PromptError]]:
+    from paceline.cli.prompts import from_file, from_words
+
+    if (prompt is None) == (prompts is None):
+        few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
+        raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE")
+    return ([from_words(prompt, params)], []) if prompt is not None else from_file(str(prompts), params)
+
+
+def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> TextIO | None:
+    """Where JSON objects go, if anywhere. A file is made before a model is loaded, and never written over."""
+    if out is None:
+        return sys.stdout if as_json else None
+    try:
+        lines = stack.enter_context(out.open("x", encoding="utf-8"))
+    except FileExistsError as error:
+        raise PacelineError(f"{out} exists already; give another name, or remove it first") from error
+    except OSError as error:
+        raise PacelineError(f"{out} cannot be written: {error.strerror}") from error
+    stack.callback(lambda: out.unlink() if out.stat().st_size == 0 else None)  # a run that failed leaves nothing behind
+    return lines

@@ -1,0 +1,93 @@
+"""`paceline methods`: what can stand behind --draft."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from paceline.draft.registry import MethodInfo, OptionInfo
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="As the table in the README.")] = False,
+) -> int:
+    """List the drafting methods, or show one with its options.
+
+    \b
+    paceline methods
+    paceline methods sam
+    paceline generate models/demo "Hello" --draft sam,draft=20+prompt-lookup
+    """
+    from paceline.draft.registry import describe, names
+
+    found = [describe(each) for each in ([name] if name is not None else names())]
+    console = Console(highlight=False)
+    if as_json:
+        plain = [asdict(info) for info in found]
+        print(json.dumps(plain if name is None else plain[0], indent=2))
+    elif as_markdown:
+        print("\n".join(_markdown(found)))
+    elif name is None:
+        console.print(_overview(found))
+        console.print("One in full: paceline methods NAME", soft_wrap=True)
+    else:
+        _in_full(console, found[0])
+    return 0
+
+
+def spelling(info: MethodInfo) -> str:
+    """How the method is written behind --draft, options left out."""
+    return info.name + {"no": "", "optional": "[:PATH]", "required": ":PATH"}[info.checkpoint]
+
+
+def _markdown(found: list[MethodInfo]) -> list[str]:
+    """The README's table; links go from the repository's root."""
+    lines = ["| method | lossless | what it drafts | paper |", "|---|---|---|---|"]
+    for info in found:
+        name = f"[`{spelling(info)}`](docs/methods/{info.name}.md)"
+        lines.append(f"| {name} | {info.lossless} | {info.summary} | {info.paper} |".replace("| - |", "| |"))
+    return lines
+
+
+def _overview(found: list[MethodInfo]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("method", "lossless", "what it drafts"):
+        table.add_column(column, no_wrap=column != "what it drafts", overflow="fold")
+    for info in found:
+        table.add_row(spelling(info).replace("[", "\\["), info.lossless, info.summary)
+    return table
+
+
+def _in_full(console: Console, info: MethodInfo) -> None:
+    for what, text in (
+        (spelling(info), info.summary),
+        ("lossless", info.lossless),
+        ("paper", info.paper),
+    ):
+        console.print(f"{what}: {text}", markup=False, soft_wrap=True)
+    if not info.options:
+        console.print("It has no options.")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for column in ("option", "type", "default", "meaning"):
+        table.add_column(column, no_wrap=column == "option")
+    for option in info.options:
+        table.add_row(option.name, _type(option), _default(option), option.help)
+    console.print(table)
+
+
+def _type(option: OptionInfo) -> str:
+    return ", ".join(map(str, option.choices)) or option.type
+
+
+def _default(option: OptionInfo) -> str:
+    """The default, and that in front of another drafter where it differs."""
+    return str(option.default) + (f" ({option.in_front} before a +)" if option.in_front is not None else "")

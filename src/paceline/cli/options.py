@@ -1,0 +1,55 @@
+"""Arguments and options that several commands share, and how an engine is made from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.engine import Engine
+
+Model = Annotated[str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), or a Hugging Face id.")]
+Draft = Annotated[
+    str,
+    typer.Option(
+        "--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."
+    ),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most probable tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the smallest set of tokens with this probability; 1 keeps all.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this share of the best; 0 drops none.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens that occurred lose weight; 1 is off.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.", min=0)]
+Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
+Threads = Annotated[int | None, typer.Option(help="Processor threads; torch's choice if left out.", min=1)]
+Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
+
+
+def open_engine(
+    model: str, draft: str, *, dtype: str = "auto", device: str = "auto", threads: int | None = None, batch: int = 1
+) -> Engine:
+    """The engine a command works with, its tokenizer included."""
+    import torch
+    import transformers
+
+    from paceline.draft.registry import create
+    from paceline.engine import Engine
+
+    # What it would warn of (a long prompt, say) is an error of ours, said once.
+    transformers.logging.set_verbosity_error()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    drafter = create(draft)  # a misspelt method is named before a large model is read
+    return Engine(model, drafter, dtype=dtype, device=device, max_batch=batch)
+
+
+def one_line(error: PacelineError | str) -> str:
+    """An error as the one line it should be."""
+    return " ".join(str(error).split())

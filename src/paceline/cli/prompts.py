@@ -1,0 +1,158 @@
+"""Where prompts come from: the command line, standard input, or a file with one JSON object a line.
+
+A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}, and may carry an "id" and fields
+of SamplingParams ("max_tokens": 64), which win over the command line's. Knows nothing of models or tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, PromptError, meant
+from paceline.sampling import SamplingParams
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt to answer.
+
+    prompt  text, or chat messages; params how to answer it.
+    where   "file, line 3" for error messages, "" on the command line; id as in the file.
+    """
+
+    index: int
+    prompt: str | Messages
+    params: SamplingParams
+    where: str = ""
+    id: Any = None
+
+    @property
+    def name(self) -> str:
+        """What to call it in a heading."""
+        return str(self.id) if self.id is not None else f"prompt {self.index + 1}"
+
+
+def from_words(text: str, params: SamplingParams) -> Job:
+    """The prompt given on the command line; "-" reads it from standard input."""
+    if text == "-":
+        text = _decode(sys.stdin.buffer.read()).removesuffix("\n")
+    if not text:
+        raise PromptError("The prompt is empty; give it at least one token.")
+    return Job(0, text, params)
+
+
+def from_file(path: str, params: SamplingParams) -> tuple[list[Job], list[PromptError]]:
+    """Every prompt of a JSON Lines file ("-": standard input), and what is wrong with the lines that are broken.
+
+    Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0."""
+    name = "standard input" if path == "-" else path
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise PromptError(f"the prompts file {path} cannot be read: {error.strerror}") from error
+    jobs: list[Job] = []
+    broken: list[PromptError] = []
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
+        try:
+            jobs.append(_job(len(jobs) + len(broken), _decode(line), params, where))
+        except PacelineError as error:
+            broken.append(PromptError(f"{where}: {error}"))
+    if not jobs and not broken:
+        raise PromptError(f'{name} holds no prompts; write one JSON object a line: {{"prompt": "text"}}')
+    return jobs, broken
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"not UTF-8 at byte {error.start}") from error
+
+
+def _job(index: int, line: str, params: SamplingParams, where: str) -> Job:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(f"not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(fields, dict):
+        raise PromptError(f'a JSON object is wanted, such as {{"prompt": "text"}}, not a {type(fields).__name__}')
+    known = ("prompt", "messages", "id", *SamplingParams.option_names())
+    for key in fields:
+        if key not in known:
+            raise PromptError(f"unknown key {key!r}.{meant(key, known)} Keys: {', '.join(known)}.")
+    if ("prompt" in fields) == ("messages" in fields):
+        raise PromptError('exactly one of "prompt" and "messages" is wanted')
+    prompt = _text(fields["prompt"]) if "prompt" in fields else _messages(fields["messages"])
+    own = {key: _option(key, value) for key, value in fields.items() if key in SamplingParams.option_names()}
+    return Job(index, prompt, replace(params, **own), where, fields.get("id"))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise PromptError(f'"prompt" must be a text that is not empty, not {json.dumps(value)}')
+    return value
+
+
+def _messages(value: Any) -> Messages:
+    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
+        raise PromptError('"messages" must be a list of {"role": "user", "content": "text"}')
+    return list(value)
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"role", "content"}
+        and all(isinstance(text, str) for text in value.values())
+    )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_int(value) or isinstance(value, float)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_int(v) for v in value)
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, dict) and all(k.isdecimal() and _is_number(v) for k, v in value.items())
+
+
+_NUMBER, _WHOLE = (_is_number, "a number"), (_is_int, "a whole number")
+_KINDS = {
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "repetition_penalty": _NUMBER,
+    "top_k": _WHOLE,
+    "max_tokens": _WHOLE,
+    "seed": (lambda v: v is None or (_is_int(v) and v >= 0), "a whole number, 0 or more"),
+    "stop": (lambda v: isinstance(v, list) and all(isinstance(s, str) for s in v), "a list of texts"),
+    "stop_token_ids": (_is_ids, "a list of token ids"),
+    "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
+    "logit_bias": (_is_bias, 'an object of token ids and numbers, such as {"42": -1.5}'),
+    "bad_words": (lambda v: isinstance(v, list) and all(_is_ids(w) for w in v), "a list of lists of token ids"),
+}
+"""How a field of SamplingParams looks in JSON. Its range is for SamplingParams to check."""
+
+
+def _option(key: str, value: Any) -> Any:
+    fits, wanted = _KINDS[key]
+    if not fits(value):
+        raise PromptError(f'"{key}" must be {wanted}, not {json.dumps(value)}')
+    return {int(k): v for k, v in value.items()} if key == "logit_bias" else value

@@ -1,0 +1,140 @@
+"""What answers look like on a terminal: streaming, colours of accepted runs, closing lines and tables.
+
+Answers go to standard output; everything about them (statistics, tables, legends, errors) goes to standard error, so
+that a pipe gets the text and nothing else. Knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from paceline.row import Row
+
+Pieces = Iterable[tuple[str, str]]
+"""(source, text): who proposed it, "" for the target itself."""
+
+PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
+REASONS = {
+    "stop": "the model ended it",
+    "length": "max_tokens reached",
+    "context": "the model's context is full",
+    "abort": "stopped",
+}
+# A model may write anything, terminal control sequences too; they are shown, not obeyed.
+CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
+CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+class Screen:
+    """Standard output for answers, standard error for the rest.
+
+    color  paint accepted runs, one colour a drafter; `legend` says which."""
+
+    def __init__(self, color: bool = False):
+        self.color = color
+        self.out = Console(file=sys.stdout, force_terminal=True if color else None, highlight=False)
+        self.err = Console(stderr=True, force_terminal=True if color else None, highlight=False)
+        self._colors: dict[str, str] = {}
+        self._line_open = False
+
+    def write(self, pieces: Pieces) -> None:
+        """Show text at once, without a line end of its own."""
+        for source, text in pieces:
+            if self.out.is_terminal:
+                text = text.translate(CONTROLS)
+            if self.color and source:
+                self.out.print(Text(text, style=self._color(source)), end="", soft_wrap=True)
+            else:
+                sys.stdout.write(text)
+            self._line_open = not text.endswith("\n") if text else self._line_open
+        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """Begin a new line unless at the beginning of one."""
+        if self._line_open:
+            self.write([("", "\n")])
+
+    def note(self, *lines: str) -> None:
+        """Lines on standard error."""
+        for line in lines:
+            self.err.print(line, markup=False, soft_wrap=True)
+
+    def table(self, table: Table) -> None:
+        """A table on standard error."""
+        self.err.print(table)
+
+    def legend(self) -> None:
+        """Which colour is whose, if anything was painted."""
+        if self._colors:
+            line = Text("colours: ")
+            for source, color in self._colors.items():
+                line.append(f"drafted by {source} and accepted", style=color).append(", ")
+            self.err.print(line.append("uncoloured: the target's own tokens"), soft_wrap=True)
+
+    def _color(self, source: str) -> str:
+        return self._colors.setdefault(source, PALETTE[len(self._colors) % len(PALETTE)])
+
+    @contextmanager
+    def progress(self, total: int, shown: bool) -> Iterator[Bar]:
+        """A progress bar on standard error, if that is a terminal and `shown`."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        bar = Progress(
+            *columns,
+            console=self.err,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not (shown and self.err.is_terminal),
+        )
+        with bar:
+            yield Bar(bar, total)
+
+
+class Bar:
+    """A progress bar that steps aside while something else is printed."""
+
+    def __init__(self, progress: Progress, total: int):
+        self._progress = progress
+        self._task = progress.add_task("prompts", total=total)
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._progress.advance(self._task)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Print within this."""
+        self._progress.stop()
+        yield
+        if not self._progress.disable:
+            self._progress.start()
+
+
+def statistics(row: Row, tokens_per_second: float) -> str:
+    """The closing line of an answer."""
+    line = (
+        f"{row.num_new} new tokens in {row.stats.rounds} rounds, {row.mean_accepted_tokens:.2f} mean accepted tokens, "
+        f"{tokens_per_second:.1f} tokens/s"
+    )
+    return f"{line}; {REASONS[row.finish_reason]}" if row.finish_reason else line
+
+
+def profile_table(rows: Sequence[tuple[str, float, float]], rounds: int) -> Table:
+    """Where each millisecond of a round went; rows of (part, milliseconds per round, share)."""
+    table = Table(title=f"a round, mean of {rounds}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("part")
+    table.add_column("ms", justify="right")
+    table.add_column("share", justify="right")
+    for part, milliseconds, share in rows:
+        table.add_row(part, f"{milliseconds:.3f}", f"{share:.1%}")
+    table.add_row("all", f"{sum(row[1] for row in rows):.3f}", f"{sum(row[2] for row in rows):.1%}", style="bold")
+    return table

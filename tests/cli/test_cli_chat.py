@@ -1,0 +1,106 @@
+"""`paceline chat`: history, commands, Ctrl-C, and a history that no longer fits."""
+
+import io
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+
+from paceline.cli.chat import Conversation
+from paceline.cli.show import Screen
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+
+
+def _talk(tiny: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, max_tokens: int = 6) -> Conversation:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    conversation = Conversation(Engine(tiny, "sam"), params, Screen())
+    conversation.run()
+    return conversation
+
+
+def test_answers_stand_in_the_history(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = _talk(tiny, monkeypatch, "hello", "", "the cat")
+    assert [m["role"] for m in talk.messages] == ["user", "assistant", "user", "assistant"]
+    assert [m["content"] for m in talk.messages[::2]] == ["hello", "the cat"]
+    first, second = (answer.row for answer in talk.answers)
+    assert talk.messages[1]["content"] == first.text
+    engine = talk.engine
+    assert second.tokens[: second.prompt_length].tolist() == engine.encode(talk.messages[:3]).tolist()
+
+
+def test_reset_forgets(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = _talk(tiny, monkeypatch, "hello", "/reset", "the cat")
+    assert [m["content"] for m in talk.messages[::2]] == ["the cat"]
+    assert len(talk.answers) == 1
+
+
+def test_quit_leaves_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _talk(tiny, monkeypatch, "/quit", "hello").messages == []
+
+
+def test_commands(command: Command, tiny: Path) -> None:
+    said = "hello\n/stats\n/help\n/halp\n"
+    result = command("chat", tiny, "-n", 5, stdin=said)
+    assert result.code == 0
+    (answer,) = re.findall(r"^(\d+) new tokens in (\d+) rounds", result.err, re.MULTILINE)
+    stats = re.search(r"1 answers, (\d+) new tokens in (\d+) rounds.*; (\d+) of 128 tokens of context", result.err)
+    assert stats is not None
+    assert stats.groups()[:2] == answer
+    assert result.err.count("/reset") == 2
+    assert "there is no command /halp" in result.err
+
+
+def test_a_history_that_no_longer_fits_is_said_and_the_chat_goes_on(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = _talk(tiny, monkeypatch, "hello", "the cat " * 99, "/reset", "dog")
+    err = capsys.readouterr().err
+    assert "error: The prompt has" in err
+    assert "128" in err
+    assert "/reset" in err
+    assert [m["content"] for m in talk.messages[::2]] == ["dog"]
+
+
+def test_an_answer_that_fills_the_context(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _talk(tiny, monkeypatch, "hello", max_tokens=500)
+    assert "context is full" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
+    endless: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = Screen.write
+    written = []
+
+    def interrupting(self: Screen, pieces: list[tuple[str, str]]) -> None:
+        written.append(pieces)
+        if len(written) == 3:
+            signal.raise_signal(signal.SIGINT)
+        write(self, pieces)
+
+    monkeypatch.setattr(Screen, "write", interrupting)
+    talk = _talk(endless, monkeypatch, "hello", "/stats", max_tokens=40_000)
+    assert talk.answers[0].row.finish_reason == "abort"
+    assert 1 <= talk.answers[0].row.num_new < 1000
+    assert talk.messages[1]["content"] == talk.answers[0].row.text != ""
+    assert not talk.engine.has_work
+    assert "1 answers" in capsys.readouterr().err
+
+
+def test_a_model_without_a_chat_template(command: Command, tiny: Path, tmp_path: Path) -> None:
+    import shutil
+
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    for file in model.glob("chat_template*"):
+        file.unlink()
+    result = command("chat", model, stdin="hello\n")
+    assert result.code == 2
+    assert "chat template" in result.err

@@ -1,0 +1,64 @@
+"""`paceline demo`, and the six prompts it comes with."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from tests.cli.conftest import Command
+from tests.conftest import REPOSITORY
+
+from paceline.bench.looping import is_looping
+from paceline.cli.prompts import from_file
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+
+PROMPTS = REPOSITORY / "examples" / "demo-prompts.jsonl"
+
+
+def test_the_prompts_are_six_of_six_kinds() -> None:
+    jobs, broken = from_file(str(PROMPTS), SamplingParams())
+    assert not broken
+    assert {job.id for job in jobs} == {
+        "chat", "translation", "summary", "question answering", "arithmetic", "retrieval"
+    }  # fmt: skip
+
+
+def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> None:
+    result = command("demo", endless, "-p", PROMPTS, "-n", 80)
+    assert result.code == 0
+    jobs, _ = from_file(str(PROMPTS), SamplingParams(max_tokens=80))
+    engine = Engine(endless, "sam", max_batch=1)
+    loops = 0
+    for job in jobs:
+        messages = [{"role": "user", "content": job.prompt}] if isinstance(job.prompt, str) else job.prompt
+        (expected,) = engine.generate([messages], job.params)
+        pattern = rf"^{job.id} +(\d+) +([\d.]+) +(\d+) +(\d+) +([\d.]+) +yes +(yes|no)\s*$"
+        found = re.search(pattern, result.out, re.MULTILINE)
+        assert found is not None, result.out
+        assert int(found[1]) == expected.new_tokens
+        assert float(found[2]) == round(expected.mean_accepted_tokens, 2)
+        assert abs(float(found[5]) - int(found[4]) / int(found[3])) < 0.05 * float(found[5])
+        assert (found[6] == "yes") == is_looping(expected.tokens)
+        loops += is_looping(expected.tokens)
+    assert "6 of 6 outputs are identical" in result.out
+    assert f"{loops} of 6 run into a loop" in result.out
+    assert "tiny" not in result.out
+
+
+def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(json.dumps({"prompt": "the cat", "id": "x"}) + "\n" + json.dumps({"prompt": "the dog"}))
+    out = command("demo", endless, "-p", prompts, "-n", 20).out
+    assert out.count("[plain]") == out.count("[sam]") == 2
+    first = out.split("[plain]\n")[1].split("[sam]\n")
+    assert first[0].strip() == first[1].split("\n\n")[0].strip() != ""
+
+
+def test_without_the_demo_model(command: Command, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    shutil.copy(PROMPTS, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert command("demo").code == 2
+    result = command("demo", "-p", "demo-prompts.jsonl")
+    assert result.code == 2
+    assert "models/demo" in result.err

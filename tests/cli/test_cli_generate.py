@@ -1,0 +1,302 @@
+"""`paceline generate`: one prompt or many, streaming or JSON, alone or against plain decoding."""
+
+import json
+import re
+from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tests.cli.conftest import Command
+
+import paceline.engine
+from paceline.cli.drive import Answer, Comparison, Interrupt, drive
+from paceline.cli.prompts import Job
+from paceline.cli.run import comparison
+from paceline.cli.show import CONTROLS, Screen
+from paceline.engine import Engine
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+
+LOOPS = "the cat and the dog and the cat and the dog and the cat"
+
+
+def test_the_text_alone_is_on_standard_output_and_the_statistics_are_not(command: Command, tiny: Path) -> None:
+    shown = command("generate", tiny, LOOPS, "--raw", "-n", 40, "--ignore-eos")
+    told = command("generate", tiny, LOOPS, "--raw", "-n", 40, "--ignore-eos", "--json")
+    record = json.loads(told.out)
+    assert shown.code == told.code == 0
+    assert shown.out.rstrip("\n") == record["text"].rstrip("\n")
+    closing = r"40 new tokens in \d+ rounds, [\d.]+ mean accepted tokens, [\d.]+ tokens/s; max_tokens reached\n"
+    assert re.fullmatch(closing, shown.err)
+
+
+def test_json_is_one_object_and_says_how_the_answer_came_about(command: Command, tiny: Path) -> None:
+    result = command("generate", tiny, LOOPS, "-n", 60, "--ignore-eos", "--json")
+    (line,) = result.out.splitlines()
+    record = json.loads(line)
+    assert result.err == ""
+    assert record["index"] == 0
+    assert record["new_tokens"] == 60
+    assert record["finish_reason"] == "length"
+    assert record["rounds"] < 60
+    assert record["mean_accepted_tokens"] == pytest.approx(60 / record["rounds"], abs=1e-3)
+    assert record["tokens_per_second"] == pytest.approx(60 / record["seconds"], rel=1e-2)
+    assert sum(record["seconds_by_part"].values()) == pytest.approx(record["seconds"], rel=0.2)
+    assert 0 < record["accepted_by_depth"][0] <= 1
+
+
+@pytest.mark.parametrize("sampling", [(), ("-t", "0.9", "--seed", "5"), ("-t", "1", "--top-k", "9", "--seed", "1")])
+def test_a_drafter_changes_the_rounds_and_nothing_else(command: Command, tiny: Path, sampling: tuple[str, ...]) -> None:
+    drafted, plain = (
+        json.loads(command("generate", tiny, LOOPS, "-d", draft, "-n", 50, "--ignore-eos", "--json", *sampling).out)
+        for draft in ("sam", "none")
+    )
+    assert drafted["text"] == plain["text"]
+    assert plain["rounds"] == 50
+    assert plain["mean_accepted_tokens"] == 1
+    if not sampling:
+        assert drafted["rounds"] < 50
+
+
+def test_sampling_options_reach_the_sampler(command: Command, tiny: Path) -> None:
+    def text(*more: object) -> str:
+        return str(json.loads(command("generate", tiny, "the", "-n", 30, "--ignore-eos", "--json", *more).out)["text"])
+
+    greedy = text()
+    assert text("-t", 3, "--seed", 1) != greedy
+    assert text("-t", 3, "--seed", 1) == text("-t", 3, "--seed", 1) != text("-t", 3, "--seed", 2)
+    assert text("-t", 3, "--top-k", 1) == text("-t", 3, "--top-p", 1e-9) == text("-t", 3, "--min-p", 1) == greedy
+    assert text("--repetition-penalty", 50) != greedy
+    assert text("--stop", greedy[5:8]) == greedy[: greedy.index(greedy[5:8])]
+
+
+def test_a_prompt_from_standard_input(command: Command, tiny: Path) -> None:
+    piped = command("generate", tiny, "-", "--raw", "-n", 9, "--json", stdin="the cat\n")
+    given = command("generate", tiny, "the cat", "--raw", "-n", 9, "--json")
+    one, other = json.loads(piped.out), json.loads(given.out)
+    assert (one["text"], one["prompt_tokens"]) == (other["text"], other["prompt_tokens"])
+
+
+def test_the_chat_template_is_the_default_where_there_is_one(command: Command, tiny: Path) -> None:
+    lengths = [
+        json.loads(command("generate", tiny, "hello", *how, "-n", 1, "--json").out)["prompt_tokens"]
+        for how in ((), ("--chat",), ("--raw",))
+    ]
+    assert lengths[0] == lengths[1] > lengths[2]
+
+
+def test_colours_are_accepted_runs_and_the_text_stays_the_same(command: Command, tiny: Path) -> None:
+    plain = command("generate", tiny, LOOPS, "--raw", "-n", 60, "--ignore-eos")
+    painted = command("generate", tiny, LOOPS, "--raw", "-n", 60, "--ignore-eos", "--color")
+    assert re.sub(r"\x1b\[[\d;]*m", "", painted.out) == plain.out.translate(CONTROLS)
+    assert "\x1b[32m" in painted.out
+    assert "\x1b" not in plain.out
+    assert "drafted by sam and accepted" in painted.err
+    nothing = command("generate", tiny, LOOPS, "--raw", "-n", 60, "--ignore-eos", "--color", "--draft", "none")
+    assert "\x1b" not in nothing.out
+    assert "drafted" not in nothing.err
+
+
+def test_a_profile_adds_up(command: Command, tiny: Path) -> None:
+    result = command("generate", tiny, LOOPS, "-n", 20, "--ignore-eos", "--profile")
+    rows = dict(re.findall(r"^(\w+)\s+([\d.]+)\s+[\d.]+%", result.err, re.MULTILINE))
+    whole = float(rows.pop("all"))
+    assert {"draft", "accept", "commit"} <= set(rows)
+    assert whole > 0
+    assert sum(map(float, rows.values())) == pytest.approx(whole, abs=0.001 * len(rows))
+
+
+def test_compare_loads_one_model_and_reports_both_speeds(
+    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+    load = paceline.engine.load
+    monkeypatch.setattr(paceline.engine, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
+    result = command("generate", tiny, LOOPS, "-n", 60, "--ignore-eos", "--json", "--compare")
+    record = json.loads(result.out)
+    assert len(loads) == 1
+    assert record["identical"] is True
+    assert record["first_difference"] is None
+    assert record["rounds"] < 60
+    assert record["speedup"] == pytest.approx(
+        record["tokens_per_second"] / record["baseline_tokens_per_second"], rel=1e-2
+    )
+
+
+def test_compare_in_words(command: Command, tiny: Path) -> None:
+    result = command("generate", tiny, LOOPS, "-n", 30, "--ignore-eos", "--compare", "-t", "0.7")
+    assert re.search(r"plain [\d.]+ tokens/s, sam [\d.]+ tokens/s, ratio [\d.]+; outputs identical", result.err)
+
+
+def _compared(ours: list[int], theirs: list[int], **sampling: float) -> Comparison:
+    job = Job(0, "x", SamplingParams(**sampling))  # type: ignore[arg-type]
+    answers = []
+    for tokens in (ours, theirs):
+        row = Row(0, [1], job.params, max_context=99)
+        row.extend(tokens)
+        row.finish_reason = "stop"
+        answers.append(Answer(job, row, seconds=len(answers) + 1.0))
+    return Comparison(job, answers[0], answers[1])
+
+
+def test_outputs_that_differ_are_said_to_differ_and_where() -> None:
+    assert _compared([5, 6, 7], [5, 6, 7]).first_difference is None
+    assert _compared([5, 6, 7], [5, 9, 7]).first_difference == 1
+    assert _compared([5, 6, 7], [5, 6]).first_difference == 2
+    both = _compared([5, 6, 7], [5, 9, 7])
+    assert both.speedup == 2
+    assert both.record()["identical"] is False
+    assert both.record()["first_difference"] == 1
+    text = " ".join(comparison(both, "sam", torch.float32))
+    assert "differ from new token 1" in text
+    assert "9 7" in text
+    assert "6 7" in text
+    assert "identical" not in text
+    assert "float32 rules that out" in " ".join(comparison(both, "sam", torch.bfloat16))
+    assert "distribution" in " ".join(comparison(_compared([5], [6], temperature=1), "sam", torch.bfloat16))
+
+
+def _file(folder: Path, *lines: str) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_file_of_prompts(command: Command, tiny: Path, tmp_path: Path, batch: int) -> None:
+    path = _file(
+        tmp_path,
+        '{"prompt": "the cat", "id": "a"}',
+        "",
+        '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": true}',
+        '{"prompt": "the dog", "temperature": 1.5, "seed": 4, "id": 7}',
+        '{"prompt": "and then", "max_tokens": 3, "ignore_eos": true}',
+    )
+    result = command("generate", tiny, "-p", path, "--json", "-n", 8, "--batch", batch)
+    records = {r["index"]: r for r in map(json.loads, result.out.splitlines())}
+    assert result.code == 0
+    assert sorted(records) == [0, 1, 2, 3]
+    assert [records[i].get("id") for i in range(4)] == ["a", None, 7, None]
+    assert records[1]["new_tokens"] == 5
+    assert records[2]["seed"] == 4
+    assert "seed" not in records[0]
+    assert records[3]["new_tokens"] == 3
+    alone = json.loads(command("generate", tiny, "the cat", "-n", 8, "--json").out)
+    assert records[0]["text"] == alone["text"]
+
+
+def test_a_file_of_prompts_in_words(command: Command, tiny: Path, tmp_path: Path) -> None:
+    path = _file(tmp_path, '{"prompt": "the cat", "id": "first"}', '{"prompt": "the dog"}')
+    for batch in (1, 2):
+        result = command("generate", tiny, "-p", path, "-n", 8, "--batch", batch)
+        assert re.findall(r"^--- (.*)$", result.out, re.MULTILINE) == ["first", "prompt 2"]
+        assert result.err.count("new tokens in") == 2
+
+
+def test_compare_a_file_in_batches(command: Command, tiny: Path, tmp_path: Path) -> None:
+    path = _file(tmp_path, *(f'{{"prompt": "{word} {LOOPS}"}}' for word in ("a", "the", "and", "was", "to")))
+    result = command("generate", tiny, "-p", path, "-n", 20, "--batch", 2, "--json", "--compare")
+    records = [json.loads(line) for line in result.out.splitlines()]
+    assert [r["index"] for r in records] == [0, 1, 2, 3, 4]
+    assert all(r["identical"] and r["baseline_tokens_per_second"] > 0 for r in records)
+
+
+def test_broken_lines_are_named_and_the_rest_is_done(command: Command, tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        b'{"prompt": "the cat"}',
+        b'{"prompt": "the cat"',
+        b'{"prompt": 3}',
+        b'{"prompt": ""}',
+        b'["the cat"]',
+        b'{"prompt": "a", "max_token": 3}',
+        b'{"prompt": "a", "messages": []}',
+        b'{"messages": [{"role": "user"}]}',
+        b'{"prompt": "a", "temperature": -3}',
+        b'{"prompt": "a", "max_tokens": "3"}',
+        b'{"prompt": "a", "max_tokens": true}',
+        b'{"prompt": "a", "logit_bias": {"a": 1}}',
+        b'{"prompt": "\xff"}',
+        json.dumps({"prompt": "the " * 300}).encode(),
+        b'{"prompt": "the dog"}',
+    ]
+    path.write_bytes(b"\n".join(lines))
+    result = command("generate", tiny, "-p", path, "--json", "-n", 4)
+    assert result.code == 1
+    assert [json.loads(line)["index"] for line in result.out.splitlines()] == [0, 14]
+    errors = result.err.splitlines()
+    assert sorted(int(re.search(r"line (\d+): ", e)[1]) for e in errors) == list(range(2, 15))
+    assert all(e.startswith(f"error: {path}, line ") for e in errors)
+    said = dict(re.findall(r"line (\d+): (.*)", result.err))
+    assert "column" in said["2"]
+    assert "'max_tokens'" in said["6"]
+    assert "exactly one" in said["7"]
+    assert "temperature" in said["9"]
+    assert '"3"' in said["10"]
+    assert "UTF-8" in said["13"]
+    assert "128" in said["14"]
+
+
+def test_messages_need_the_chat_template(command: Command, tiny: Path, tmp_path: Path) -> None:
+    path = _file(tmp_path, '{"messages": [{"role": "user", "content": "hi"}]}', '{"prompt": "hi"}')
+    result = command("generate", tiny, "-p", path, "--raw", "--json", "-n", 4)
+    assert result.code == 1
+    assert "--raw" in result.err
+    assert [json.loads(line)["index"] for line in result.out.splitlines()] == [1]
+
+
+def test_an_output_file_gets_the_objects_and_is_never_written_over(
+    command: Command, tiny: Path, tmp_path: Path
+) -> None:
+    prompts, out = _file(tmp_path, '{"prompt": "the cat"}', '{"prompt": "the dog"}'), tmp_path / "out.jsonl"
+    result = command("generate", tiny, "-p", prompts, "-n", 4, "-o", out)
+    assert (result.code, result.out) == (0, "")
+    before = out.read_text()
+    assert [json.loads(line)["index"] for line in before.splitlines()] == [0, 1]
+    again = command("generate", tiny, "-p", prompts, "-n", 4, "-o", out)
+    assert again.code == 2
+    assert "exists already" in again.err
+    assert out.read_text() == before
+
+
+def test_a_run_that_fails_leaves_no_empty_file(command: Command, tmp_path: Path) -> None:
+    result = command("generate", tmp_path / "nowhere", "hello", "-o", tmp_path / "out.jsonl")
+    assert result.code == 2
+    assert not (tmp_path / "out.jsonl").exists()
+    assert command("generate", "x", "hello", "-o", tmp_path / "no" / "out.jsonl").code == 2
+
+
+def test_control_sequences_of_a_model_do_not_reach_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(color=True)
+    screen.write([("", "a\x1b[2Jb\n\tc"), ("sam", "\x07\x9b")])
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out
+    assert "\x07" not in out
+    assert "\x9b" not in out
+    assert "a␛[2Jb\n\tc" in out
+
+
+def test_threads(command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    command("generate", tiny, "hi", "-n", 1, "--threads", 1)
+    assert asked == [1]
+
+
+def test_seconds_are_the_engine_s_alone(tiny: Path) -> None:
+    """Whatever a caller does between rounds costs the answer no time."""
+    engine = Engine(tiny)
+    job = Job(0, "the cat", SamplingParams(max_tokens=10, ignore_eos=True))
+    naps = SimpleNamespace(taken=0)
+
+    def watch(*_: object) -> None:
+        sleep(0.1)
+        naps.taken += 1
+
+    (answer,) = drive(engine, [job], None, Interrupt(), lambda *_: None, watch)
+    assert naps.taken == 10
+    assert answer.seconds < 0.7
+    assert np.array_equal(answer.row.new_tokens, engine.generate([[*answer.row.tokens[:-10]]], job.params)[0].tokens)

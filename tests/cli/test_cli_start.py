@@ -1,0 +1,70 @@
+"""Starting up: help that does not wait for torch, the version, and the list of methods."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.cli.conftest import Command
+
+import paceline
+from paceline.draft.registry import describe, names
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"], [], ["generat"]])
+def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from paceline.cli import main
+main({arguments!r})
+heavy = {{"torch", "transformers", "numba", "tokenizers", "scipy"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(command: Command) -> None:
+    result = command("--version")
+    assert (result.code, result.out) == (0, f"paceline {paceline.__version__}\n")
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "demo", "methods"])
+def test_help_teaches_by_example(command: Command, name: str) -> None:
+    assert name in command("--help").out
+    assert f"paceline {name} " in command(name, "--help").out.split("\n", 2)[2]
+
+
+def test_every_option_of_generate_has_a_help_text(command: Command) -> None:
+    from typer.main import get_command
+
+    from paceline.cli import app
+
+    for each in get_command(app).commands.values():  # type: ignore[attr-defined]
+        for parameter in each.params:
+            assert parameter.help, (each.name, parameter.name)
+
+
+def test_methods_lists_what_the_registry_has(command: Command) -> None:
+    result = command("methods")
+    assert result.code == 0
+    listed = [line.split()[0].split(":")[0].split("[")[0] for line in result.out.splitlines() if line[:1].strip()]
+    assert set(names()) <= set(listed)
+    told = json.loads(command("methods", "--json").out)
+    assert [method["name"] for method in told] == names()
+
+
+def test_one_method_in_full(command: Command) -> None:
+    result = command("methods", "sam")
+    about = describe("sam")
+    assert about.summary in result.out
+    assert about.paper in result.out
+    assert all(option.name in result.out for option in about.options)
+    told = json.loads(command("methods", "sam", "--json").out)
+    assert {o["name"]: o["default"] for o in told["options"]} == {o.name: o.default for o in about.options}
+
+
+def test_a_method_that_does_not_exist(command: Command) -> None:
+    result = command("methods", "samm")
+    assert result.code == 2
+    assert "Did you mean 'sam'" in result.err

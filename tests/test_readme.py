@@ -1,0 +1,49 @@
+"""README and documentation: links lead somewhere, the Python works, the table of methods is the registry's."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.draft.registry import names
+from tests.conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text("utf-8")
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CHANGELOG.md",
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith(("http:", "https:", "#")):
+            assert (page.parent / link.split("#")[0]).exists(), link
+
+
+def test_the_table_of_methods_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    from paceline.cli import main
+
+    main(["methods", "--markdown"])
+    table = capsys.readouterr().out
+    assert f"<!-- paceline methods --markdown -->\n{table}<!-- end -->" in README
+
+
+def test_every_method_is_in_the_index() -> None:
+    index = (REPOSITORY / "docs" / "README.md").read_text("utf-8")
+    assert [name for name in names() if f"(methods/{name}.md)" not in index] == []
+
+
+def test_the_python_in_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests import models
+
+    models.make("llama2", tmp_path / "models" / "demo")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
