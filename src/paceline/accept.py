@@ -30,7 +30,16 @@ import torch
 
 from paceline.argmax import best_token
 from paceline.errors import NumericError
-from paceline.sampling import RowRandom, SamplingParams, draw_rows, on_accelerator, probabilities, warp
+from paceline.sampling import (
+    RowRandom,
+    SamplingParams,
+    distribution,
+    draw_rows,
+    is_compiled,
+    on_accelerator,
+    probabilities,
+    warp,
+)
 from paceline.tree import DraftTree, IntArray
 
 
@@ -137,48 +146,57 @@ def _decided_alike(one: Walker, other: Walker) -> bool:
 def _decide(walkers: Sequence[Walker]) -> list[Walker]:
     """One step of rows that are decided alike: a token for each. Returns those that stepped to a drafted child."""
     params = walkers[0].request.params
-    if params.is_greedy and not params.shifts_logits and not on_accelerator(walkers[0].logits):
-        return [w for w in walkers if _follow(w, best_token(w.logits, w.node))]
-    here = [w.logits[w.node] for w in walkers]
-    scores = _floats(here[0].unsqueeze(0) if len(here) == 1 else torch.stack(here))
-    best = _best(scores)
-    contexts = [w.context for w in walkers] if params.shifts_logits else []
     if params.is_greedy:
-        tokens = _best(warp(scores, params, contexts)) if params.shifts_logits else best
-        return [w for w, token in zip(walkers, tokens, strict=True) if _follow(w, token)]
-    probs = probabilities(scores, params, contexts)
+        return [w for w, token in zip(walkers, _greedy(walkers), strict=True) if _follow(w, token)]
+    probs = _distributions(walkers)
     if walkers[0].tree.draft_probs is not None:
         return [w for w, p in zip(walkers, probs, strict=True) if _reject_or_follow(w, p)]
     return [w for w, token in zip(walkers, _choose(walkers, probs), strict=True) if _follow(w, token)]
 
 
-def _floats(logits: torch.Tensor) -> torch.Tensor:
-    """`logits` in float32, or float64 if that is what they are in."""
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _greedy(walkers: Sequence[Walker]) -> list[int]:
+    """The best token for each row."""
+    params = walkers[0].request.params
+    if not params.shifts_logits:
+        return [best_token(w.logits, w.node) for w in walkers]
+    return _best(warp(_checked(walkers), params, [w.context for w in walkers]))
+
+
+def _distributions(walkers: Sequence[Walker]) -> torch.Tensor | list[torch.Tensor]:
+    """The target's warped distribution for each row, [R, V]."""
+    params = walkers[0].request.params
+    if is_compiled(walkers[0].logits) and not params.shifts_logits:
+        return [distribution(w.logits, w.node, params) for w in walkers]
+    return probabilities(_checked(walkers), params, [w.context for w in walkers] if params.shifts_logits else [])
+
+
+def _checked(walkers: Sequence[Walker]) -> torch.Tensor:
+    """What the target predicts where each row stands, float32 or float64 [R, V].
+
+    Raises NumericError as `_best` does: filters would turn NaNs into anything."""
+    here = [w.logits[w.node] for w in walkers]
+    scores = torch.stack(here) if len(here) > 1 else here[0].unsqueeze(0)
+    _best(scores)
+    return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def _best(scores: torch.Tensor) -> list[int]:
     """The best token of each row of `scores` [R, V]; the lowest of several.
 
-    Raises NumericError if a row has NaN, infinity, or nothing finite in it."""
-    if on_accelerator(scores):
-        values, indices = scores.max(-1)
-        # Both in one wait; float64 holds every token id exactly.
-        answer = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
-        finite, best = min(answer[0]) == 1, [int(token) for token in answer[1]]
-    else:  # NumPy's argmax is ten times as fast
-        array = _floats(scores).numpy()
-        tokens = array.argmax(-1)
-        finite = bool(np.isfinite(array[np.arange(len(tokens)), tokens]).all())
-        best = tokens.tolist()
-    if not finite:
+    Raises NumericError if a row has NaN or infinity, or nothing above minus infinity."""
+    if not on_accelerator(scores):
+        return [best_token(scores, r) for r in range(len(scores))]
+    values, indices = scores.max(-1)
+    # Both in one wait; float64 holds every token id exactly.
+    finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
+    if not all(finite):
         raise NumericError("The target's logits are NaN or infinite; its weights or dtype are broken.")
-    return best
+    return [int(token) for token in best]
 
 
-def _choose(walkers: Sequence[Walker], probs: torch.Tensor) -> list[int]:
+def _choose(walkers: Sequence[Walker], probs: torch.Tensor | list[torch.Tensor]) -> list[int]:
     """The target's token for each row, drawn from `probs` [R, V]; on an accelerator in one wait."""
-    if on_accelerator(probs):
+    if isinstance(probs, torch.Tensor) and on_accelerator(probs):
         return draw_rows(probs, [w.request.random.emit(w.position) for w in walkers])
     return [w.request.random.choose(p, w.position) for w, p in zip(walkers, probs, strict=True)]
 
@@ -209,7 +227,8 @@ def _reject_or_follow(walker: Walker, p: torch.Tensor) -> bool:
             done.tokens.append(token)
             done.path.append(child)
             return True
-        p, q = residual(p, q, token, tree.replacement)
+        last = child == children[-1]  # then nobody asks for q again
+        p, q = residual(p, q, token, tree.replacement or last)
     done.tokens.append(request.random.choose(p, walker.position))
     return False
 
@@ -219,9 +238,11 @@ def residual(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """p and q, both [V], after `token`, drawn from q, was rejected: normalise(max(p - q, 0)), and q without it."""
     rest = (p - q).clamp_min(0)
+    total = float(rest.sum())
     if not replacement:
         q = q.clone()
         q[token] = 0
-        q = q / q.sum() if q.sum() > 0 else q
+        left = float(q.sum())
+        q = q / left if left > 0 else q
     # p can only equal q where nothing is ever rejected; what rounding leaves there is p itself.
-    return (rest / rest.sum() if rest.sum() > 0 else p), q
+    return (rest / total if total > 0 else p), q

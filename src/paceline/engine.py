@@ -173,6 +173,7 @@ class Engine:
         for row in self.rows:
             if row.id in drafts:
                 tree = drafts[row.id].clipped(row.max_draft)
+                tree.source = tree.source or self.drafter.name
                 segment = Segment.tree(row.slot, tree)
             elif room > 0:
                 chunk = row.pending[:room]
@@ -280,10 +281,10 @@ class Engine:
 
     def _admit(self) -> None:
         while self.waiting and len(self.rows) < self.max_batch:
-            row = self.waiting.popleft()
+            row = self.waiting[0]
             row.slot = self.target.add_row(row.expected_length)
             row.joined = perf_counter()
-            self.rows.append(row)
+            self.rows.append(self.waiting.popleft())
             self.clock.lap("rows")
             self.drafter.start(row)
             self.clock.lap("draft")

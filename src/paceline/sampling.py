@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from operator import index
 from secrets import randbits
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.errors import NumericError, PacelineError
+from paceline.softmax import keep_best, softmax_of_row, token_at
 from paceline.tree import IntArray
 
 COLDEST = 1e-6
@@ -171,12 +170,12 @@ def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArr
     if params.temperature != 1:
         scores = scores / params.temperature
     if 0 < params.top_k < scores.shape[-1]:
-        scores = _at_least(scores, _kth_best(scores, params.top_k))
+        scores = scores.masked_fill(scores < scores.topk(params.top_k).values[:, -1:], -torch.inf)
     if params.top_p < 1:
         scores = nucleus(scores, params.top_p)
     if params.min_p > 0:
-        # p < min_p * p_max, said of logits: no softmax is needed.
-        scores = _at_least(scores, scores.amax(-1, keepdim=True) + math.log(params.min_p))
+        probs = scores.softmax(-1)
+        scores = scores.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), -torch.inf)
     return scores
 
 
@@ -210,69 +209,42 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise PacelineError(f"{name} names token {i}; this model's tokens are 0 to {vocab_size - 1}.")
 
 
-def _kth_best(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """The k-th highest score of each row, [R, 1]."""
-    if on_accelerator(scores):
-        return scores.topk(k).values[:, -1:]
-    at = scores.shape[-1] - k
-    return torch.from_numpy(np.partition(scores.numpy(), at)[:, at : at + 1])
-
-
-def _at_least(scores: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
-    """`scores` [R, V] with -inf for those below their row's `cut` [R, 1]."""
-    if on_accelerator(scores):
-        return scores.masked_fill(scores < cut, -torch.inf)
-    # Several times faster on a CPU, but strict: hence the next number below.
-    below = torch.nextafter(cut, torch.full_like(cut, -torch.inf))[:, 0].tolist()
-    kept = [torch.nn.functional.threshold(row, b, -torch.inf) for row, b in zip(scores, below, strict=True)]
-    return torch.stack(kept) if len(kept) > 1 else kept[0].unsqueeze(0)
-
-
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
 
-    Of equal scores at its border, those of lower token ids are dropped first: the choice must depend on
-    nothing else, or a row's tokens would depend on its batch. (Holtzman et al. 2020, section 3.1.)"""
-    if on_accelerator(scores):
-        return nucleus_by_sorting(scores, top_p)
-    return torch.stack([_nucleus_of_row(row, top_p) for row in scores])
-
-
-def nucleus_by_sorting(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """`nucleus` as it is defined: sort the vocabulary, add up from the least probable token."""
+    Of equal scores at its border, those of lower token ids are dropped first: the choice must depend on nothing else,
+    or a row's tokens would depend on its batch. (Holtzman et al. 2020, section 3.1.)"""
     ranked, order = scores.sort(stable=True)
     drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
     drop[:, -1] = False
     return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
 
 
-def _nucleus_of_row(row: torch.Tensor, top_p: float) -> torch.Tensor:
-    """`nucleus` of one row [V] on a CPU, sorting only tokens that may be in it.
-
-    All tokens less probable than (1 - top_p) / V hold less than 1 - top_p together: none of them is in it."""
-    scores, probs = row.numpy(), row.softmax(-1).numpy()
-    may = probs >= 0.999 * (1 - top_p) / len(probs)  # 0.999: room for rounding
-    best = np.sort(scores.compress(may))[::-1]
-    held = np.cumsum(np.sort(probs.compress(may))[::-1], dtype=np.float64)
-    # A token stays unless those before it already hold top_p.
-    size = min(int(np.searchsorted(held, top_p)) + 1, len(best))
-    cut = best[size - 1]
-    below = float(np.nextafter(cut, np.array(-np.inf, cut.dtype)))
-    kept = torch.nn.functional.threshold(row, below, -torch.inf)
-    excess = int(np.count_nonzero(best[size:] == cut))
-    if excess:
-        kept[torch.from_numpy(np.flatnonzero(scores == cut)[:excess])] = -torch.inf
-    return kept
-
-
-def probabilities(
-    logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]
-) -> torch.Tensor:
+def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
     """The distribution a request draws from, [R, V]: softmax of `warp`, or one-hot when greedy."""
-    scores = warp(logits, params, contexts)
     if params.is_greedy:
+        scores = warp(logits, params, contexts)
         return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-    return scores.softmax(-1)
+    if is_compiled(logits):
+        if params.shifts_logits:
+            logits = _shift(logits.to(torch.float32, copy=True), params, contexts)
+        return torch.stack([distribution(logits, r, params) for r in range(len(logits))])
+    return warp(logits, params, contexts).softmax(-1)
+
+
+def is_compiled(logits: torch.Tensor) -> bool:
+    """Whether the compiled functions of `paceline.softmax` take these logits."""
+    return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
+
+
+def distribution(logits: torch.Tensor, row: int, params: SamplingParams) -> torch.Tensor:
+    """`probabilities` of one row of logits [n, V] that `is_compiled` holds of, but for what shifts logits; [V].
+
+    The same but for float32's rounding, and several times as fast."""
+    probs = softmax_of_row(logits, row, params.temperature)
+    if params.top_k or params.top_p < 1 or params.min_p:
+        keep_best(probs, params.top_k, params.top_p, params.min_p)
+    return probs
 
 
 def draw(probs: torch.Tensor, noise: float) -> int:
@@ -281,33 +253,7 @@ def draw(probs: torch.Tensor, noise: float) -> int:
     A token of probability 0 is never drawn. Raises NumericError if `probs` are not numbers, or all 0."""
     if on_accelerator(probs):
         return draw_rows(probs.unsqueeze(0), [noise])[0]
-    p = probs.numpy() if probs.dtype in (torch.float32, torch.float64) else probs.float().numpy()
-    # First the block, then the token in it: adding up a whole vocabulary one by one takes several times as
-    # long.
-    ends = np.cumsum(np.add.reduceat(p, _block_starts(len(p)), dtype=np.float64))
-    at = _below(noise * ends[-1], ends[-1])
-    b = int(np.searchsorted(ends, at, side="right"))
-    block = p[b * BLOCK : (b + 1) * BLOCK]
-    inside = (ends[b - 1] if b else 0.0) + np.cumsum(block, dtype=np.float64)
-    i = int(np.searchsorted(inside, at, side="right"))
-    if i == len(block):  # the two ways of adding up differ in the last bit
-        i = int(np.flatnonzero(block)[-1])
-    return b * BLOCK + i
-
-
-BLOCK = 256
-
-
-@lru_cache(maxsize=64)
-def _block_starts(size: int) -> NDArray[np.intp]:
-    return np.arange(0, size, BLOCK)
-
-
-def _below(at: float, total: float) -> float:
-    """`at`, or the number before `total` if rounding took it there: nothing can be drawn at the very end."""
-    if not 0 < total < math.inf:
-        raise NumericError(f"Cannot draw a token: the probabilities add up to {total}.")
-    return min(at, math.nextafter(total, 0.0))
+    return token_at(probs if probs.dtype == torch.float64 else probs.float(), noise)
 
 
 def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
@@ -315,7 +261,6 @@ def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
     ends = probs.cumsum(-1, dtype=torch.float64)
     total = ends[:, -1:]
     at = torch.tensor(noise, dtype=torch.float64).to(probs.device).unsqueeze(-1) * total
-    at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
     at = at.masked_fill(total == torch.inf, torch.nan)  # which is found behind the last token
     tokens: list[int] = torch.searchsorted(ends, at, right=True)[:, 0].tolist()
     if max(tokens) >= probs.shape[-1]:

@@ -53,15 +53,17 @@ class RaggedCache:
         """Memory held, in bytes."""
         return self._kv.nbytes
 
+    @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def add_row(self, expected_length: int) -> int:
         """The lowest free slot, empty, with room for `expected_length` tokens."""
         if not self._free:
             self._free.append(len(self._lengths))
             self._lengths.append(0)
         slot = min(self._free)
-        self._free.remove(slot)
-        self._lengths[slot] = 0
         self.reserve(min(expected_length, self.max_context))
+        self._free.remove(slot)  # not before there is memory for it
+        self._lengths[slot] = 0
+        self._kv[:, :, slot].zero_()  # an earlier row may have left NaN, and masked keys still meet the softmax
         return slot
 
     def drop_row(self, slot: int) -> None:

@@ -329,9 +329,8 @@ class Decoder(Target):
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
         """The head over hidden states [N, H] (through the final norm first unless told not to); [N, V]."""
-        if normalise:
-            hidden = self.ops.norm(hidden, self.norm)
-        return self.head(hidden)
+        hidden = hidden.to(self.dtype)
+        return self.head(self.ops.norm(hidden, self.norm) if normalise else hidden)
 
     def _plan(self, segments: Sequence[Segment]) -> Layout:
         s = self.shape

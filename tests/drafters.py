@@ -1,0 +1,339 @@
+"""Drafters for tests: none of them is clever, and each one strains a different part of the loop.
+
+    Random          random trees, often deeper than the row has room for
+    Oracle          knows the answers, and gets tokens wrong at a given rate; chains, or trees full of distractors
+    Drawing         draws from a q of its own; chains, or trees with and without replacement
+    Probing         hangs probe nodes on another drafter's trees, some of them with the right token
+    EarlyExit       drafts with the target's own first layers and hands their states back
+    Listening       asks for hidden states, top-k logits and the callback, and checks what it is given
+    Failing         raises when told to
+
+What they draft for a row depends on the row alone, never on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.accept import Accepted
+from paceline.draft.base import Drafter
+from paceline.row import Row
+from paceline.sampling import draw, probabilities
+from paceline.target.base import Needs, Segment, Target, Verdict
+from paceline.target.decoder import Decoder
+from paceline.tree import DraftTree
+
+
+def dice(seed: int, row: Row) -> np.random.Generator:
+    """Randomness that is the row's own, whatever its id and its neighbours."""
+    return np.random.default_rng([seed, *row.tokens[-3:].tolist(), len(row)])
+
+
+class Random(Drafter):
+    """Random tokens in a random tree; `deep` nodes at most, whatever the row has room for."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0, deep: int = 9, tree: bool = True):
+        self.seed, self.deep, self.tree = seed, deep, tree
+
+    def bind(self, target: Target) -> None:
+        self.vocab_size = target.vocab_size
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._draft(row) for row in rows]
+
+    def _draft(self, row: Row) -> DraftTree:
+        rng = dice(self.seed, row)
+        n = int(rng.integers(self.deep + 1))
+        tokens = rng.integers(self.vocab_size, size=n)
+        if not self.tree:
+            return DraftTree.chain(row.last_token, tokens, source=self.name)
+        return DraftTree.of(row.last_token, tokens, [int(rng.integers(i + 1)) for i in range(n)], source=self.name)
+
+
+class Oracle(Drafter):
+    """Drafts `deep` tokens of the known answer, each wrong at rate `error`; beyond row.max_draft too.
+
+    answers  the whole text by prompt. branches: distractors that hang on every node of a tree, the right child
+             somewhere among them."""
+
+    name = "oracle"
+
+    def __init__(
+        self, answers: Mapping[tuple[int, ...], Sequence[int]], error: float = 0.1, branches: int = 0, deep: int = 7
+    ):
+        self.answers, self.error, self.branches, self.deep = answers, error, branches, deep
+
+    def bind(self, target: Target) -> None:
+        self.vocab_size = target.vocab_size
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._draft(row) for row in rows]
+
+    def _draft(self, row: Row) -> DraftTree:
+        rng = dice(1, row)
+        known = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
+        truth = np.array(known[len(row) : len(row) + int(rng.integers(self.deep + 1))], np.int64)
+        wrong = rng.random(len(truth)) < self.error
+        truth = np.where(wrong, rng.integers(self.vocab_size, size=len(truth)), truth)
+        if not self.branches:
+            return DraftTree.chain(row.last_token, truth, source=self.name)
+        tokens: list[int] = []
+        parent: list[int] = []
+        node = 0
+        for token in truth.tolist():
+            at = int(rng.integers(self.branches + 1))
+            children = rng.integers(self.vocab_size, size=self.branches + 1).tolist()
+            children[at] = token
+            parent += [node] * len(children)
+            tokens += children
+            node = len(tokens) - len(children) + 1 + at
+            parent.append(node - 1 if at else node)  # a grandchild or a nephew
+            tokens.append(int(rng.integers(self.vocab_size)))
+        return DraftTree.of(row.last_token, tokens, parent, source=self.name)
+
+
+class Drawing(Drafter):
+    """Draws drafts from q(next | last token), a table of logits [V, V] warped as the row wants it.
+
+    widths       children of every node, by depth: (1, 1, 1) is a chain, (3, 2) a tree.
+    replacement  whether siblings are drawn independently."""
+
+    name = "drawing"
+
+    def __init__(self, table: torch.Tensor, widths: Sequence[int] = (1, 1, 1), replacement: bool = False):
+        self.table, self.widths, self.replacement = table, widths, replacement
+        self._known: dict[object, torch.Tensor] = {}
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._draft(row) for row in rows]
+
+    def _q(self, token: int, row: Row) -> torch.Tensor:
+        """What may follow `token`; drafts need not know the row's whole context to be lossless."""
+        p = row.params
+        key = (token, p.temperature, p.top_k, p.top_p, p.min_p)
+        if p.shifts_logits or key not in self._known:
+            self._known[key] = probabilities(self.table[token].unsqueeze(0), p, [row.tokens])[0]
+        return self._known[key]
+
+    def _draft(self, row: Row) -> DraftTree:
+        tokens, parent = [row.last_token], [-1]
+        q: dict[int, torch.Tensor] = {}
+        level = [0]
+        for width in self.widths[: max(row.max_draft, 0)]:
+            above, level = level, []
+            for node in above:
+                q[node] = left = self._q(tokens[node], row)
+                for _ in range(width):
+                    if float(left.sum()) <= 0:
+                        break
+                    token = draw(left, row.random.free.random())
+                    level.append(len(tokens))
+                    tokens.append(token)
+                    parent.append(node)
+                    if not self.replacement:
+                        left = left.clone()
+                        left[token] = 0
+        nothing = torch.zeros(self.table.shape[1], dtype=self.table.dtype)
+        probs = torch.stack([q.get(node, nothing) for node in range(len(tokens))])
+        return DraftTree(np.array(tokens), np.array(parent), probs, self.replacement, source=self.name)
+
+
+class Probing(Drafter):
+    """Another drafter's trees with probe nodes put in front of the real children, and probes behind those.
+
+    seen  how often the token the target decided at a node was carried by a probe there."""
+
+    def __init__(self, inner: Drafter, answers: Mapping[tuple[int, ...], Sequence[int]]):
+        self.inner, self.answers = inner, answers
+        self.name = inner.name + " with probes"
+        self.seen = 0
+
+    def bind(self, target: Target) -> None:
+        self.inner.bind(target)
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._probe(row, tree) for row, tree in zip(rows, self.inner.propose(rows), strict=True)]
+
+    def _probe(self, row: Row, tree: DraftTree) -> DraftTree:
+        known = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
+        tokens, parent, probe = [row.last_token], [-1], [False]
+
+        def add(token: int, above: int, is_probe: bool) -> int:
+            tokens.append(int(token))
+            parent.append(above)
+            probe.append(is_probe)
+            return len(tokens) - 1
+
+        where: dict[int, int] = {}
+        for node in range(len(tree)):
+            where[node] = 0 if node == 0 else add(int(tree.tokens[node]), where[int(tree.parent[node])], False)
+            next_one = len(row) + int(tree.depth[node])
+            right = known[next_one] if next_one < len(known) else 0
+            add(int(right), add(int(right), where[node], True), True)
+        return DraftTree(np.array(tokens), np.array(parent), probe=np.array(probe), source=tree.source)
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        for tree, done in zip(trees, accepted, strict=True):
+            if tree.probe is not None:
+                assert not tree.probe[done.path].any()
+                self.seen += any(
+                    tree.tokens[child] == token
+                    for node, token in zip(done.path, done.tokens, strict=True)
+                    for child in np.flatnonzero((tree.parent == node) & tree.probe)
+                )
+
+
+class EarlyExit(Drafter):
+    """Drafts with the target's first `exit` layers and its head, node after node, and hands the states back.
+
+    branch  a second child of the root, the runner-up, is drafted as well.
+    idle    share of rows that draft nothing in a round."""
+
+    name = "early-exit"
+
+    def __init__(self, exit: int, deep: int = 4, branch: bool = True, idle: float = 0.2):
+        self.exit, self.deep, self.branch, self.idle = exit, deep, branch, idle
+        self.needs = Needs(resume_layer=exit)
+
+    def bind(self, target: Target) -> None:
+        assert isinstance(target, Decoder)
+        self.target = target
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        deep = [0 if dice(2, row).random() < self.idle else min(self.deep, row.max_draft) for row in rows]
+        trees = [DraftTree.root(row.last_token) for row in rows]
+        states: list[list[torch.Tensor]] = [[] for _ in rows]
+        leaf = [0] * len(rows)
+        for depth in range(self.deep + 1):
+            active = [i for i in range(len(rows)) if deep[i] >= max(depth, 1)]
+            if not active:
+                break
+            done = [sum(map(len, states[i])) for i in active]
+            segments = [
+                Segment(rows[i].slot, trees[i].tokens, trees[i].parent, start=start)
+                for i, start in zip(active, done, strict=True)
+            ]
+            hidden = self.target.run_layers(segments, self.exit)
+            new = hidden.split([len(trees[i]) - start for i, start in zip(active, done, strict=True)])
+            for i, start, state in zip(active, done, new, strict=True):
+                states[i].append(state)
+                if depth < deep[i]:
+                    trees[i], leaf[i] = self._grow(trees[i], leaf[i], self.target.logits(state[leaf[i] - start]))
+        for i, state in enumerate(states):
+            if state:
+                trees[i].hidden = torch.cat(state)
+        return trees
+
+    def _grow(self, tree: DraftTree, leaf: int, logits: torch.Tensor) -> tuple[DraftTree, int]:
+        best, second = logits.topk(2).indices.tolist()
+        drafted = [second, best] if self.branch and leaf == 0 else [best]
+        tokens = [*tree.tokens[1:].tolist(), *drafted]
+        parent = [*tree.parent[1:].tolist(), *([leaf] * len(drafted))]
+        return DraftTree.of(int(tree.tokens[0]), tokens, parent, source=self.name), len(tokens)
+
+
+class Listening(Drafter):
+    """Wraps a drafter, asks for everything, and checks the shapes and the order of what it is given."""
+
+    def __init__(self, inner: Drafter, needs: Needs):
+        self.inner, self.needs = inner, needs | inner.needs
+        self.name = inner.name
+        self.events: list[str] = []
+        self.rows: dict[int, str] = {}
+
+    def bind(self, target: Target) -> None:
+        self.target = target
+        self.inner.bind(target)
+
+    def start(self, row: Row) -> None:
+        assert row.id not in self.rows, "ids are unique"
+        assert row.num_new == 0
+        self.rows[row.id] = "started"
+        self.events.append("start")
+        self.inner.start(row)
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        self.events.append("propose")
+        for row in rows:
+            assert self.rows[row.id] == "started"
+            assert row.finish_reason is None
+            assert self.target.length(row.slot) == row.cached == len(row) - 1
+        return self.inner.propose(rows)
+
+    def on_layer(self, layer: int, hidden: torch.Tensor) -> None:
+        self.events.append("on_layer")
+        assert layer == self.needs.callback_layer
+        self.width = hidden.shape
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        self.events.append("observe")
+        assert len({row.id for row in rows}) == len(rows) == len(trees) == len(accepted)
+        assert len(verdict.logits_at) == len(rows) + 1
+        for s, (row, tree, done) in enumerate(zip(rows, trees, accepted, strict=True)):
+            assert self.rows[row.id] == "started"
+            assert len(done.tokens) in (0, len(done.path)) or len(tree) == 1
+            if done.tokens:
+                assert len(verdict.of(s)) == len(tree)
+                ends = [row.tokens[-n:].tolist() == done.tokens[:n] for n in range(1, len(done.tokens) + 1)]
+                assert ends[-1] if row.finish_reason is None else any(ends)
+            if self.needs.hidden_layers:
+                nodes = verdict.hidden_at[s + 1] - verdict.hidden_at[s]
+                assert nodes == len(tree) or len(tree) == 1
+        for layer in self.needs.hidden_layers:
+            assert verdict.hidden[layer].shape == (verdict.hidden_at[-1], self.target.hidden_size)
+        if self.needs.top_k:
+            assert verdict.top_k is not None
+            assert verdict.top_k[1].shape == (len(verdict.logits), self.needs.top_k)
+        self.inner.observe(rows, trees, verdict, accepted)
+
+    def drop(self, row: Row) -> None:
+        assert self.rows[row.id] == "started"
+        self.rows[row.id] = "dropped"
+        self.events.append("drop")
+        self.inner.drop(row)
+
+
+class Failing(Drafter):
+    """Proposes the last token again, and raises in `method` the `time`th time it is called."""
+
+    name = "failing"
+
+    def __init__(self, method: str, time: int = 1):
+        self.method, self.left = method, time
+
+    def _maybe_fail(self, method: str) -> None:
+        if method == self.method:
+            self.left -= 1
+            if self.left == 0:
+                raise RuntimeError(f"{method} failed")
+
+    def start(self, row: Row) -> None:
+        self._maybe_fail("start")
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        self._maybe_fail("propose")
+        return [DraftTree.chain(row.last_token, [row.last_token] * min(2, row.max_draft)) for row in rows]
+
+    def observe(self, *_: Any) -> None:
+        self._maybe_fail("observe")
+
+    def drop(self, row: Row) -> None:
+        self._maybe_fail("drop")

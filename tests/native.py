@@ -1,0 +1,28 @@
+"""Random native decoders of every family beside the transformers model they were made from, without touching disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.target.decoder import Decoder, weight_shapes
+from tests import models
+
+TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+"""Changes that make a model small enough for thousands of forwards a second."""
+
+
+def of(model: PreTrainedModel, dtype: torch.dtype = torch.float32, eos: tuple[int, ...] = (models.EOS,)) -> Decoder:
+    """The native decoder with the weights of `model`."""
+    state = model.state_dict()
+    return Decoder(
+        model.config, {name: state[name] for name in weight_shapes(model.config)}, dtype=dtype, eos_token_ids=eos
+    )
+
+
+def pair(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Decoder, PreTrainedModel]:
+    """A native decoder and the float32 transformers model with the same weights."""
+    model = models.model(family, **changes)
+    return of(model, dtype), model

@@ -1,0 +1,56 @@
+"""Plain decoding, written out: one transformers forward over the whole text for every token, no cache, no engine.
+
+The oracle of the lossless tests. It shares with the engine only the definition of the distribution (`warp`) and of a
+row's randomness (`RowRandom`), which have tests of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from paceline.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.target.tokenizer import Tokenizer
+
+
+@dataclass
+class Answer:
+    tokens: list[int]
+    text: str
+    finish_reason: str
+
+
+@torch.no_grad()
+def decode(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    eos: Sequence[int] = (),
+    max_context: int | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Answer:
+    """The answer to `prompt`, token by token."""
+    room = max_context or model.config.max_position_embeddings
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
+    random = RowRandom(params.seed)
+    tokens: list[int] = []
+    reason = ""
+    while not reason:
+        text = [*prompt, *tokens]
+        logits = model(torch.tensor([text]), use_cache=False).logits[:, -1]
+        probs = probabilities(logits, params, [np.array(text)])[0]
+        tokens.append(int(probs.argmax()) if params.is_greedy else draw(probs, random.emit(len(tokens))))
+        shown = tokens[:-1] if tokens[-1] in ends else tokens
+        written = tokenizer.decode(shown) if tokenizer else ""
+        cuts = [written.find(stop) for stop in params.stop if stop in written]
+        if tokens[-1] in ends or cuts:
+            reason = "stop"
+        elif len(tokens) == params.max_tokens:
+            reason = "length"
+        elif len(prompt) + len(tokens) == room:
+            reason = "context"
+    return Answer(tokens, written[: min(cuts)] if cuts else written, reason)

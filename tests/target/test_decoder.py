@@ -1,0 +1,509 @@
+"""The native decoder: equal to transformers on plain text, and to itself on every tree, batch and seam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache as memo
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests import models, native
+
+from paceline.target.base import Needs, Segment
+from paceline.target.cache import RaggedCache
+from paceline.target.decoder import Decoder
+from paceline.target.layout import SHARED_QUERIES
+from paceline.tree import ancestors
+
+
+def chain(slot: int, tokens: Sequence[int], logits: int | None = None, start: int = 0) -> Segment:
+    n = len(tokens)
+    return Segment(
+        slot,
+        np.array(tokens, np.int64),
+        np.arange(-1, n - 1),
+        start=start,
+        num_logits=n - start if logits is None else logits,
+    )
+
+
+def plain_logits(decoder: Decoder, tokens: Sequence[int], needs: Needs = Needs()) -> Any:
+    """Logits [n, V] of plain text, run in one forward on a row of its own."""
+    slot = decoder.add_row(1)
+    verdict = decoder.verify([chain(slot, tokens)], needs)
+    decoder.drop_row(slot)
+    return verdict
+
+
+def text(rng: np.random.Generator, n: int) -> list[int]:
+    return rng.integers(2, models.VOCAB_SIZE, n).tolist()
+
+
+# Against transformers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", models.NATIVE)
+@torch.no_grad()
+def test_logits_and_hidden_states_are_those_of_transformers(family: str) -> None:
+    decoder, model = native.pair(family)
+    tokens = text(np.random.default_rng(3), 100)
+    theirs = model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False)
+    layers = tuple(range(decoder.num_layers + 1))
+    ours = plain_logits(decoder, tokens, Needs(hidden_layers=layers, top_k=5))
+    assert theirs.logits.std() > 0.5, "the test would see no difference"
+    torch.testing.assert_close(ours.logits, theirs.logits[0], atol=2e-4, rtol=1e-4)
+    for layer in layers:
+        torch.testing.assert_close(ours.hidden[layer], theirs.hidden_states[layer][0], atol=2e-4, rtol=1e-4)
+    values, ids = ours.top_k
+    assert torch.equal(values, ours.logits.gather(1, ids))
+    assert torch.equal(values, ours.logits.sort(descending=True).values[:, :5])
+
+
+@pytest.mark.parametrize("family", models.NATIVE)
+@torch.no_grad()
+def test_a_tree_and_a_ragged_batch_give_what_transformers_gives_each_path(family: str) -> None:
+    decoder, model = native.pair(family)
+    rng = np.random.default_rng(4)
+    parent = np.array([-1, 0, 1, 1, 0, 4, 2, 6])
+    rows = []
+    for length in (21, 3, 40):
+        slot = decoder.add_row(64)
+        past, tokens = text(rng, length), rng.integers(2, models.VOCAB_SIZE, len(parent))
+        decoder.verify([chain(slot, past, logits=0)])
+        decoder.commit(slot, range(length))
+        rows.append((slot, past, tokens))
+    verdict = decoder.verify([Segment(slot, tokens, parent, num_logits=len(parent)) for slot, _, tokens in rows[::-1]])
+    for s, (_, past, tokens) in enumerate(rows[::-1]):
+        for node, sees in enumerate(ancestors(parent)):
+            path = past + tokens[sees].tolist()
+            theirs = model(torch.tensor([path])).logits[0, -1]
+            torch.testing.assert_close(verdict.of(s)[node], theirs, atol=2e-4, rtol=1e-4)
+
+
+# Against itself, in any order ------------------------------------------------------------------------------------
+
+SMALL = {"vocab_size": 23, "num_hidden_layers": 3, "max_position_embeddings": 400, **native.TINY}
+KINDS = {"llama2": SMALL, "mistral-window": SMALL, "qwen3": SMALL}
+TOLERANCE = 1e-9
+
+
+class DecoderMachine(RuleBasedStateMachine):
+    """Rows come, go, and run random trees and chunks in random company; every logit must be that of the node's
+    plain text, run alone on a fresh decoder."""
+
+    kind = "llama2"
+
+    @initialize()
+    def begin(self) -> None:
+        self.decoder = _double(self.kind, "batch")
+        old = self.decoder.cache._kv  # begin small: growing is under test
+        self.decoder.cache = RaggedCache(old.shape[0], old.shape[3], old.shape[5], 400, old.dtype, "cpu")
+        self.rows: dict[int, list[int]] = {}
+        self.ran: dict[int, Segment] = {}
+        self.add(1)
+
+    @rule(expected=st.sampled_from([1, 70, 200]))
+    def add(self, expected: int) -> None:
+        if len(self.rows) < 6:
+            self.rows[self.decoder.add_row(expected)] = []
+
+    @precondition(lambda self: len(self.rows) > 1)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        self.decoder.drop_row(slot)
+        self.rows.pop(slot)
+        self.ran.pop(slot, None)
+
+    def pick(self, data: st.DataObject) -> list[int]:
+        return data.draw(st.lists(st.sampled_from(sorted(self.rows)), min_size=1, unique=True))
+
+    def tree(self, data: st.DataObject, slot: int, most: int = 9) -> Segment:
+        n = data.draw(st.integers(1, most))
+        tokens = data.draw(st.lists(st.integers(0, 22), min_size=n, max_size=n))
+        parent = [-1, *(data.draw(st.integers(0, i - 1)) for i in range(1, n))]
+        return Segment(slot, np.array(tokens), np.array(parent), num_logits=n)
+
+    def chunk(self, data: st.DataObject, slot: int) -> Segment:
+        n = data.draw(st.sampled_from([1, 2, 30, SHARED_QUERIES, SHARED_QUERIES + 1, 100]))
+        n = max(1, min(n, 380 - len(self.rows[slot])))
+        tokens = np.random.default_rng(data.draw(st.integers(0, 3))).integers(23, size=n)
+        return chain(slot, tokens.tolist(), logits=data.draw(st.sampled_from([0, 1, n])))
+
+    def segment(self, data: st.DataObject, slot: int) -> Segment:
+        return self.chunk(data, slot) if data.draw(st.integers(0, 3)) == 0 else self.tree(data, slot)
+
+    @rule(data=st.data())
+    def verify(self, data: st.DataObject) -> None:
+        self.run([self.segment(data, slot) for slot in self.pick(data)], Needs())
+
+    @rule(data=st.data())
+    def verify_bit_by_bit(self, data: st.DataObject) -> None:
+        """A first part of every tree, then the rest with `start`, perhaps in company that runs from the beginning."""
+        trees = [self.tree(data, slot) for slot in self.pick(data)]
+        cuts = [data.draw(st.integers(0, len(t.tokens) - 1)) for t in trees]
+        first = [
+            Segment(t.slot, t.tokens[:cut], t.parent[:cut], num_logits=cut)
+            for t, cut in zip(trees, cuts, strict=True)
+            if cut
+        ]
+        if first:
+            self.run(first, Needs())
+        rest = [
+            Segment(t.slot, t.tokens, t.parent, start=cut, num_logits=len(t.tokens) - cut)
+            for t, cut in zip(trees, cuts, strict=True)
+        ]
+        busy = {t.slot for t in trees}
+        rest += [self.segment(data, slot) for slot in self.pick(data) if slot not in busy]
+        self.run(data.draw(st.permutations(rest)), Needs())
+
+    @rule(data=st.data(), layer=st.integers(1, 3))
+    def resume(self, data: st.DataObject, layer: int) -> None:
+        """A self-drafter runs the first layers, a few nodes at a time; other rows come fresh."""
+        trees = {slot: self.tree(data, slot, 6) for slot in self.pick(data)}
+        states: dict[int, list[torch.Tensor]] = {slot: [] for slot in trees}
+        done = dict.fromkeys(trees, 0)
+        while open_slots := [slot for slot, t in trees.items() if done[slot] < len(t.tokens)]:
+            parts = []
+            for slot in data.draw(st.permutations(open_slots)):
+                t = trees[slot]
+                end = data.draw(st.integers(done[slot] + 1, len(t.tokens)))
+                parts.append(Segment(slot, t.tokens[:end], t.parent[:end], start=done[slot]))
+            hidden = self.decoder.run_layers(parts, layer)
+            for part, new in zip(parts, hidden.split([len(p.tokens) - p.start for p in parts]), strict=True):
+                states[part.slot].append(new)
+                done[part.slot] = len(part.tokens)
+        for slot, t in trees.items():
+            t.hidden = torch.cat(states[slot])
+        every = [*trees.values(), *(self.segment(data, slot) for slot in self.pick(data) if slot not in trees)]
+        self.run(data.draw(st.permutations(every)), Needs(resume_layer=layer))
+
+    def run(self, segments: list[Segment], needs: Needs) -> None:
+        verdict = self.decoder.verify(segments, needs)
+        assert torch.isfinite(verdict.logits).all()
+        for s, seg in enumerate(segments):
+            logits = verdict.of(s)
+            assert len(logits) == seg.num_logits
+            past, sees = self.rows[seg.slot], ancestors(seg.parent)
+            first = len(seg.tokens) - seg.num_logits
+            nodes = range(first, len(seg.tokens))
+            # One plain forward a leaf is enough: a path holds the logits of every node on it.
+            checked: set[int] = set()
+            for node in reversed(nodes):
+                if node in checked:
+                    continue
+                path = np.flatnonzero(sees[node])
+                alone = _alone(self.kind, (*past, *seg.tokens[path].tolist()))[len(past) :]
+                for i, on_path in enumerate(path.tolist()):
+                    if on_path >= first:
+                        torch.testing.assert_close(logits[on_path - first], alone[i], atol=TOLERANCE, rtol=TOLERANCE)
+                        checked.add(on_path)
+            self.ran[seg.slot] = seg
+
+    @precondition(lambda self: self.ran)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.ran)))
+        seg = self.ran.pop(slot)
+        node = data.draw(st.integers(0, len(seg.tokens) - 1))
+        path = np.flatnonzero(ancestors(seg.parent)[node]).tolist()
+        if len(self.rows[slot]) + len(path) < 380:
+            self.decoder.commit(slot, path)
+            self.rows[slot] += seg.tokens[path].tolist()
+
+    @invariant()
+    def lengths_agree(self) -> None:
+        assert all(self.decoder.length(slot) == len(tokens) for slot, tokens in self.rows.items())
+
+
+@memo
+def _double(kind: str, purpose: str) -> Decoder:
+    return native.pair(kind, torch.float64, **KINDS[kind])[0]
+
+
+@memo
+def _alone(kind: str, tokens: tuple[int, ...]) -> torch.Tensor:
+    return plain_logits(_double(kind, "alone"), tokens).logits
+
+
+MACHINE = settings(max_examples=25, stateful_step_count=16, deadline=None)
+
+
+def machine(kind: str) -> type:
+    case = type(f"DecoderMachine_{kind}", (DecoderMachine,), {"kind": kind}).TestCase
+    case.settings = MACHINE
+    return case
+
+
+TestLlama = machine("llama2")
+TestMistralWindow = machine("mistral-window")
+TestQwen3 = machine("qwen3")
+
+
+# Seams ----------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Wraps a decoder's blocks: `nodes[layer]` counts the nodes each layer has run, `log` keeps the order."""
+
+    def __init__(self, decoder: Decoder):
+        self.nodes = [0] * decoder.num_layers
+        self.log: list[Any] = []
+        for layer, block in enumerate(decoder.blocks):
+            decoder.blocks[layer] = self._wrap(layer, block)  # type: ignore[call-overload]
+
+    def _wrap(self, layer: int, block: Any) -> Any:
+        def run(x: torch.Tensor, *rest: Any) -> Any:
+            self.nodes[layer] += len(x)
+            self.log.append(layer)
+            return block(x, *rest)
+
+        return run
+
+
+def three_rows(decoder: Decoder, seed: int = 5) -> list[int]:
+    """Three rows of 9, 33 and 1 committed tokens."""
+    rng = np.random.default_rng(seed)
+    slots = []
+    for length in (9, 33, 1):
+        slots.append(decoder.add_row(40))
+        decoder.verify([chain(slots[-1], text(rng, length), logits=0)])
+        decoder.commit(slots[-1], range(length))
+    return slots
+
+
+PARENT = np.array([-1, 0, 0, 1, 3, 2])
+
+
+def resumed_round(decoder: Decoder, slots: list[int], layer: int, resume: bool) -> tuple[Any, list[Segment]]:
+    """A round of two trees and a chunk; with `resume` the trees come from a self-drafter, drafted bit by bit."""
+    rng = np.random.default_rng(6)
+    trees = [Segment(slot, np.array(text(rng, 6)), PARENT, num_logits=6) for slot in slots[:2]]
+    # The chunk is long enough to make the cache grow after the trees' first layers have been written.
+    segments = [trees[0], chain(slots[2], text(rng, 90), logits=1), trees[1]]
+    if not resume:
+        return decoder.verify(segments), segments
+    states: list[list[torch.Tensor]] = [[], []]
+    for begin, end in ((0, 1), (1, 3), (3, 6)):
+        parts = [Segment(t.slot, t.tokens[:end], t.parent[:end], start=begin) for t in trees]
+        for state, new in zip(states, decoder.run_layers(parts, layer).chunk(2), strict=True):
+            state.append(new)
+    for tree, state in zip(trees, states, strict=True):
+        tree.hidden = torch.cat(state)
+    return decoder.verify(segments, Needs(resume_layer=layer)), segments
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resuming_gives_the_same_logits_and_the_same_cache(layer: int, dtype: torch.dtype) -> None:
+    decoders = [native.pair("llama2", dtype)[0] for _ in range(2)]
+    slots = [three_rows(decoder) for decoder in decoders]
+    assert slots[0] == slots[1]
+    before = decoders[1].cache.capacity
+    plain, _ = resumed_round(decoders[0], slots[0], layer, resume=False)
+    resumed, segments = resumed_round(decoders[1], slots[1], layer, resume=True)
+    assert decoders[1].cache.capacity > before
+    # bfloat16 keeps 8 bits, and products of another number of rows may be summed in another order.
+    atol = 1e-4 if dtype == torch.float32 else 0.06 * float(plain.logits.std())
+    torch.testing.assert_close(resumed.logits, plain.logits, atol=atol, rtol=1e-4)
+    for segment in segments:
+        path = [0, 1, 3, 4] if segment.hidden is not None else range(90)
+        for decoder in decoders:
+            decoder.commit(segment.slot, path)
+    for slot in slots[0]:
+        n = decoders[0].length(slot)
+        kept = [decoder.cache._kv[:, :, slot, :, :n] for decoder in decoders]
+        assert n > 9
+        torch.testing.assert_close(kept[0], kept[1], atol=1e-4 if dtype == torch.float32 else 0.1, rtol=1e-2)
+    follow = [d.verify([chain(slot, [7, 8]) for slot in slots[0]]).logits for d in decoders]
+    torch.testing.assert_close(follow[0], follow[1], atol=2 * atol, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_no_layer_runs_twice_on_a_token(layer: int) -> None:
+    decoder, _ = native.pair("llama2")
+    slots = three_rows(decoder)
+    counted = Counted(decoder)
+    resumed_round(decoder, slots, layer, resume=True)
+    assert counted.nodes == [6 + 90 + 6] * decoder.num_layers
+    counted = Counted(decoder)
+    resumed_round(decoder, slots, layer, resume=False)
+    assert counted.nodes == [6 + 90 + 6] * decoder.num_layers
+
+
+def test_start_runs_only_the_new_nodes() -> None:
+    decoder, _ = native.pair("llama2")
+    slots = three_rows(decoder)
+    tokens = text(np.random.default_rng(0), 6)
+    whole = decoder.verify([Segment(slots[0], np.array(tokens), PARENT, num_logits=6)]).logits
+    counted = Counted(decoder)
+    parts = [
+        decoder.verify([Segment(slots[0], np.array(tokens[:e]), PARENT[:e], start=b, num_logits=e - b)]).logits
+        for b, e in ((0, 2), (2, 3), (3, 6))
+    ]
+    assert counted.nodes == [6] * decoder.num_layers
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_the_callback_comes_once_between_its_layers() -> None:
+    decoder, _ = native.pair("llama2")
+    slots = three_rows(decoder)
+    segments = [chain(slots[0], [4, 5, 6]), chain(slots[1], [7])]
+    wanted = decoder.verify(segments, Needs(hidden_layers=(0, 1, 2))).hidden
+    for layer in range(3):
+        counted = Counted(decoder)
+        heard: list[torch.Tensor] = []
+
+        def listen(at: int, hidden: torch.Tensor, counted: Counted = counted, heard: list = heard) -> None:
+            counted.log.append(("callback", at))
+            heard.append(hidden.clone())
+
+        verdict = decoder.verify(segments, Needs(callback_layer=layer), listen)
+        assert counted.log == [*range(layer), ("callback", layer), *range(layer, 3)]
+        assert len(heard) == 1
+        torch.testing.assert_close(heard[0], wanted[layer], atol=1e-5, rtol=1e-5)
+        assert not verdict.hidden
+
+
+def test_the_callback_is_not_called_when_nobody_asks() -> None:
+    decoder, _ = native.pair("llama2")
+    slot = decoder.add_row(1)
+
+    def never(*_: Any) -> None:
+        raise AssertionError
+
+    decoder.verify([chain(slot, [3])], Needs(hidden_layers=(1,)), never)
+
+
+def test_hidden_states_of_a_ragged_batch_are_those_of_each_row_alone() -> None:
+    decoder, _ = native.pair("qwen3")
+    slots = three_rows(decoder)
+    rng = np.random.default_rng(8)
+    segments = [
+        Segment(slots[2], np.array(text(rng, 6)), PARENT, num_logits=2),
+        chain(slots[0], text(rng, 70), logits=0),
+        chain(slots[1], text(rng, 3), logits=1),
+    ]
+    needs = Needs(hidden_layers=(0, 1, 3), top_k=4)
+    together = decoder.verify(segments, needs)
+    assert together.hidden_at == [0, 6, 76, 79]
+    assert together.logits_at == [0, 2, 2, 3]
+    for s, segment in enumerate(segments):
+        alone = decoder.verify([segment], needs)
+        begin, end = together.hidden_at[s : s + 2]
+        for layer in needs.hidden_layers:
+            torch.testing.assert_close(together.hidden[layer][begin:end], alone.hidden[layer], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(together.of(s), alone.logits, atol=1e-4, rtol=1e-4)
+        begin, end = together.logits_at[s : s + 2]
+        assert torch.equal(together.top_k[1][begin:end], alone.top_k[1])
+
+
+@pytest.mark.parametrize("watched", [(1, 2, 3), (0, 2), (2,), (3,)])
+@pytest.mark.parametrize("callback", [None, 0, 1, 2])
+def test_whoever_watches_a_layer_sees_it_though_another_drafter_resumes(
+    watched: tuple[int, ...], callback: int | None
+) -> None:
+    decoder, _ = native.pair("llama2")
+    slots = three_rows(decoder)
+    segments = [chain(slots[0], [4, 5, 6]), chain(slots[1], [7, 8])]
+    plain = decoder.verify(segments, Needs(hidden_layers=(0, 1, 2, 3)))
+    segments[0].hidden = decoder.run_layers(segments[:1], 2)
+    heard: dict[int, torch.Tensor] = {}
+    counted = Counted(decoder)
+    resumed = decoder.verify(
+        segments, Needs(hidden_layers=watched, callback_layer=callback, resume_layer=2), heard.__setitem__
+    )
+    assert list(resumed.hidden) == list(watched)
+    assert list(heard) == ([] if callback is None else [callback])
+    for layer, states in (*resumed.hidden.items(), *heard.items()):
+        torch.testing.assert_close(states, plain.hidden[layer], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(resumed.logits, plain.logits, atol=1e-5, rtol=1e-5)
+    below = min([*watched, *heard]) < 2
+    assert counted.nodes == ([5, 5, 5] if below else [2, 2, 5])
+
+
+def test_a_self_drafter_may_bring_its_states_in_another_dtype() -> None:
+    decoder, _ = native.pair("llama2", torch.bfloat16)
+    slots = three_rows(decoder)
+    segments = [chain(slots[0], [4, 5, 6]), chain(slots[1], [7, 8])]
+    plain = decoder.verify(segments).logits
+    segments[0].hidden = decoder.run_layers(segments[:1], 2).float()
+    resumed = decoder.verify(segments, Needs(resume_layer=2)).logits
+    assert resumed.dtype == torch.bfloat16
+    torch.testing.assert_close(resumed.float(), plain.float(), atol=0.06 * float(plain.std()), rtol=0)
+
+
+def test_the_head_over_hidden_states_gives_the_logits() -> None:
+    decoder, _ = native.pair("llama2")
+    slot = decoder.add_row(1)
+    verdict = decoder.verify([chain(slot, [4, 5, 6])], Needs(hidden_layers=(3,)))
+    assert torch.equal(decoder.logits(verdict.hidden[3], normalise=False), verdict.logits)
+    raw = decoder.run_layers([chain(slot, [4, 5, 6])], 3)
+    torch.testing.assert_close(decoder.logits(raw), verdict.logits, atol=1e-5, rtol=1e-5)
+
+
+def test_the_head_takes_hidden_states_of_any_dtype() -> None:
+    decoder, _ = native.pair("llama2", torch.bfloat16)
+    hidden = torch.randn(3, decoder.hidden_size, generator=torch.Generator().manual_seed(0))
+    for normalise in (True, False):
+        assert torch.equal(decoder.logits(hidden, normalise), decoder.logits(hidden.bfloat16(), normalise))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_slot_is_none_the_worse_for_the_nan_of_an_earlier_row(dtype: torch.dtype) -> None:
+    decoder, _ = native.pair("llama2", dtype)
+    slot = decoder.add_row(1)
+    fresh = decoder.verify([chain(slot, [3, 4, 5])]).logits
+    weight = decoder.embedding[7].clone()
+    decoder.embedding[7] = float("nan")
+    broken = decoder.verify([chain(slot, [7] * 40)]).logits
+    decoder.embedding[7] = weight
+    assert broken.isnan().all()
+    decoder.drop_row(slot)
+    assert decoder.add_row(1) == slot
+    assert torch.equal(decoder.verify([chain(slot, [3, 4, 5])]).logits, fresh)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_forward_that_wants_no_logits(dtype: torch.dtype) -> None:
+    decoder, _ = native.pair("llama2", dtype)
+    slots = [decoder.add_row(1) for _ in range(2)]
+    verdict = decoder.verify([chain(slot, [3, 4, 5], logits=0) for slot in slots], Needs(top_k=3, hidden_layers=(1,)))
+    assert verdict.logits.shape == (0, models.VOCAB_SIZE)
+    assert verdict.top_k is not None
+    assert verdict.top_k[0].shape == (0, 3)
+    assert verdict.hidden[1].shape == (6, decoder.hidden_size)
+
+
+def test_verifying_commits_nothing() -> None:
+    decoder, _ = native.pair("llama2")
+    slots = three_rows(decoder)
+    segments = [chain(slot, [3, 4, 5]) for slot in slots]
+    first = decoder.verify(segments).logits.clone()
+    decoder.verify([chain(slot, [9, 9, 9, 9]) for slot in slots[::-1]])
+    torch.testing.assert_close(decoder.verify(segments).logits, first, atol=1e-5, rtol=1e-5)
+    assert [decoder.length(slot) for slot in slots] == [9, 33, 1]
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen2", "qwen3", "mistral-window"])
+def test_bfloat16_trees_agree_with_float32(family: str) -> None:
+    half, model = native.pair(family, torch.bfloat16)
+    single = native.of(model)
+    rng = np.random.default_rng(9)
+    pasts, tokens = [text(rng, n) for n in (9, 33, 1)], text(rng, 6)
+    out = []
+    for decoder in (half, single):
+        slots = [decoder.add_row(1) for _ in pasts]
+        for slot, past in zip(slots, pasts, strict=True):
+            decoder.verify([chain(slot, past)])
+            decoder.commit(slot, range(len(past)))
+        segments = [Segment(slot, np.array(tokens), PARENT, num_logits=6) for slot in slots]
+        out.append(decoder.verify(segments).logits.float())
+    assert half.logits(torch.zeros(1, half.hidden_size, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    error = (out[0] - out[1]).std() / out[1].std()
+    assert error < 0.03, f"bfloat16 is off by {error:.1%} of the logits' spread"

@@ -1,0 +1,265 @@
+"""Lossless: with any drafter, in any batch, the engine writes what the target alone would have written.
+
+Greedy in float32 is compared token by token with plain decoding and with transformers' `generate`. Sampling with
+drafts that are point masses is compared token by token too: the randomness of a position is the row's own. Drafts
+drawn from a q have no such test; their distribution is proved by enumeration in test_accept.py and tested on a real
+model in test_lossless_slow.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from paceline.draft import registry
+from paceline.draft.base import Drafter
+from paceline.engine import Completion, Engine
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Segment, Target
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.load import load, load_tokenizer
+from paceline.tree import DraftTree
+from tests import drafters, models, native, plain
+
+NEW = 16
+COMPANY = {1: 3, 3: 5, 8: 8}
+"""Batch size, and how many prompts are answered with it: rows come and go, and the tests stay quick."""
+
+Answers = dict[tuple[int, ...], list[int]]
+"""Whole texts by prompt."""
+
+TEST_DRAFTERS: dict[str, Callable[[Answers], Drafter]] = {
+    "random chain": lambda answers: drafters.Random(tree=False),
+    "random tree": lambda answers: drafters.Random(),
+    "oracle chain": lambda answers: drafters.Oracle(answers, error=0.2),
+    "oracle tree": lambda answers: drafters.Oracle(answers, error=0.2, branches=2),
+    "probes": lambda answers: drafters.Probing(drafters.Oracle(answers, error=0.3, branches=1), answers),
+    "early exit": lambda answers: drafters.EarlyExit(exit=2),
+    "early exit, chain": lambda answers: drafters.EarlyExit(exit=1, branch=False),
+}
+
+
+def registered() -> list[str]:
+    """Every lossless drafter a user can name without a checkpoint, and its variants."""
+    infos = [registry.describe(name) for name in registry.names()]
+    alone = [info for info in infos if info.checkpoint != "required" and info.lossless == "yes"]
+    variants = [
+        f"{info.name},{option.name}={choice}"
+        for info in alone
+        for option in info.options
+        for choice in option.choices
+        if choice != option.default
+    ]
+    return [*(info.name for info in alone), *variants, "sam+prompt-lookup"]
+
+
+def drafter_of(name: str, answers: Answers) -> Drafter:
+    return TEST_DRAFTERS[name](answers) if name in TEST_DRAFTERS else registry.create(name)
+
+
+@torch.inference_mode()
+def generate(model: PreTrainedModel, prompt: Sequence[int], new: int, eos: Sequence[int]) -> list[int]:
+    """Greedy text, prompt included, by transformers."""
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    out = model.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=new, eos_token_id=list(eos) or None, pad_token_id=0
+    )
+    return out[0].tolist()
+
+
+def up_to(text: list[int], end: int, start: int) -> list[int]:
+    """`text` up to and with the first `end` at or behind `start`."""
+    return text[: text.index(end, start) + 1] if end in text[start:] else text
+
+
+def texts(prompts: Sequence[Sequence[int]], out: Sequence[Completion]) -> list[list[int]]:
+    return [[*prompt, *done.tokens] for prompt, done in zip(prompts, out, strict=True)]
+
+
+def worked(name: str, out: Sequence[Completion]) -> None:
+    """A drafter that drafts nothing, or of which nothing is ever accepted, would prove nothing."""
+    if name != "none":
+        assert sum(done.stats.draft_tokens for done in out) > 0
+    if name.startswith(("oracle", "probes", "sam", "prompt-lookup")) and "vllm" not in name:
+        assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
+# Every family --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def family_world(family: str) -> tuple[Target, list[list[int]], Answers]:
+    """A random model of `family`, prompts of 1 to 60 tokens, and what transformers writes behind them.
+
+    Random models have no favourite end token, so the one that is written most is made the end token: rows then end
+    at different places, often inside a draft."""
+    model = models.model(family)
+    model.generation_config.eos_token_id = None
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 34, 2, 11, 1, 60, 8)]
+    free = [generate(model, prompt, NEW, ()) for prompt in prompts]
+    late = [token for prompt, text in zip(prompts, free, strict=True) for token in text[len(prompt) + 6 :]]
+    eos = (int(np.bincount(late).argmax()),)
+    answers = {tuple(p): up_to(text, eos[0], len(p)) for p, text in zip(prompts, free, strict=True)}
+    assert answers[tuple(prompts[0])] == generate(model, prompts[0], NEW, eos)
+    assert len({len(text) - len(prompt) for prompt, text in answers.items()}) > 1, "all answers are equally long"
+    target = native.of(model, eos=eos) if family in models.NATIVE else HFTarget(model, eos_token_ids=eos)
+    return target, prompts, answers
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [(family, name) for family in (*models.NATIVE, *models.FOREIGN) for name in ("none", "oracle tree", "probes")]
+    # Only the native decoder can go on from a self-drafter's states.
+    + [(family, "early exit") for family in models.NATIVE],
+)
+def test_greedy_text_of_every_family_is_transformers_own(family: str, name: str) -> None:
+    target, prompts, answers = family_world(family)
+    for batch, count in COMPANY.items():
+        chunk = 16 if batch == 3 else 512
+        engine = Engine(target, drafter_of(name, answers), max_batch=batch, prefill_chunk=chunk)
+        out = engine.generate(prompts[-count:], SamplingParams(max_tokens=NEW))
+        assert texts(prompts[-count:], out) == list(answers.values())[-count:]
+        assert {done.finish_reason for done in out} <= {"stop", "length"}
+        worked(name, out)
+
+
+# A trained model -----------------------------------------------------------------------------------------------------
+
+SAMPLED = [
+    SamplingParams(temperature=0.8, top_k=50, top_p=0.9, max_tokens=NEW, seed=seed)
+    if seed % 2
+    else SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1, max_tokens=NEW, seed=seed)
+    for seed in range(8)
+]
+
+
+class Stories:
+    """stories260K, prompts in its own language, and what transformers writes behind them, greedy and sampled."""
+
+    def __init__(self, folder: Path):
+        self.target = load(folder, dtype="float32", device="cpu")
+        self.tokenizer = load_tokenizer(folder)
+        assert isinstance(self.target, Decoder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        begun = [
+            "Tom had a red ball. Tom had a red ball. Tom had a",
+            "Lily and Ben went to the park. They saw a big dog. The dog was",
+            "The cat sat on the mat. The cat sat on the",
+            "The",
+            "One day, a little girl named Lily found a needle in her room. She knew it was difficult to play with it",
+            '"What is it?" said Tim. "It is a box," said Sue. "What',
+            "Once upon a time",
+            "Jack was sad. He lost his toy. His mom said",
+        ]
+        ends = self.target.eos_token_ids
+        self.prompts = [self.tokenizer.encode(text) for text in begun]
+        self.answers: Answers = {tuple(p): generate(model, p, NEW * 2, ends) for p in self.prompts}
+        self.samples: Answers = {
+            tuple(p): [*p, *plain.decode(model, p, wish, eos=ends).tokens]
+            for p, wish in zip(self.prompts, SAMPLED, strict=True)
+        }
+
+    def engine(self, drafter: Drafter | str, **kw: int) -> Engine:
+        return Engine(self.target, drafter, tokenizer=self.tokenizer, **kw)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def world(stories: Path) -> Stories:
+    return Stories(stories)
+
+
+EVERY = [*registered(), *TEST_DRAFTERS]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_greedy_text_is_transformers_own(world: Stories, name: str) -> None:
+    for batch, count in COMPANY.items():
+        chunk = 24 if batch == 3 else 512
+        engine = world.engine(drafter_of(name, world.answers), max_batch=batch, prefill_chunk=chunk)
+        out = engine.generate(world.prompts[:count], SamplingParams(max_tokens=NEW * 2))
+        assert texts(world.prompts[:count], out) == list(world.answers.values())[:count]
+        decode = world.tokenizer.decode
+        assert [decode(p) + done.text for p, done in zip(world.prompts, out, strict=False)] == [
+            decode(text) for text in list(world.answers.values())[:count]
+        ]
+        worked(name, out)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_point_mass_drafts_give_plain_samples_seed_for_seed(world: Stories, name: str) -> None:
+    drafter = drafter_of(name, world.samples)
+    for batch, count in COMPANY.items():
+        out = world.engine(drafter, max_batch=batch).generate(world.prompts[:count], SAMPLED[:count])
+        assert texts(world.prompts[:count], out) == list(world.samples.values())[:count]
+
+
+class Drawing(drafters.Drawing):
+    """Draws from the target's own bigrams: what it says behind one token alone."""
+
+    def bind(self, target: Target) -> None:
+        slot = target.add_row(4)
+        tokens = np.array([1, *range(target.vocab_size)])
+        star = np.array([-1] + [0] * target.vocab_size)
+        self.table = target.verify([Segment(slot, tokens, star, num_logits=target.vocab_size)]).logits.float()
+        target.drop_row(slot)
+
+
+DRAWN = {"chain": ((1, 1, 1, 1), False), "tree": ((3, 2, 1), False), "tree, with replacement": ((3, 2, 1), True)}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_drawn_drafts_are_greedy_at_temperature_zero_and_the_rows_own_above(world: Stories, kind: str) -> None:
+    widths, replacement = DRAWN[kind]
+
+    def answer(params: SamplingParams | Sequence[SamplingParams], batch: int) -> list[Completion]:
+        drafter = Drawing(torch.empty(0), widths, replacement)
+        return world.engine(drafter, max_batch=batch).generate(world.prompts, params)
+
+    assert texts(world.prompts, answer(SamplingParams(max_tokens=NEW * 2), 3)) == list(world.answers.values())
+    alone = answer(SAMPLED, 1)
+    assert np.mean([done.mean_accepted_tokens for done in alone]) > 1.1
+    assert [done.tokens for done in answer(SAMPLED, 8)] == [done.tokens for done in alone]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("name", ["none", "oracle tree", "early exit", "sam+prompt-lookup"])
+def test_a_row_does_not_depend_on_its_batch_mates(world: Stories, name: str, greedy: bool) -> None:
+    rng = np.random.default_rng(3)
+    prompt = world.prompts[5]
+    wish = SamplingParams(max_tokens=NEW) if greedy else SAMPLED[1]
+    (alone,) = world.engine("none").generate([prompt], wish)
+    for _ in range(4):
+        others = [world.prompts[i] for i in rng.permutation(8)[: rng.integers(1, 8)]]
+        at = int(rng.integers(len(others) + 1))
+        params = [SAMPLED[int(rng.integers(8))] for _ in range(len(others) + 1)]
+        params[at] = wish
+        batch, chunk = int(rng.integers(1, 9)), int(rng.integers(3, 60))
+        engine = world.engine(drafter_of(name, world.answers), max_batch=batch, prefill_chunk=chunk)
+        out = engine.generate([*others[:at], prompt, *others[at:]], params)
+        assert out[at].tokens == alone.tokens
+
+
+def test_a_drafter_that_is_always_right_saves_most_forwards(world: Stories) -> None:
+    """The tests above would pass with drafts that are never used; this one would not."""
+
+    class Right(drafters.Oracle):
+        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+            known = [self.answers[tuple(row.tokens[: row.prompt_length].tolist())] for row in rows]
+            return [
+                DraftTree.chain(row.last_token, text[len(row) : len(row) + min(7, row.max_draft)])
+                for row, text in zip(rows, known, strict=True)
+            ]
+
+    out = world.engine(Right(world.answers)).generate(world.prompts, SamplingParams(max_tokens=33))
+    assert [done.rounds for done in out] == [5] * len(out)  # 1 token from the prompt, then 8 a round
+    assert [done.stats.accepted for done in out] == [[1, 0, 0, 0, 0, 0, 0, 4]] * len(out)

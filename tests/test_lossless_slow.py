@@ -1,0 +1,227 @@
+"""Lossless on trained models, at length: sampled text has the target's distribution, and greedy text is its own on
+the questions of Spec-Bench. Minutes, not seconds: `pytest -m slow tests/test_lossless_slow.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from paceline.draft import registry
+from paceline.draft.base import Drafter
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams, probabilities
+from paceline.target.base import Segment, Target
+from paceline.target.load import load, load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+from tests import drafters
+from tests.lossless_statistics import fit
+from tests.test_lossless import generate
+
+pytestmark = pytest.mark.slow
+
+# The distribution ----------------------------------------------------------------------------------------------------
+
+SAMPLES = 20_000
+DEPTH = 3
+RARE = 2e-4
+"""Beginnings less probable than this are not looked into: all that begins so is one outcome."""
+WARMER = 1.25
+"""A temperature that is off by this much must be noticed."""
+
+Text = tuple[int, ...]
+
+
+@torch.inference_mode()
+def law(
+    model: PreTrainedModel, prompt: Sequence[int], params: SamplingParams, like: Collection[Text] = ()
+) -> dict[Text, float]:
+    """Probability of every answer of DEPTH tokens, by forwards of transformers over every beginning.
+
+    like  the outcomes of another law; the same ones are told apart, and what cannot be one of them is left out."""
+    wanted = {text[:n] for text in like for n in range(1, DEPTH + 1)}
+    outcomes: dict[Text, float] = {}
+    begun: dict[Text, float] = {(): 1.0}
+    while begun:
+        texts = [np.array([*prompt, *begin]) for begin in begun]
+        logits = torch.cat([model(torch.from_numpy(np.stack(part))).logits[:, -1] for part in parts(texts, 512)])
+        after = probabilities(logits.double(), params, texts).numpy()
+        longer = {}
+        for (begin, probability), following in zip(begun.items(), after, strict=True):
+            for token in np.flatnonzero(following).tolist():
+                longer[(*begin, token)] = probability * float(following[token])
+        if like:
+            longer = {text: p for text, p in longer.items() if text in wanted}
+            begun = {text: p for text, p in longer.items() if text not in like}
+        else:
+            begun = {text: p for text, p in longer.items() if p >= RARE and len(text) < DEPTH}
+        outcomes |= {text: p for text, p in longer.items() if text not in begun}
+    return outcomes
+
+
+def parts(items: list, size: int) -> list[list]:  # type: ignore[type-arg]
+    """`items` in lists of at most `size`."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def counted(answers: Sequence[Sequence[int]], outcomes: dict[Text, float]) -> np.ndarray:
+    """How often each outcome was drawn; an answer that is none of them is an error."""
+    index = {text: i for i, text in enumerate(outcomes)}
+    counts = np.zeros(len(outcomes))
+    for tokens in answers:
+        shortest = next(n for n in range(1, DEPTH + 1) if tuple(tokens[:n]) in index)
+        counts[index[tuple(tokens[:shortest])]] += 1
+    return counts
+
+
+class Bigrams(drafters.Drawing):
+    """Draws from what the target says behind one token alone: close enough to be accepted, far enough to be wrong."""
+
+    def bind(self, target: Target) -> None:
+        slot = target.add_row(4)
+        tokens = np.array([1, *range(target.vocab_size)])
+        star = np.array([-1] + [0] * target.vocab_size)
+        self.table = target.verify([Segment(slot, tokens, star, num_logits=target.vocab_size)]).logits.float()
+        target.drop_row(slot)
+
+
+def drawing(widths: Sequence[int], replacement: bool = False) -> Callable[[], Drafter]:
+    return lambda: Bigrams(torch.empty(0), widths, replacement)
+
+
+LOOP = "Tom had a red ball. Tom had a big red ball. Tom had a"
+CASES: dict[str, tuple[Callable[[], Drafter], str, dict[str, float]]] = {
+    "chain": (drawing((1, 1, 1)), "Tom", {"temperature": 1.0}),
+    "chain, warped": (drawing((1, 1, 1)), "The", {"temperature": 0.7, "top_k": 30, "top_p": 0.9}),
+    "tree without replacement": (drawing((4, 2, 1)), "Tom", {"temperature": 0.8, "top_k": 20}),
+    "tree with replacement": (drawing((4, 2, 1), True), "The", {"temperature": 1.2, "top_p": 0.9}),
+    "sam": (lambda: registry.create("sam"), LOOP, {"temperature": 0.9}),
+}
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Threads have nothing to share in so small a model, and wait for each other where cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.timeout(900)
+def test_sampled_text_has_the_targets_distribution(stories: Path, case: str) -> None:
+    make, begun, warping = CASES[case]
+    target, tokenizer = load(stories, dtype="float32", device="cpu"), load_tokenizer(stories)
+    model = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
+    # One token to begin with where drafts are drawn: the first token of an answer is then drafted too.
+    prompt = tokenizer.encode(begun)[-1:] if case != "sam" else tokenizer.encode(begun)
+    # One token more than is looked at: the last of an answer is never drafted.
+    wishes = [SamplingParams(max_tokens=DEPTH + 1, ignore_eos=True, seed=i, **warping) for i in range(SAMPLES)]  # type: ignore[arg-type]
+    engine = Engine(target, make(), max_batch=64, prefill_chunk=4096)
+    out = [done for part in parts(wishes, 2000) for done in engine.generate([prompt] * len(part), part)]
+    drafted = sum(done.stats.draft_tokens for done in out)
+    kept = sum(sum(done.stats.accepted[1:]) for done in out)
+    assert drafted > SAMPLES / 2
+    assert SAMPLES / 10 < kept < drafted
+    outcomes = law(model, prompt, wishes[0])
+    expected = np.array(list(outcomes.values()))
+    assert expected.sum() == pytest.approx(1, abs=1e-6)
+    counts = counted([done.tokens for done in out], outcomes)
+    p_value = fit(counts, expected / expected.sum())
+    # Would it be noticed?
+    warmer = SamplingParams(**{**warping, "temperature": warping["temperature"] * WARMER})  # type: ignore[arg-type]
+    other = law(model, prompt, warmer, like=outcomes)
+    blurred = np.array([other.get(text, 0.0) for text in outcomes])
+    wrong = fit(counts, blurred / blurred.sum())
+    print(f"{case}: p = {p_value:.3f} ({wrong:.1e} if the temperature were off), {len(outcomes)} outcomes, ", end="")
+    print(f"{sum(done.new_tokens for done in out) / sum(done.rounds for done in out):.2f} tokens a round")
+    assert p_value > 1e-3
+    assert wrong < 1e-6
+
+
+# Greedy text ---------------------------------------------------------------------------------------------------------
+
+QUESTIONS, ALSO_BY_TRANSFORMERS, NEW = 200, 40, 64
+DRAFTERS = [
+    "prompt-lookup",
+    "prompt-lookup,variant=transformers",
+    "prompt-lookup,variant=vllm",
+    "sam",
+    "sam+prompt-lookup",
+]
+
+
+def questions(file: Path, count: int) -> list[str]:
+    """First turns of `count` questions, as many of each category as there are until all have the same number."""
+    by_category: dict[str, list[str]] = defaultdict(list)
+    for line in file.read_text().splitlines():
+        question = json.loads(line)
+        by_category[question["category"]].append(question["turns"][0])
+    taken = [text for row in zip_longest(*by_category.values()) for text in row if text is not None]
+    return taken[:count]
+
+
+def encode(tokenizer: Tokenizer, text: str, room: int) -> list[int]:
+    """Tokens of a chat that asks `text`. A text too long for `room` tokens loses its end, as much as must be; the
+    words of the chat template stay whole."""
+    while True:
+        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
+        if len(ids) <= room:
+            return ids
+        text = text[: min(len(text) - 1, len(text) * room // len(ids))]
+
+
+def explain(model: PreTrainedModel, ids: Sequence[int], one: Sequence[int], other: Sequence[int]) -> str:
+    """Where two answers to `ids` part, and how close the two tokens were: a tie, or a bug."""
+    at = next(i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b)
+    logits = model(torch.tensor([[*ids, *one[:at]]])).logits[0, -1]
+    best = logits.topk(2)
+    gap = float(best.values[0] - best.values[1])
+    return f"token {at}: {one[at : at + 1]} and {other[at : at + 1]}; the best two are {gap:.2g} apart"
+
+
+@torch.inference_mode()
+def check_questions(folder: Path, file: Path, count: int, by_transformers: int, report: Callable[[str], None]) -> None:
+    """Answer `count` questions plainly and with every drafter; some by transformers too."""
+    target, tokenizer = load(folder, dtype="float32", device="cpu"), load_tokenizer(folder)
+    room = target.max_context - NEW
+    prompts = [encode(tokenizer, text, room) for text in questions(file, count)]
+    wish = SamplingParams(max_tokens=NEW)
+    plain = Engine(target, "none", tokenizer=tokenizer).generate(prompts, wish)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    wrong = []
+    spread = range(0, count, max(1, count // by_transformers))
+    for i in spread:
+        theirs = generate(model, prompts[i], NEW, target.eos_token_ids)[len(prompts[i]) :]
+        if theirs != plain[i].tokens:
+            wrong.append(f"transformers, question {i}, {explain(model, prompts[i], plain[i].tokens, theirs)}")
+    lengths = sorted(map(len, prompts))
+    report(f"{count} prompts of {lengths[0]} to {lengths[-1]} tokens, {len(spread)} by transformers")
+    for name in DRAFTERS:
+        out = Engine(target, name, tokenizer=tokenizer).generate(prompts, wish)
+        for i, (done, known) in enumerate(zip(out, plain, strict=True)):
+            if done.tokens != known.tokens:
+                wrong.append(f"{name}, question {i}, {explain(model, prompts[i], known.tokens, done.tokens)}")
+            assert done.finish_reason == known.finish_reason or done.tokens != known.tokens
+        tokens, rounds = sum(done.new_tokens for done in out), sum(done.rounds for done in out)
+        report(f"{name}: {tokens / rounds:.2f} tokens a round, {len(wrong)} answers differ so far")
+        assert rounds < sum(done.rounds for done in plain)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(1800)
+def test_greedy_answers_to_spec_bench_are_plain_ones(demo: Path, shared: Path) -> None:
+    file = shared / "data" / "spec-bench" / "question.jsonl"
+    if not file.exists():
+        pytest.skip(f"{file} not found; set PACELINE_SHARED")
+    check_questions(demo, file, QUESTIONS, ALSO_BY_TRANSFORMERS, print)
