@@ -3,6 +3,10 @@
 import os
 from pathlib import Path
 
+# Tests run beside each other, and a thread pool larger than the free cores is ruinous. Before torch is imported, and
+# in the environment, so that the commands some tests start do the same.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 
@@ -10,10 +14,7 @@ REPOSITORY = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("PACELINE_SHARED", REPOSITORY.parent / "shared"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> None:
-    # Tests run beside each other and beside other work; a thread pool larger than the free cores is ruinous.
-    torch.set_num_threads(min(2, torch.get_num_threads()))
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,4 @@
+"""Training recipes: one file a recipe, over one shared loop (`loop.py`).
+
+python -m paceline.train --help
+"""

@@ -1,0 +1,189 @@
+"""Command line of the training recipes. Sources are files of yours, given as NAME=PATH or PATH.
+
+python -m paceline.train --help
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.errors import PacelineError
+
+app = typer.Typer(
+    help="Train the demo family: a tokenizer, then `pretrain`, then `chat`, then `card`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(help="Text files as NAME=PATH or PATH: .txt, .jsonl, and both with .gz. A name may repeat."),
+]
+Out = Annotated[Path, typer.Option(help="Folder to write.")]
+Run = Annotated[Path, typer.Option(help="Folder of the checkpoint and log; run the same command again to resume.")]
+Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.")]
+Tokens = Annotated[int | None, typer.Option(help="Budget in tokens; exactly repeatable.")]
+Threads = Annotated[int, typer.Option(help="torch threads.")]
+Rate = Annotated[float, typer.Option(help="Peak learning rate.")]
+Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
+
+
+def _threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # tokenizers
+
+
+@app.command("sources")
+def sources_command(sources: Sources) -> None:
+    """Show what each source holds, and one document of it: a check before hours of training.
+
+    python -m paceline.train sources gsm=train.jsonl.gz books=alice.txt
+    """
+    from paceline.train.sources import held_out, parse_sources, read
+
+    for source in parse_sources(sources):
+        documents = list(read(source))
+        held = sum(held_out(d) for d in documents)
+        size = sum(len(d.plain()) for d in documents)
+        typer.echo(f"{source.name}: {len(documents):,} documents, {size:,} characters, {held:,} held out")
+        if documents:
+            typer.echo("    " + documents[0].plain()[:200].replace("\n", "\n    "))
+
+
+@app.command("synth")
+def synth_command(count: int = 12, seed: int = 0) -> None:
+    """Print generated examples: translation, sums, reading, retrieval, copying."""
+    from paceline.train.synth import generate
+
+    for document in generate(count, seed):
+        question, answer = (m["content"] for m in document.messages)
+        typer.echo(f"[{document.fields['kind']}] {question}\n  -> {answer}\n")
+
+
+@app.command("tokenizer")
+def tokenizer_command(
+    sources: Sources,
+    out: Out,
+    vocabulary: Annotated[int, typer.Option(help="Tokens, the 256 bytes and 5 special ones included.")] = 8192,
+    characters: Annotated[int, typer.Option(help="Read at most so many of one source.")] = 3_000_000,
+    generated: Annotated[int, typer.Option(help="Generated examples to learn from as well.")] = 10_000,
+    threads: Threads = 1,
+) -> None:
+    """Learn a byte-level BPE vocabulary from the sources (and generated examples), with the chat template.
+
+    python -m paceline.train tokenizer books=alice.txt chat=dialogues.jsonl.gz --out build/tokenizer
+    """
+    _threads(threads)
+    from dataclasses import replace
+
+    from paceline.train.lm import PRETRAIN, load_documents
+    from paceline.train.sources import parse_sources
+    from paceline.train.tokenizer import save_tokenizer, train_tokenizer
+
+    config = replace(PRETRAIN, characters=characters, generated=generated)
+    training, _ = load_documents(parse_sources(sources), config)
+    tokenizer = train_tokenizer((d.plain() for group in training.values() for d in group), vocabulary)
+    save_tokenizer(tokenizer, out)
+    typer.echo(f"{len(tokenizer):,} tokens, written to {out}")
+
+
+@app.command("pretrain")
+def pretrain_command(
+    sources: Sources,
+    tokenizer: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `tokenizer` wrote.")],
+    out: Out,
+    run: Run,
+    minutes: Minutes = None,
+    tokens: Tokens = None,
+    lr: Rate = 2e-3,
+    compiled: Compiled = True,
+    threads: Threads = 1,
+) -> None:
+    """Train the demo model from random weights on packed text. Ctrl-C saves; the same command goes on.
+
+    python -m paceline.train pretrain books=alice.txt chat=dialogues.jsonl.gz --tokenizer build/tokenizer
+    --out build/base --run build/pretrain --minutes 50
+    """
+    _threads(threads)
+    from paceline.train.lm import pretrain
+    from paceline.train.loop import LoopConfig
+    from paceline.train.sources import parse_sources
+    from paceline.train.tokenizer import load_tokenizer
+
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr)
+    if not pretrain(parse_sources(sources), load_tokenizer(tokenizer), out, run, loop, compiled=compiled):
+        raise typer.Exit(130)
+
+
+@app.command("chat")
+def chat_command(
+    sources: Sources,
+    model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `pretrain` wrote.")],
+    out: Out,
+    run: Run,
+    minutes: Minutes = None,
+    tokens: Tokens = None,
+    lr: Rate = 1e-3,
+    compiled: Compiled = True,
+    threads: Threads = 1,
+) -> None:
+    """Tune a pretrained model on conversations; only what the assistant says is learnt.
+
+    python -m paceline.train chat chat=dialogues.jsonl.gz --model build/base --out models/demo --run build/chat
+    --minutes 20
+    """
+    _threads(threads)
+    from paceline.train.lm import chat
+    from paceline.train.loop import LoopConfig
+    from paceline.train.sources import parse_sources
+    from paceline.train.tokenizer import load_tokenizer
+
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=50, decay=0.6)
+    if not chat(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
+        raise typer.Exit(130)
+
+
+@app.command("card")
+def card_command(
+    model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder that `chat` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Markdown file to write; printed if not given.")] = None,
+    show: Annotated[bool, typer.Option(help="Print all 24 prompts and answers.")] = False,
+    threads: Threads = 1,
+) -> None:
+    """Answer fixed and generated prompts; write the model card from the answers and the training logs.
+
+    python -m paceline.train card models/demo --out models/README.md
+    """
+    _threads(threads)
+    from paceline.train.card import answer_all, card, counts, practised
+
+    answers = answer_all(model)
+    practice = practised(model)
+    text = card(model, answers, practice)
+    if show:
+        for answer in answers:
+            typer.echo(f"[{answer.kind}, {answer.tokens} tokens, ended {answer.ended}, looping {answer.loops}]")
+            typer.echo(f"{answer.prompt}\n  -> {answer.text}\n")
+    if out:
+        out.write_text(text)
+        typer.echo(f"{counts(answers)}\n\n{practice}")
+    elif not show:
+        typer.echo(text)
+
+
+def main() -> None:
+    try:
+        app()
+    except PacelineError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

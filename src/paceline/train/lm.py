@@ -1,0 +1,456 @@
+"""The language model recipe: pretrain a small Llama on packed text, then tune it on conversations.
+
+Two stages over the shared loop. `pretrain` trains on every token of documents laid end to end; `chat` trains on what
+the assistant says (and on the token that ends its turn) in conversations packed whole into rows. Conversations are
+written in the chat template in both stages.
+
+Doesn't know: drafters, benchmarks. Test splits stay out because nobody passes them in.
+
+    python -m paceline.train pretrain --help
+"""
+
+import json
+import random
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from paceline.errors import PacelineError
+from paceline.train import synth
+from paceline.train.loop import Batch, LoopConfig, read_log, train
+from paceline.train.loss import IGNORE, chunked_cross_entropy
+from paceline.train.sources import Document, Source, assistant, read, split, user
+from paceline.train.tokenizer import DOCUMENT, END, SPECIAL, save_tokenizer, token_id
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The demo size: 8 million parameters, 16 MB in bfloat16."""
+
+    hidden: int = 256
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int = 4
+    intermediate: int = 704
+    vocabulary: int = 8192
+    positions: int = 2048
+    rope_theta: float = 10000.0
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What a batch is made of. A source that `weights` does not name weighs `other`."""
+
+    length: int  # tokens a row
+    rows: int  # rows a batch
+    weights: dict[str, float]
+    decay_weights: dict[str, float]  # the mixture after `decay_from` of the budget
+    other: float = 0.1
+    decay_from: float = 0.75
+    characters: int = 9_000_000  # read at most so many of one source
+    generated: int = 40_000  # examples from synth.py
+    longest_answer: int = 120  # tokens; chat stage: longer answers of single-turn records are left out
+    held_out: float = 0.01
+    validation_rows: int = 8
+    seed: int = 0
+
+
+PRETRAIN = DataConfig(
+    length=256,
+    rows=16,
+    weights={"sgd": 0.14, "dolly": 0.14, "books": 0.22, "wikitext": 0.05, "gsm8k": 0.08, "docs": 0.09, "synth": 0.28},
+    decay_weights={
+        "sgd": 0.1,
+        "dolly": 0.28,
+        "books": 0.08,
+        "wikitext": 0.03,
+        "gsm8k": 0.1,
+        "docs": 0.03,
+        "synth": 0.38,
+    },
+)
+CHAT = DataConfig(
+    length=512,
+    rows=4,
+    weights={"sgd": 0.1, "dolly": 0.12, "reading": 0.26, "gsm8k": 0.07, "synth": 0.45},
+    decay_weights={"sgd": 0.08, "dolly": 0.12, "reading": 0.28, "gsm8k": 0.07, "synth": 0.45},
+    decay_from=0.7,
+)
+
+
+class LmLoss(nn.Module):
+    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted."""
+
+    def __init__(self, model: Any, compiled: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        # A function, not a module: the compiled copy must not appear among the parameters.
+        self._compiled = torch.compile(self._hidden) if compiled else self._hidden
+
+    def _hidden(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return hidden
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        hidden = (self._compiled if self.training else self._hidden)(input_ids)
+        if torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels)
+
+
+# --- text to rows ------------------------------------------------------------------------------------------------
+
+
+def clean(document: Document) -> Document:
+    """Worked sums as people write them: GSM8K's calculator marks go, its last line becomes a sentence."""
+    if not document.messages:
+        return document
+    messages = []
+    for message in document.messages:
+        text = re.sub(r"<<[^<>]*>>", "", message["content"])
+        text = re.sub(r"\n####\s*(.+)$", r"\nThe answer is \1.", text)
+        messages.append({"role": message["role"], "content": text})
+    return Document(document.source, document.text, tuple(messages), document.context, document.fields)
+
+
+def render(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[tuple[list[int], list[bool]]]:
+    """Token ids, and which of them the model must learn in the chat stage (all, for plain text).
+
+    Equal to the chat template (a test compares them), without running it: that would take minutes.
+    """
+    special = {token: token_id(tokenizer, token) for token in SPECIAL}
+    segments: list[str] = []
+    for document in documents:
+        segments += ["\n" + m["content"].strip() for m in document.messages] or [document.text]
+    encoded = iter(tokenizer.backend_tokenizer.encode_batch(segments, add_special_tokens=False))
+    newline = tokenizer.encode("\n", add_special_tokens=False)
+    rendered = []
+    for document in documents:
+        ids, learn = [special[DOCUMENT]], [False]
+        if not document.messages:
+            text = next(encoded).ids
+            ids, learn = ids + text, learn + [True] * len(text)
+        for message in document.messages:
+            answer = message["role"] == "assistant"
+            text = next(encoded).ids
+            ids += [special[f"<|{message['role']}|>"], *text, special[END], *newline]
+            # The newline after the role belongs to the prompt; the one after the end is nobody's.
+            learn += [False] * (1 + len(newline)) + [answer] * (len(text) - len(newline) + 1) + [False] * len(newline)
+        rendered.append((ids, learn))
+    return rendered
+
+
+Rows = tuple[np.ndarray, np.ndarray]  # input ids and labels, int32 [num_rows, length]
+
+
+def lay_end_to_end(rendered: Iterable[tuple[list[int], list[bool]]], length: int) -> Rows:
+    """Documents one after another, cut every `length` tokens; every token is learnt."""
+    flat = np.fromiter((i for ids, _ in rendered for i in ids), dtype=np.int32)
+    count = max(len(flat) - 1, 0) // length
+    return flat[: count * length].reshape(count, length), flat[1 : count * length + 1].reshape(count, length)
+
+
+def pack_whole(rendered: Iterable[tuple[list[int], list[bool]]], length: int, pad: int) -> Rows:
+    """Conversations packed whole into rows; one longer than a row is cut, and left out when no answer survives."""
+    bins: list[tuple[list[int], list[int]]] = []
+    is_open: list[int] = []
+    for ids, learn in rendered:
+        inputs = ids[:-1][:length]
+        labels = [i if wanted else IGNORE for i, wanted in zip(ids[1:], learn[1:], strict=True)][:length]
+        if all(label == IGNORE for label in labels):
+            continue
+        for index in is_open:
+            if len(bins[index][0]) + len(inputs) <= length:
+                break
+        else:
+            index = len(bins)
+            bins.append(([], []))
+            is_open = [*is_open, index][-16:]
+        bins[index][0].extend(inputs)
+        bins[index][1].extend(labels)
+    ids_out = np.full((len(bins), length), pad, dtype=np.int32)
+    labels_out = np.full((len(bins), length), IGNORE, dtype=np.int32)
+    for row, (inputs, labels) in enumerate(bins):
+        ids_out[row, : len(inputs)] = inputs
+        labels_out[row, : len(labels)] = labels
+    return ids_out, labels_out
+
+
+class Mixture:
+    """Batches of rows drawn from several sources by weight; every source is read through before it repeats."""
+
+    def __init__(self, rows: dict[str, Rows], config: DataConfig) -> None:
+        self.rows = {name: r for name, r in rows.items() if len(r[0])}
+        if not self.rows:
+            raise PacelineError("the sources hold less text than one row; add sources or shorten the rows")
+        self.config = config
+        self.step = 0
+        self.taken: Counter[str] = Counter()
+        self._order: dict[str, tuple[int, np.ndarray]] = {}
+
+    def next(self, progress: float) -> Batch:
+        config = self.config
+        chosen = config.weights if progress < config.decay_from else config.decay_weights
+        names = sorted(self.rows)
+        rng = random.Random(f"{config.seed}/{self.step}")
+        picked = [self._row(n) for n in rng.choices(names, [chosen.get(n, config.other) for n in names], k=config.rows)]
+        self.step += 1
+        ids, labels = (torch.from_numpy(np.stack(side)).long() for side in zip(*picked, strict=True))
+        return {"input_ids": ids, "labels": labels}
+
+    def _row(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        ids, labels = self.rows[name]
+        epoch, place = divmod(self.taken[name], len(ids))
+        if self._order.get(name, (-1, None))[0] != epoch:
+            rng = np.random.default_rng([self.config.seed, epoch, *name.encode()])
+            self._order[name] = (epoch, rng.permutation(len(ids)))
+        self.taken[name] += 1
+        index = self._order[name][1][place]
+        return ids[index], labels[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "taken": dict(self.taken)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.taken = state["step"], Counter(state["taken"])
+        self._order = {}
+
+
+# --- sources to documents ----------------------------------------------------------------------------------------
+
+
+def load_documents(
+    sources: Sequence[Source], config: DataConfig
+) -> tuple[dict[str, list[Document]], dict[str, list[Document]]]:
+    """Training and held-out documents by source name; generated examples come under "synth"."""
+    training: dict[str, list[Document]] = {}
+    valid: dict[str, list[Document]] = {}
+    for source in sources:
+        kept, held = split((clean(d) for d in read(source)), config.held_out)
+        random.Random(config.seed).shuffle(kept)
+        training.setdefault(source.name, []).extend(kept)
+        valid.setdefault(source.name, []).extend(held)
+    for name, documents in training.items():
+        size, most = 0, len(documents)
+        for index, document in enumerate(documents):
+            size += len(document.plain())
+            if size > config.characters:
+                most = index + 1
+                break
+        training[name] = documents[:most]
+    if config.generated:
+        made = synth.generate(config.generated, config.seed, *reading_material(training))
+        training["synth"], valid["synth"] = split(made, config.held_out)
+    return training, valid
+
+
+def reading_material(documents: dict[str, list[Document]]) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """Short passages, and (question, answer, passage) whose answer stands in the passage, for synth.py."""
+    passages: list[str] = []
+    facts: list[tuple[str, str, str]] = []
+    for document in (d for group in documents.values() for d in group if d.context):
+        sentences = synth.sentences_of(re.sub(r"\s+", " ", document.context))
+        answer = document.fields["response"]
+        holding = [i for i, s in enumerate(sentences) if answer.rstrip(".") in s]
+        first = max(holding[0] - 1, 0) if holding else 0
+        window = " ".join(sentences[first : first + 3])
+        if not 60 <= len(window) <= 450:
+            continue
+        if holding and len(answer) <= 120:
+            facts.append((document.fields["instruction"], answer, window))
+        passages.append(window)
+    return passages, facts
+
+
+def short_answers(
+    rendered: Iterable[tuple[list[int], list[bool]]], longest: int, length: int
+) -> Iterable[tuple[list[int], list[bool]]]:
+    """Single-turn conversations that fit a row and whose answer is short."""
+    for ids, learn in rendered:
+        if len(ids) <= length and sum(learn) <= longest:
+            yield ids, learn
+
+
+def reading_record(rng: random.Random, document: Document) -> Document:
+    """A record with a passage, in one of the forms such prompts come in."""
+    instruction, context = document.fields["instruction"], document.context
+    forms = [
+        f"{instruction}\n\n{context}",
+        f"{context}\n\n{instruction}",
+        f"Passage: {context}\n\nQuestion: {instruction}",
+    ]
+    if document.fields.get("category") == "summarization":
+        forms += [f"Summarize: {context}"] * 2
+    return Document(
+        document.source,
+        messages=(user(rng.choice(forms)), assistant(document.fields["response"])),
+        context=context,
+        fields=document.fields,
+    )
+
+
+# --- the two stages ----------------------------------------------------------------------------------------------
+
+Build = Callable[[str, list[Document]], dict[str, Rows]]
+
+
+def pretrain(
+    sources: Sequence[Source],
+    tokenizer: PreTrainedTokenizerFast,
+    out: Path,
+    run: Path,
+    loop: LoopConfig,
+    data: DataConfig = PRETRAIN,
+    model: ModelConfig = ModelConfig(),
+    compiled: bool = True,
+) -> bool:
+    """Train from random weights; writes `out` in float32 and its log and facts into it. False when interrupted."""
+    document, end = token_id(tokenizer, DOCUMENT), token_id(tokenizer, END)
+    torch.manual_seed(loop.seed)
+    network = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=model.vocabulary,
+            hidden_size=model.hidden,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            num_key_value_heads=model.kv_heads,
+            intermediate_size=model.intermediate,
+            tie_word_embeddings=True,
+            max_position_embeddings=model.positions,
+            rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+            bos_token_id=document,
+            eos_token_id=end,
+            pad_token_id=document,
+        )
+    )
+
+    def build(name: str, documents: list[Document]) -> dict[str, Rows]:
+        return {name: lay_end_to_end(render(tokenizer, documents), data.length)}
+
+    return _stage("pretrain", network, sources, tokenizer, build, out, run, loop, data, compiled, torch.float32)
+
+
+def chat(
+    sources: Sequence[Source],
+    tokenizer: PreTrainedTokenizerFast,
+    start: Path,
+    out: Path,
+    run: Path,
+    loop: LoopConfig,
+    data: DataConfig = CHAT,
+    compiled: bool = True,
+) -> bool:
+    """Tune the model in `start` on conversations; writes `out` in bfloat16. False when interrupted."""
+    network = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    pad = token_id(tokenizer, DOCUMENT)
+
+    def build(name: str, documents: list[Document]) -> dict[str, Rows]:
+        rng = random.Random(data.seed)
+        groups: dict[str, list[Document]] = {}
+        for document in documents:
+            if document.context:
+                groups.setdefault("reading", []).append(reading_record(rng, document))
+            elif document.messages:
+                groups.setdefault(name, []).append(document)
+        rows = {}
+        for group, members in groups.items():
+            rendered: Iterable[tuple[list[int], list[bool]]] = render(tokenizer, members)
+            if all(len(d.messages) == 2 for d in members):
+                rendered = short_answers(rendered, data.longest_answer, data.length)
+            rows[group] = pack_whole(rendered, data.length, pad)
+        return rows
+
+    return _stage("chat", network, sources, tokenizer, build, out, run, loop, data, compiled, torch.bfloat16, start)
+
+
+def _stage(
+    stage: str,
+    network: Any,
+    sources: Sequence[Source],
+    tokenizer: PreTrainedTokenizerFast,
+    build: Build,
+    out: Path,
+    run: Path,
+    loop: LoopConfig,
+    data: DataConfig,
+    compiled: bool,
+    dtype: torch.dtype,
+    start: Path | None = None,
+) -> bool:
+    console = Console(stderr=True)
+    began = time.monotonic()
+    training, valid = load_documents(sources, data)
+    rows: dict[str, Rows] = {}
+    held: dict[str, Rows] = {}
+    for name in training:
+        rows |= build(name, training[name])
+        held |= build(name, valid[name])
+    for name, (ids, labels) in rows.items():
+        learnt = int((labels != IGNORE).sum())
+        console.print(f"  {name:10} {len(ids):6} rows  {ids.size:>10,} tokens, {learnt:>10,} learnt")
+    console.print(f"text ready after {time.monotonic() - began:.0f} s")
+    validation = {
+        name: [_batch(ids[: data.validation_rows], labels[: data.validation_rows])]
+        for name, (ids, labels) in held.items()
+        if len(ids)
+    }
+    mixture = Mixture(rows, data)
+    if not train(LmLoss(network, compiled), mixture, loop, run, validation):
+        return False
+    facts = {
+        "stage": stage,
+        "model": {"parameters": sum(p.numel() for p in network.parameters())},
+        "sources": {
+            name: {"tokens_available": int(ids.size), "rows_seen": mixture.taken[name], "rows": len(ids)}
+            for name, (ids, _) in mixture.rows.items()
+        },
+        "data": asdict(data),
+        "loop": asdict(loop),
+    }
+    save(network, tokenizer, out, dtype)
+    if start is not None:
+        for log in start.glob("training-*.json*"):
+            shutil.copy(log, out / log.name)
+    (out / f"training-{stage}.json").write_text(json.dumps(facts, indent=2) + "\n")
+    (out / f"training-{stage}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in read_log(run / "log.jsonl")))
+    console.print(f"wrote {out}")
+    return True
+
+
+def _batch(ids: np.ndarray, labels: np.ndarray) -> Batch:
+    return {"input_ids": torch.from_numpy(ids).long(), "labels": torch.from_numpy(labels).long()}
+
+
+def save(network: Any, tokenizer: PreTrainedTokenizerFast, out: Path, dtype: torch.dtype) -> None:
+    """Hugging Face layout; the model in memory keeps its precision."""
+    document, end = token_id(tokenizer, DOCUMENT), token_id(tokenizer, END)
+    weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
+    config = network.config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
+    copy: Any = LlamaForCausalLM(LlamaConfig.from_dict(config))
+    copy.to(dtype=dtype)
+    copy.load_state_dict(weights, strict=False)
+    copy.tie_weights()
+    copy.generation_config = GenerationConfig(
+        bos_token_id=document, eos_token_id=[end, document], pad_token_id=document
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    copy.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
+    save_tokenizer(tokenizer, out)

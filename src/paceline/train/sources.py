@@ -1,0 +1,195 @@
+"""Text sources: files on the user's disk, read into documents (plain text) or conversations (chat messages).
+
+A source is given as `NAME=PATH`, or just a path (the name is then the file's stem). Understood are .txt and .jsonl,
+gzip-compressed or not. A JSON record is recognised by its fields, so common data sets work as they come:
+{text}, {title, text}, {instruction, context, response}, {question, answer}, {turns: [{role, text}]},
+{messages: [{role, content}]}. Held-out documents are chosen by a hash of their content, so the split is the same on
+every machine and in every order.
+
+Doesn't know: tokenizers, models, where data comes from or whether its licence lets you use it.
+
+    python -m paceline.train sources gsm=train.jsonl.gz books=alice.txt
+"""
+
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+
+KNOWN_RECORDS = (
+    "{text}, {title, text}, {instruction, context, response}, {question, answer}, "
+    "{turns: [{role, text}]}, {messages: [{role, content}]}"
+)
+ROLES = ("system", "user", "assistant")
+TEXT_CHUNK = 8000  # characters of a plain-text file that make one document, cut at a paragraph
+
+
+class SourceError(PacelineError):
+    """A source cannot be read; the message names file and line."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file and the name it goes by in reports."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: `messages` for anything that is a conversation, `text` for anything that is not.
+
+    `context` is the passage that an answer was written from, where the record had one.
+    """
+
+    source: str
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    context: str = ""
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def plain(self) -> str:
+        """The document as plain text: conversations are written out one turn a paragraph."""
+        return self.text or "\n\n".join(m["content"] for m in self.messages)
+
+
+def parse_source(spec: str) -> Source:
+    """`NAME=PATH` or `PATH` -> Source."""
+    name, equals, path = spec.partition("=")
+    if not equals:
+        name, path = re.sub(r"\.(txt|jsonl)(\.gz)?$", "", Path(spec).name), spec
+    if not name or not path:
+        raise SourceError(f"{spec!r} is not a source: write NAME=PATH, for example books=alice.txt.gz")
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise SourceError(f"source {name!r}: no such file: {file}")
+    if not re.search(r"\.(txt|jsonl)(\.gz)?$", file.name):
+        raise SourceError(f"source {name!r}: {file.name} is not .txt, .txt.gz, .jsonl or .jsonl.gz")
+    return Source(name, file)
+
+
+def parse_sources(specs: Iterable[str]) -> list[Source]:
+    """Several specs; the same name may stand for several files."""
+    return [parse_source(spec) for spec in specs]
+
+
+def read(source: Source) -> Iterator[Document]:
+    """All documents of one source, in file order."""
+    if source.path.name.removesuffix(".gz").endswith(".jsonl"):
+        for number, line in enumerate(_lines(source.path), start=1):
+            if line.strip():
+                yield _record(source, number, line)
+    else:
+        yield from _plain_text(source)
+
+
+def held_out(document: Document, share: float = 0.01) -> bool:
+    """Whether the document belongs to the validation split: a function of its content alone."""
+    digest = hashlib.sha256(document.plain().encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < share
+
+
+def split(documents: Iterable[Document], share: float = 0.01) -> tuple[list[Document], list[Document]]:
+    """(training documents, held-out documents)."""
+    train: list[Document] = []
+    valid: list[Document] = []
+    for document in documents:
+        (valid if held_out(document, share) else train).append(document)
+    return train, valid
+
+
+def _lines(path: Path) -> Iterator[str]:
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):  # noqa: B007  the except clauses name the line
+                yield raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise SourceError(f"{path}, after line {number}: broken gzip file ({error})") from None
+
+
+def _plain_text(source: Source) -> Iterator[Document]:
+    """Paragraph-aligned chunks, so that a whole book is not one held-out decision."""
+    paragraphs: list[str] = []
+    size = 0
+    for block in re.split(r"\n\s*\n", "".join(_lines(source.path)).replace("\r\n", "\n")):
+        if block.strip():
+            paragraphs.append(block.strip("\n"))
+            size += len(block)
+        if size > TEXT_CHUNK:
+            yield Document(source.name, text="\n\n".join(paragraphs))
+            paragraphs, size = [], 0
+    if paragraphs:
+        yield Document(source.name, text="\n\n".join(paragraphs))
+
+
+def _record(source: Source, number: int, line: str) -> Document:
+    where = f"{source.path}, line {number}"
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise SourceError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(row, dict):
+        raise SourceError(f"{where}: a record must be an object, not {type(row).__name__}")
+    if "turns" in row:
+        return Document(source.name, messages=_messages(row["turns"], "text", where))
+    if "messages" in row:
+        return Document(source.name, messages=_messages(row["messages"], "content", where))
+    if "instruction" in row and "response" in row:
+        context = _string(row, "context", where, "")
+        instruction = _string(row, "instruction", where)
+        prompt = f"{instruction}\n\n{context}" if context else instruction
+        category = _string(row, "category", where, "")
+        answer = _string(row, "response", where)
+        return Document(
+            source.name,
+            messages=(user(prompt), assistant(answer)),
+            context=context,
+            fields={"instruction": instruction, "response": answer, "category": category},
+        )
+    if "question" in row and "answer" in row:
+        question, answer = _string(row, "question", where), _string(row, "answer", where)
+        return Document(source.name, messages=(user(question), assistant(answer)))
+    if "text" in row:
+        title = _string(row, "title", where, "")
+        text = _string(row, "text", where)
+        return Document(source.name, text=f"{title}\n\n{text}" if title else text)
+    known = ", ".join(sorted(map(str, row))) or "none"
+    raise SourceError(f"{where}: unknown record with fields {known}; known are {KNOWN_RECORDS}")
+
+
+def _messages(rows: Any, key: str, where: str) -> tuple[Message, ...]:
+    if not isinstance(rows, list) or not rows:
+        raise SourceError(f"{where}: turns or messages must be a list with at least one entry")
+    messages = []
+    for row in rows:
+        if not isinstance(row, dict) or row.get("role") not in ROLES:
+            raise SourceError(f"{where}: every turn needs a role, one of {', '.join(ROLES)}")
+        messages.append({"role": str(row["role"]), "content": _string(row, key, where)})
+    return tuple(messages)
+
+
+def _string(row: dict[str, Any], key: str, where: str, default: str | None = None) -> str:
+    value = row.get(key, default)
+    if not isinstance(value, str):
+        raise SourceError(f"{where}: field {key!r} must be text, not {type(value).__name__}")
+    return value.strip()
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,109 @@
+"""Sources: every kind of file and record, one clear line for a broken one, and a stable held-out split."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.train.sources import SourceError, held_out, parse_source, parse_sources, read, split
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def documents(path: Path) -> list[Any]:
+    return list(read(parse_source(str(path))))
+
+
+def test_every_record_is_recognised(tmp_path: Path) -> None:
+    rows = [
+        {"text": "plain"},
+        {"title": "Title", "text": "body"},
+        {"instruction": "Do it", "context": "With this", "response": "Done", "category": "closed_qa"},
+        {"question": "Why?", "answer": "Because."},
+        {"turns": [{"role": "user", "text": "Hi"}, {"role": "assistant", "text": "Hello"}]},
+        {"messages": [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]},
+    ]
+    found = documents(write_jsonl(tmp_path / "rows.jsonl", rows))
+    assert [d.text for d in found[:2]] == ["plain", "Title\n\nbody"]
+    assert found[2].messages[0] == {"role": "user", "content": "Do it\n\nWith this"}
+    assert found[2].context == "With this"
+    assert found[2].fields == {"instruction": "Do it", "response": "Done", "category": "closed_qa"}
+    assert found[3].messages[1] == {"role": "assistant", "content": "Because."}
+    assert [m["role"] for m in found[4].messages] == ["user", "assistant"]
+    assert found[5].messages[0]["role"] == "system"
+
+
+def test_gzip_and_plain_text_read_alike(tmp_path: Path) -> None:
+    text = "Erster Absatz.\n\nZweiter Absatz, größer.\n"
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
+        file.write(text)
+    plain, packed = documents(tmp_path / "a.txt"), documents(tmp_path / "b.txt.gz")
+    assert [d.text for d in plain] == [d.text for d in packed] == ["Erster Absatz.\n\nZweiter Absatz, größer."]
+
+
+def test_long_text_is_cut_at_paragraphs(tmp_path: Path) -> None:
+    paragraphs = [f"Paragraph {i}. " + "word " * 300 for i in range(30)]
+    (tmp_path / "long.txt").write_text("\n\n".join(paragraphs))
+    found = documents(tmp_path / "long.txt")
+    assert len(found) > 2
+    assert "\n\n".join(d.text for d in found) == "\n\n".join(paragraphs)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{not json", "line 2: not JSON"),
+        ("[1, 2]", "line 2: a record must be an object, not list"),
+        ('{"prompt": "x", "completion": "y"}', "line 2: unknown record with fields completion, prompt"),
+        ('{"text": 7}', "line 2: field 'text' must be text, not int"),
+        ('{"turns": [{"role": "robot", "text": "x"}]}', "line 2: every turn needs a role"),
+        ('{"messages": []}', "line 2: turns or messages must be a list"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(SourceError) as caught:
+        documents(path)
+    assert str(caught.value).startswith(f"{path}, {complaint}")
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"fine\nM\xe4rz\n")
+    with pytest.raises(SourceError, match="line 2: not UTF-8"):
+        documents(tmp_path / "latin.txt")
+    (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"text " * 1000)[:40])
+    with pytest.raises(SourceError, match="broken gzip"):
+        documents(tmp_path / "torn.txt.gz")
+
+
+def test_specs(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "some.rows.jsonl", [{"text": "x"}])
+    assert parse_source(str(path)).name == "some.rows"
+    assert [s.name for s in parse_sources([f"mine={path}", f"mine={path}"])] == ["mine", "mine"]
+    for spec, complaint in (
+        ("mine=/no/such.txt", "no such file"),
+        ("=x", "not a source"),
+        (f"a={tmp_path}", "no such"),
+    ):
+        with pytest.raises(SourceError, match=complaint):
+            parse_source(spec)
+    (tmp_path / "x.csv").write_text("a,b")
+    with pytest.raises(SourceError, match=r"x\.csv is not \.txt"):
+        parse_source(str(tmp_path / "x.csv"))
+
+
+def test_the_split_depends_on_content_alone(tmp_path: Path) -> None:
+    rows = [{"text": f"document number {i}"} for i in range(3000)]
+    train, valid = split(documents(write_jsonl(tmp_path / "a.jsonl", rows)))
+    assert 10 <= len(valid) <= 60  # 1 % of 3000, and luck
+    assert not {d.text for d in train} & {d.text for d in valid}
+    again = documents(write_jsonl(tmp_path / "b.jsonl", rows[::-1]))
+    assert {d.text for d in again if held_out(d)} == {d.text for d in valid}
