@@ -116,9 +116,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
     ):
         if max_batch < 1 or prefill_chunk < 1:
-            raise PacelineError(
-                f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more."
-            )
+            raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
         self.target = model if isinstance(model, Target) else load(model, dtype=dtype, device=device)
         self.tokenizer = tokenizer

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from paceline.target.base import Target
 from paceline.target.layout import Layout
 
 GRANULE = 64
@@ -160,3 +161,21 @@ class Writer:
         """Keys and values [slots, kv_heads, keys, head_dim] that a group attends to."""
         keys, values = self._groups[group]
         return keys[layer], values[layer]
+
+
+class CachedTarget(Target):
+    """A target whose rows live in a `RaggedCache`: what is left to a model is `verify`."""
+
+    cache: RaggedCache
+
+    def add_row(self, expected_length: int) -> int:
+        return self.cache.add_row(expected_length)
+
+    def drop_row(self, slot: int) -> None:
+        self.cache.drop_row(slot)
+
+    def length(self, slot: int) -> int:
+        return self.cache.length(slot)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        self.cache.commit(slot, path)

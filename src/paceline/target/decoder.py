@@ -17,8 +17,8 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.profile import Clock
-from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict
-from paceline.target.cache import RaggedCache, Writer
+from paceline.target.base import LayerCallback, Needs, Segment, Verdict
+from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.ops import TorchOps
 
@@ -235,7 +235,7 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
     return out.unflatten(2, (group.queries, -1)).transpose(1, 2).reshape(queries.shape[0], -1)
 
 
-class Decoder(Target):
+class Decoder(CachedTarget):
     """A Llama-family target (see the module's docstring).
 
     weights   checkpoint tensors by name, as `weight_shapes` lists them; they are cast to `dtype` on `device`.
@@ -265,22 +265,11 @@ class Decoder(Target):
         self.cache = RaggedCache(s.num_layers, s.num_kv_heads, s.head_dim, s.max_context, dtype, self.device)
         self.clock = Clock()
 
-    def add_row(self, expected_length: int) -> int:
-        return self.cache.add_row(expected_length)
-
-    def drop_row(self, slot: int) -> None:
-        self.cache.drop_row(slot)
-
-    def length(self, slot: int) -> int:
-        return self.cache.length(slot)
-
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        self.cache.commit(slot, path)
-
     @torch.inference_mode()
     def verify(
         self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
     ) -> Verdict:
+        """As `Target.verify`, in one forward of the blocks."""
         layout = self._plan(segments)
         self.clock.lap("prepare")
         x, first = self._resume(segments, layout, needs)

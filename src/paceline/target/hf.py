@@ -28,8 +28,8 @@ from transformers.utils import logging
 
 from paceline.errors import ModelError
 from paceline.profile import Clock
-from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict
-from paceline.target.cache import RaggedCache, Writer
+from paceline.target.base import LayerCallback, Needs, Segment, Verdict
+from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.tree import ancestors
 
@@ -100,7 +100,7 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-class HFTarget(Target):
+class HFTarget(CachedTarget):
     """A transformers model behind the one loop.
 
     model   any AutoModelForCausalLM, put into evaluation mode here.
@@ -131,18 +131,6 @@ class HFTarget(Target):
         if prove:
             plain.compare(self)
 
-    def add_row(self, expected_length: int) -> int:
-        return self.cache.add_row(expected_length)
-
-    def drop_row(self, slot: int) -> None:
-        self.cache.drop_row(slot)
-
-    def length(self, slot: int) -> int:
-        return self.cache.length(slot)
-
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        self.cache.commit(slot, path)
-
     def check(self, needs: Needs) -> None:
         """ModelError if a drafter needs what only the native decoder can do."""
         if needs.resume_layer is not None or needs.callback_layer is not None:
@@ -155,6 +143,7 @@ class HFTarget(Target):
     def verify(
         self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
     ) -> Verdict:
+        """As `Target.verify`; long prompt chunks take forwards of their own."""
         self.check(needs)
         if any(s.start or s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")

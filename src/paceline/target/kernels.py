@@ -166,6 +166,7 @@ class FusedOps(TorchOps):
         cache: Writer,
         layer: int,
     ) -> torch.Tensor:
+        """As `TorchOps.rotate`, into the cache and a new tensor in one pass."""
         nodes, _, dim = qkv.shape
         queries = qkv.new_empty(nodes, heads, dim)
         keys_at, values_at, capacity = cache.addresses(layer)
