@@ -84,7 +84,12 @@ def naive_nodes(case: Case) -> list[dict]:
 
 def seen_in(group: Group, shared: int) -> dict[int, tuple[set[int], int]]:
     """What a group lets its nodes see, and in which slot."""
-    slots, rows = group.last - group.first, max(shared, 2 if group.queries == 1 else 1)
+    slots = group.last - group.first
+    if group.mask is None:  # the first chunk of a prompt: each node sees itself and what is before it
+        assert (slots, group.queries, group.gather) == (1, group.keys, None)
+        assert group.is_long
+        return {node: (set(range(i + 1)), group.first) for i, node in enumerate(range(group.begin, group.end))}
+    rows = 1 if group.is_long else max(shared, 2 if group.queries == 1 else 1)
     assert group.mask.shape == (slots, 1, group.queries * rows, group.keys)
     assert set(group.mask.unique().tolist()) <= {0.0, -np.inf}
     visible = (group.mask[:, 0] == 0).numpy().reshape(slots * group.queries, rows, group.keys)
@@ -160,12 +165,20 @@ def test_a_long_chunk_does_not_pad_the_short_segments(window: int | None) -> Non
     assert sorted(g.queries for g in layout.groups) == [short, long, long]
 
 
-@pytest.mark.parametrize(("length", "nodes"), [(0, 1), (15, 1), (16, 1), (10, 6), (10, 7), (0, 100)])
+@pytest.mark.parametrize(("length", "nodes"), [(0, 1), (15, 1), (16, 1), (10, 6), (10, 7), (7, 100)])
 def test_attention_reads_whole_granules_and_two_queries_at_least(length: int, nodes: int) -> None:
     (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length]).groups
     assert group.keys == -(-(length + nodes) // KEY_GRANULE) * KEY_GRANULE
     assert group.mask.shape[2] >= 2
     assert (group.mask[0, 0, -1] == 0).nonzero().flatten().tolist() == list(range(length + nodes))
+
+
+@pytest.mark.parametrize(("length", "nodes", "window", "free"), [(0, 100, None, True), (0, 100, 100, True),
+                                                                 (0, 100, 99, False), (1, 100, None, False),
+                                                                 (0, SHARED_QUERIES, None, False)])  # fmt: skip
+def test_only_the_first_long_chunk_needs_no_mask(length: int, nodes: int, window: int | None, free: bool) -> None:
+    (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length], window=window, shared=3).groups
+    assert (group.mask is None) == free
 
 
 def test_equal_chains_on_neighbouring_slots_are_not_gathered() -> None:

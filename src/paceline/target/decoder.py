@@ -227,6 +227,12 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
     group = layout.groups[g]
     keys, values = cache.read(layer, g)
     slots, kv_heads = keys.shape[:2]
+    if group.is_long:
+        q = queries.unsqueeze(0).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=group.mask, is_causal=group.mask is None, enable_gqa=q.shape[1] != kv_heads
+        )
+        return out.transpose(1, 2).reshape(queries.shape[0], -1)
     q = queries.view(slots, group.queries, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
     if q.shape[2] == 1:
         q = torch.cat([q, q], 2)

@@ -37,7 +37,9 @@ class Group:
     scatter  int64 [nodes]: where each packed node of the group sits in that padded order; None as above.
     begin, end  the packed nodes of the group, when they are consecutive and gather is None.
     mask     additive [slots, 1, queries * shared, keys], 0 or -inf: the `shared` query heads of a key head stand
-             behind one another at every node. Never fewer than 2 rows: see KEY_GRANULE.
+             behind one another at every node. Never fewer than 2 rows: see KEY_GRANULE. A long segment's has a row
+             a node, for repeating it would cost more than it saves; and None is the first chunk of a prompt, which
+             sees what is before it and needs no mask.
     """
 
     first: int
@@ -49,7 +51,12 @@ class Group:
     gather: torch.Tensor | None
     scatter: torch.Tensor | None
     packed: torch.Tensor | None
-    mask: torch.Tensor
+    mask: torch.Tensor | None
+
+    @property
+    def is_long(self) -> bool:
+        """Whether this is one segment too long to share a call."""
+        return self.queries > SHARED_QUERIES
 
 
 @dataclass(slots=True)
@@ -141,20 +148,30 @@ def _group(
     first, last = min(slots), max(slots) + 1
     queries = max(spans[s][1] - spans[s][0] for s in members)
     keys = max(lengths[s] + len(segments[s].tokens) for s in members)
-    keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
     begin, end = spans[members[0]][0], spans[members[-1]][1]
+    if queries > SHARED_QUERIES:
+        if _is_first_chunk(segments[members[0]], keys, window):
+            return Group(first, last, queries, keys, begin, end, None, None, None, None)
+        shared = 1
+    keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
     gather, scatter, packed = _padding(members, slots, spans, first, last, queries)
-    mask = np.full((last - first, queries, keys), -np.inf, np.float32)
-    mask[:, :, 0] = 0  # padding must see something, or its softmax is not a number
+    repeats = max(shared, 2 if queries == 1 else 1)
+    mask = np.full((last - first, queries, repeats, keys), -np.inf, np.float32)
+    mask[..., 0] = 0  # padding must see something, or its softmax is not a number
     for s in members:
         _see(mask[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
-    rows = max(shared, 2 if queries == 1 else 1)
-    whole = torch.from_numpy(mask.repeat(rows, axis=1) if rows > 1 else mask).unsqueeze(1).to(device, dtype)
+    whole = torch.from_numpy(mask.reshape(last - first, 1, queries * repeats, keys)).to(device, dtype)
 
     def put(array: IntArray | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(array).to(device)
 
     return Group(first, last, queries, keys, begin, end, put(gather), put(scatter), put(packed), whole)
+
+
+def _is_first_chunk(segment: Segment, keys: int, window: int | None) -> bool:
+    """A chain with nothing before it that fits into the window."""
+    n = len(segment.tokens)
+    return n == keys and segment.start == 0 and int(segment.depth[-1]) == n - 1 and (window is None or n <= window)
 
 
 def _padding(
@@ -182,17 +199,23 @@ def _padding(
     return gather, np.concatenate(scatter), nodes
 
 
+_CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32), 1)
+"""The mask of a chain among its own nodes."""
+
+
 def _see(
     mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None
 ) -> None:
-    """Uncover what the nodes of one segment see: mask [queries, keys] of its slot."""
-    n = len(segment.tokens)
-    rows = mask[: n - segment.start]
-    rows[:, :length] = 0
-    if n == 1:
-        rows[0, length] = 0
+    """Uncover what the nodes of one segment see: mask [queries, repeats, keys] of its slot."""
+    n, start = len(segment.tokens), segment.start
+    rows = mask[: n - start]
+    rows[..., :length] = 0
+    if n <= SHARED_QUERIES and segment.depth[-1] == n - 1:
+        among = _CHAIN[start:n, :n]
     else:
-        rows[:, length : length + n][ancestors(segment.parent)[segment.start :]] = 0
+        among = np.where(ancestors(segment.parent)[start:], np.float32(0), np.float32(-np.inf))
+    rows[..., length : length + n] = among[:, None]
     if window is not None:
         where = np.concatenate([np.arange(length), length + segment.depth])
-        rows[:, : length + n][positions[:, None] - where[None, :] >= window] = -np.inf
+        far = positions[:, None] - where[None, :] >= window
+        np.copyto(rows[..., : length + n], np.float32(-np.inf), where=far[:, None])
