@@ -8,6 +8,7 @@ model in test_lossless_slow.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
+from tests.conftest import REPOSITORY
 
 NEW = 16
 COMPANY = {1: 3, 3: 5, 8: 8}
@@ -193,6 +195,55 @@ def test_greedy_text_is_transformers_own(world: Stories, name: str) -> None:
             decode(text) for text in list(world.answers.values())[:count]
         ]
         worked(name, out)
+
+
+# The embedded model --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
+    """The demo model in float32, the demo's prompts and two more, and transformers' answers."""
+    target, tokenizer = load(demo, dtype="float32", device="cpu"), load_tokenizer(demo)
+    model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32)
+    lines = (REPOSITORY / "examples" / "demo-prompts.jsonl").read_text("utf-8").splitlines()
+    asked = [*map(json.loads, lines), {"prompt": "Hello!"}, {"prompt": "Copy: one two one two one two one"}]
+    prompts = [
+        tokenizer.encode_chat(one.get("messages") or [{"role": "user", "content": one["prompt"]}]) for one in asked
+    ]
+    return target, prompts, {tuple(p): generate(model, p, NEW * 2, target.eos_token_ids) for p in prompts}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_greedy_answers_of_the_demo_model_are_transformers_own(
+    chats: tuple[Target, list[list[int]], Answers], name: str
+) -> None:
+    target, prompts, answers = chats
+    for batch, count in COMPANY.items():
+        engine = Engine(target, drafter_of(name, answers), max_batch=batch, prefill_chunk=48 if batch == 3 else 512)
+        out = engine.generate(prompts[:count], SamplingParams(max_tokens=NEW * 2))
+        assert texts(prompts[:count], out) == list(answers.values())[:count]
+        worked(name, out)
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="how other processors add in bfloat16 is not known")
+def test_bfloat16_attention_is_the_same_alone_and_in_a_draft(demo: Path) -> None:
+    """Bit for bit, whatever the length of the draft: this is what KEY_GRANULE is for."""
+    target = load(demo, dtype="bfloat16", device="cpu")
+    assert isinstance(target, Decoder)
+    text = np.random.default_rng(0).integers(5, target.vocab_size, 90)
+    logits = []
+    for width in (1, 2, 7, 15):
+        slot = target.add_row(len(text))
+        target.verify([Segment.chunk(slot, text[:45], last=False)])
+        target.commit(slot, range(45))
+        rows = []
+        for begin in range(45, 90, width):
+            tree = DraftTree.chain(int(text[begin]), text[begin + 1 : begin + width])
+            rows.append(target.verify([Segment.tree(slot, tree)]).logits)
+            target.commit(slot, range(len(tree)))
+        logits.append(torch.cat(rows))
+        target.drop_row(slot)
+    assert all(torch.equal(other, logits[0]) for other in logits[1:])
 
 
 @pytest.mark.parametrize("name", EVERY)
