@@ -19,6 +19,10 @@ GRANULE = 64
 """Capacity is a multiple of this many tokens."""
 
 
+PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+"""A view of the keys of every layer, and one of the values."""
+
+
 class RaggedCache:
     """Keys and values of rows that come and go.
 
@@ -38,6 +42,8 @@ class RaggedCache:
         self._free: list[int] = []
         # Zeros, not garbage: masked keys still meet the softmax's zeros, and zero times NaN is NaN.
         self._kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self._cut_at: tuple[int, int, int] | None = None
+        self._cut: PerLayer = ((), ())
 
     @property
     def capacity(self) -> int:
@@ -95,6 +101,7 @@ class RaggedCache:
         if (slots, capacity) == (self.num_slots, self.capacity):
             return
         old = self._kv
+        self._cut_at = None
         self._kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
         # All of it: a self-drafter's nodes may lie behind the longest row, uncommitted.
         self._kv[:, :, : old.shape[2], :, : old.shape[4]] = old
@@ -102,7 +109,18 @@ class RaggedCache:
     def writer(self, layout: Layout) -> Writer:
         """Where the forward planned in `layout` writes and reads; makes room first."""
         self.reserve(max(layout.reach.values()))
-        return Writer(self._kv, layout)
+        return Writer(self._kv, layout, [self._read(g.first, g.last, g.keys) for g in layout.groups])
+
+    def _read(self, first: int, last: int, keys: int) -> PerLayer:
+        """Keys and values of slots first..last-1 up to `keys` tokens, layer by layer.
+
+        The last cut is remembered: a row that decodes asks for the same one many times, and making and dropping two
+        views a layer takes longer than anything else between two forwards."""
+        where = (first, last, keys)
+        if where != self._cut_at:
+            whole = self._kv[:, :, first:last, :, :keys]
+            self._cut_at, self._cut = where, (whole[:, 0].unbind(0), whole[:, 1].unbind(0))
+        return self._cut
 
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def commit(self, slot: int, path: Sequence[int]) -> None:
@@ -121,17 +139,11 @@ class RaggedCache:
 class Writer:
     """One forward's view of the cache: `write` the new keys and values of a layer, then `read` a group's."""
 
-    def __init__(self, kv: torch.Tensor, layout: Layout):
+    def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer]):
         self._kv = kv
         self._layout = layout
-        self._one: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None = None
-        self._groups = [
-            (
-                kv[:, 0, g.first : g.last, :, : g.keys].unbind(0),
-                kv[:, 1, g.first : g.last, :, : g.keys].unbind(0),
-            )
-            for g in layout.groups
-        ]
+        self._groups = groups
+        self._one: PerLayer | None = None
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values [N, kv_heads, head_dim] of the packed nodes."""
@@ -144,7 +156,7 @@ class Writer:
             kv[0, slots, :, at] = keys
             kv[1, slots, :, at] = values
 
-    def _only_row(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    def _only_row(self) -> PerLayer:
         """Where the nodes of a forward with one row go: a slice per layer, cut once."""
         if self._one is None:
             ((slot, end),) = self._layout.reach.items()
@@ -154,8 +166,9 @@ class Writer:
 
     def addresses(self, layer: int) -> tuple[int, int, int]:
         """Where a layer's keys and values, each [slots, kv_heads, capacity, head_dim], begin; and the capacity."""
-        kv = self._kv[layer]
-        return kv.data_ptr(), kv.data_ptr() + kv.stride(0) * kv.element_size(), kv.shape[3]
+        kv = self._kv
+        begin = kv.data_ptr() + layer * kv.stride(0) * kv.element_size()
+        return begin, begin + kv.stride(1) * kv.element_size(), kv.shape[4]
 
     def read(self, layer: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [slots, kv_heads, keys, head_dim] that a group attends to."""
