@@ -122,6 +122,7 @@ class Engine:
         self.tokenizer = tokenizer
         if tokenizer is None and not isinstance(model, Target):
             self.tokenizer = load_tokenizer(model)
+        self.target.tokenizer = self.tokenizer
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)

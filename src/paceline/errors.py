@@ -24,6 +24,10 @@ class PromptError(PacelineError):
     """A prompt that cannot be answered: empty, too long, or not readable."""
 
 
+class StoreError(PacelineError):
+    """A store of tokens cannot be found or read, or is of another tokenizer."""
+
+
 class NumericError(PacelineError):
     """The target's logits are not numbers any more."""
 

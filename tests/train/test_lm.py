@@ -15,7 +15,7 @@ from paceline.train.lm import (
     Mixture,
     ModelConfig,
     chat,
-    clean,
+
     lay_end_to_end,
     pack_whole,
     pretrain,

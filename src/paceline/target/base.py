@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from paceline.profile import Clock
+from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree, IntArray, depths
 
 
@@ -117,6 +118,7 @@ class Target(ABC):
     """A model behind the one loop.
 
     vocab_size, num_layers, hidden_size, max_context (tokens a row may hold) and eos_token_ids are plain attributes.
+    `tokenizer` is the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
     `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there.
     """
 
@@ -129,6 +131,7 @@ class Target(ABC):
     dtype: torch.dtype
     device: torch.device
     clock: Clock
+    tokenizer: Tokenizer | None = None
 
     def check(self, needs: Needs) -> None:  # noqa: B027
         """Raise ModelError if this target cannot give a drafter what it needs."""

@@ -7,6 +7,7 @@ hands out text only when no later token can change it, and ends with exactly wha
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens there are, added ones included; a model's own vocabulary may be larger."""
         return len(self.inner)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that two tokenizers share if, and hardly ever unless, their ids mean the same."""
+        return fingerprint(self.inner.get_vocab())
 
     @property
     def has_chat_template(self) -> bool:
@@ -103,6 +109,12 @@ class Tokenizer:
     def _pieces(self) -> _Pieces:
         assert self._backend is not None
         return _Pieces(self._backend, self._special, self._scheme == "bytes")
+
+
+def fingerprint(vocabulary: Mapping[str, int]) -> str:
+    """Of token -> id. A SentencePiece file and its Hugging Face conversion have the same."""
+    pairs = sorted((id, token) for token, id in vocabulary.items())
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
 
 
 def _scheme(backend: Backend) -> str:

@@ -33,8 +33,13 @@ Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute
 
 
 def _threads(count: int) -> None:
+    # accelerate's launcher for CPUs tells OpenMP to fill cores in order: each of its processes would take the first.
+    os.environ.pop("KMP_AFFINITY", None)
     import torch
 
+    from paceline.train.memory import keep_freed_memory
+
+    keep_freed_memory()
     torch.set_num_threads(count)
     os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # tokenizers
 

@@ -33,7 +33,8 @@ from transformers import (
 )
 
 from paceline.errors import PacelineError
-from paceline.train import synth
+from paceline.train import attention, synth
+from paceline.train.clean import clean
 from paceline.train.loop import Batch, LoopConfig, read_log, train
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from paceline.train.sources import Document, Source, assistant, read, split, user
@@ -42,13 +43,17 @@ from paceline.train.tokenizer import DOCUMENT, END, SPECIAL, save_tokenizer, tok
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The demo size: 8 million parameters, 16 MB in bfloat16."""
+    """A Llama shape; the default is the demo target, 13 million parameters, 27 MB in bfloat16.
 
-    hidden: int = 256
+    Heads are 64 wide: vLLM's CPU attention takes 32, 64, 80, 96, 112 and 128, and half as many heads are half the
+    softmax.
+    """
+
+    hidden: int = 384
     layers: int = 8
-    heads: int = 8
-    kv_heads: int = 4
-    intermediate: int = 704
+    heads: int = 6
+    kv_heads: int = 2
+    intermediate: int = 768
     vocabulary: int = 8192
     positions: int = 2048
     rope_theta: float = 10000.0
@@ -64,31 +69,27 @@ class DataConfig:
     decay_weights: dict[str, float]  # the mixture after `decay_from` of the budget
     other: float = 0.1
     decay_from: float = 0.75
-    characters: int = 9_000_000  # read at most so many of one source
-    generated: int = 40_000  # examples from synth.py
+    short: int | None = None  # until `decay_from`, rows are cut into rows of so many tokens: attention costs less
+    characters: int = 30_000_000  # read at most so many of one source
+    generated: int = 150_000  # examples from synth.py
     longest_answer: int = 120  # tokens; chat stage: longer answers of single-turn records are left out
     held_out: float = 0.01
-    validation_rows: int = 8
+    validation_rows: int = 16
     seed: int = 0
 
 
 PRETRAIN = DataConfig(
-    length=256,
+    length=1024,
+    short=256,
     rows=16,
-    weights={"sgd": 0.14, "dolly": 0.14, "books": 0.22, "wikitext": 0.05, "gsm8k": 0.08, "docs": 0.09, "synth": 0.28},
+    weights={"sgd": 0.12, "dolly": 0.2, "books": 0.2, "wikitext": 0.01, "gsm8k": 0.07, "docs": 0.2, "synth": 0.2},
     decay_weights={
-        "sgd": 0.1,
-        "dolly": 0.28,
-        "books": 0.08,
-        "wikitext": 0.03,
-        "gsm8k": 0.1,
-        "docs": 0.03,
-        "synth": 0.38,
+        "sgd": 0.1, "dolly": 0.28, "books": 0.1, "wikitext": 0.01, "gsm8k": 0.1, "docs": 0.11, "synth": 0.3,
     },
-)
+)  # fmt: skip
 CHAT = DataConfig(
     length=512,
-    rows=4,
+    rows=16,
     weights={"sgd": 0.1, "dolly": 0.12, "reading": 0.26, "gsm8k": 0.07, "synth": 0.45},
     decay_weights={"sgd": 0.08, "dolly": 0.12, "reading": 0.28, "gsm8k": 0.07, "synth": 0.45},
     decay_from=0.7,
@@ -101,6 +102,9 @@ class LmLoss(nn.Module):
     def __init__(self, model: Any, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
+        if compiled and next(model.parameters()).device.type == "cpu":
+            model.set_attn_implementation(attention.register())
+        self.compiled = compiled
         # A function, not a module: the compiled copy must not appear among the parameters.
         self._compiled = torch.compile(self._hidden) if compiled else self._hidden
 
@@ -112,22 +116,11 @@ class LmLoss(nn.Module):
         hidden = (self._compiled if self.training else self._hidden)(input_ids)
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels)
+        compiled = self.compiled and self.training
+        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels, compiled=compiled)
 
 
 # --- text to rows ------------------------------------------------------------------------------------------------
-
-
-def clean(document: Document) -> Document:
-    """Worked sums as people write them: GSM8K's calculator marks go, its last line becomes a sentence."""
-    if not document.messages:
-        return document
-    messages = []
-    for message in document.messages:
-        text = re.sub(r"<<[^<>]*>>", "", message["content"])
-        text = re.sub(r"\n####\s*(.+)$", r"\nThe answer is \1.", text)
-        messages.append({"role": message["role"], "content": text})
-    return Document(document.source, document.text, tuple(messages), document.context, document.fields)
 
 
 def render(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[tuple[list[int], list[bool]]]:
@@ -213,6 +206,8 @@ class Mixture:
         picked = [self._row(n) for n in rng.choices(names, [chosen.get(n, config.other) for n in names], k=config.rows)]
         self.step += 1
         ids, labels = (torch.from_numpy(np.stack(side)).long() for side in zip(*picked, strict=True))
+        if config.short and progress < config.decay_from:
+            ids, labels = ids.reshape(-1, config.short), labels.reshape(-1, config.short)
         return {"input_ids": ids, "labels": labels}
 
     def _row(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -243,7 +238,7 @@ def load_documents(
     training: dict[str, list[Document]] = {}
     valid: dict[str, list[Document]] = {}
     for source in sources:
-        kept, held = split((clean(d) for d in read(source)), config.held_out)
+        kept, held = split(clean(read(source)), config.held_out)
         random.Random(config.seed).shuffle(kept)
         training.setdefault(source.name, []).extend(kept)
         valid.setdefault(source.name, []).extend(held)

@@ -1,9 +1,13 @@
 """The one training loop every recipe shares.
 
 It is given a module whose forward takes a batch and returns a loss, and a stream of batches; it does the rest: bf16
-autocast through accelerate, AdamW, a warm-up-stable-decay schedule, clipping, checkpoints from which a run resumes
-exactly, validation by source, a progress line and a JSON-lines log. The budget is a number of tokens or of minutes;
-with minutes the decay is planned on the clock, so a run that was paused still ends in its slot.
+autocast and several processes through accelerate, Muon for the matrices and AdamW for the rest, a warm-up-stable-decay
+schedule, clipping, checkpoints from which a run resumes exactly, validation by source, a progress line and a JSON-lines
+log. The budget is a number of tokens or of minutes; with minutes the decay is planned on the clock, so a run that was
+paused still ends in its slot.
+
+Every process draws the same batch and trains on its share of the rows, so the number of processes changes the speed
+and nothing else: `accelerate launch --num_processes 2 -m paceline.train ...`.
 
 Doesn't know: language models, drafters, tokenizers, text.
 
@@ -15,8 +19,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -24,7 +29,7 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -47,6 +52,7 @@ class LoopConfig:
 
     tokens: int | None = None  # budget, input tokens
     minutes: float | None = None  # budget, wall clock, pauses included
+    optimiser: str = "muon"  # matrices inside the model; everything else, and "adamw" everywhere: AdamW
     peak_lr: float = 2e-3
     final_lr: float = 0.02  # share of the peak
     warmup_steps: int = 100
@@ -54,6 +60,7 @@ class LoopConfig:
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0  # gradient norm
+    micro_tokens: int = 4096  # tokens in one forward pass; a batch is cut into so many
     mixed_precision: str = "bf16"  # or "no"
     seed: int = 0
     log_every: int = 20  # steps
@@ -63,15 +70,18 @@ class LoopConfig:
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.minutes is None):
             raise PacelineError("give the training budget as tokens or as minutes, one of the two")
+        if self.optimiser not in ("muon", "adamw"):
+            raise PacelineError(f"no optimiser {self.optimiser!r}; there are muon and adamw")
 
 
 @dataclass
 class Progress:
-    """Where a run is. `seconds` adds up over resumes."""
+    """Where a run is. `seconds` adds up over resumes; `losses` are those since the last row of the log."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
 
 
 def share_done(config: LoopConfig, progress: Progress) -> float:
@@ -91,50 +101,81 @@ def learning_rate(config: LoopConfig, step: int, done: float) -> float:
     return rate
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices, none for norms and biases. Tied weights count once."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+def make_optimisers(module: nn.Module, config: LoopConfig) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and head, AdamW for the rest. Tied weights count once.
+
+    Muon's steps are scaled to the size of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2),
+    so both take the same learning rate. Weight decay for matrices, none for norms and biases.
+    """
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    inner = [p for name, p in trained if p.dim() == 2 and not _is_table(name)]
+    tables = [p for name, p in trained if p.dim() >= 2 and (p.dim() > 2 or _is_table(name))]
+    vectors = [p for _, p in trained if p.dim() < 2]
+    muon: list[torch.optim.Optimizer] = []
+    if config.optimiser == "muon" and inner:
+        muon = [
+            torch.optim.Muon(
+                inner, lr=config.peak_lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+        ]
+        inner = []
+    groups = [
+        {"params": inner + tables, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    adamw = [torch.optim.AdamW(groups, lr=config.peak_lr, betas=config.betas, fused=True)] if groups else []
+    return [*muon, *adamw]
+
+
+def _is_table(name: str) -> bool:
+    """Embeddings and heads: their rows are looked up, so orthogonal steps make no sense for them."""
+    return "embed" in name or "lm_head" in name
 
 
 def save_checkpoint(
-    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, stream: Stream
+    path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], progress: Progress, stream: Stream
 ) -> None:
     """One safetensors file, written beside its final place and moved there: a kill leaves the old one whole."""
     tensors = {f"model.{name}": p.detach() for name, p in module.named_parameters()}
-    for index, state in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
+    for number, optimiser in enumerate(optimisers):
+        for index, state in optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
     tensors["rng"] = torch.get_rng_state()
     header = {"progress": vars(progress), "stream": stream.state_dict()}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
     save_file({k: t.contiguous() for k, t in tensors.items()}, beside, metadata={"paceline": json.dumps(header)})
-    with beside.open("rb") as stream_:
-        os.fsync(stream_.fileno())
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
     os.replace(beside, path)
 
 
-def load_checkpoint(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, stream: Stream) -> Progress:
-    """Put everything back as it was; raises when the checkpoint is of another model."""
-    with safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["paceline"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+def load_checkpoint(
+    path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], stream: Stream
+) -> Progress:
+    """Put everything back as it was; raises when the file is broken or the checkpoint is of another model."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads(file.metadata()["paceline"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+    except (SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise PacelineError(f"{path} is not a whole checkpoint ({error}); delete it to start again") from None
     own = {f"model.{name}": p for name, p in module.named_parameters()}
     saved = {key: t for key, t in tensors.items() if key.startswith("model.")}
-    if {k: p.shape for k, p in own.items()} != {k: t.shape for k, t in saved.items()}:
+    states: dict[int, dict[int, dict[str, Tensor]]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimiser."):
+            _, number, index, name = key.split(".")
+            states.setdefault(int(number), {}).setdefault(int(index), {})[name] = tensor
+    if {k: p.shape for k, p in own.items()} != {k: t.shape for k, t in saved.items()} or len(states) > len(optimisers):
         raise PacelineError(f"{path} is a checkpoint of another model; choose another --run folder or delete it")
     with torch.no_grad():
         for key, parameter in own.items():
             parameter.copy_(saved[key])
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        if key.startswith("optimiser."):
-            _, index, name = key.split(".")
-            state.setdefault(int(index), {})[name] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    for number, optimiser in enumerate(optimisers):
+        groups = optimiser.state_dict()["param_groups"]
+        optimiser.load_state_dict({"state": states.get(number, {}), "param_groups": groups})
     torch.set_rng_state(tensors["rng"])
     stream.load_state_dict(header["stream"])
     return Progress(**header["progress"])
@@ -179,100 +220,174 @@ def train(
     `run` holds the checkpoint; a run folder that already has one is resumed. `stop_after` (steps) acts as a signal
     would, for tests.
     """
-    console = Console(stderr=True)
     torch.manual_seed(config.seed)
     accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available())
-    optimiser = torch.optim.AdamW(
-        parameter_groups(module, config.weight_decay), lr=config.peak_lr, betas=config.betas, fused=True
-    )
-    prepared, optimiser = accelerator.prepare(module, optimiser)
-    checkpoint, log = run / "checkpoint.safetensors", log or run / "log.jsonl"
+    first = accelerator.is_main_process
+    optimisers = make_optimisers(module, config)
+    prepared, *wrapped = accelerator.prepare(module, *optimisers)
+    checkpoint = run / "checkpoint.safetensors"
+    reporter = Reporter(config, log or run / "log.jsonl", quiet=not first)
     progress = Progress()
     if checkpoint.exists():
-        progress = load_checkpoint(checkpoint, module, optimiser.optimizer, stream)
-        console.print(f"resumed at step {progress.step}, {progress.tokens:,} tokens")
-    log.parent.mkdir(parents=True, exist_ok=True)
+        progress = load_checkpoint(checkpoint, module, optimisers, stream)
+        reporter.say(f"resumed at step {progress.step}, {progress.tokens:,} tokens")
     base, began = progress.seconds, time.monotonic()
     saved = validated = base
-    shown_step, shown_at, shown_tokens = progress.step, began, progress.tokens
-    losses: list[Tensor] = []
+    reporter.start(progress)
     module.train()
 
-    def write(row: dict[str, Any]) -> None:
-        with log.open("a") as file:
-            file.write(json.dumps({"step": progress.step, "tokens": progress.tokens, **row}) + "\n")
+    def save() -> None:
+        if first:
+            save_checkpoint(checkpoint, module, optimisers, progress, stream)
+        accelerator.wait_for_everyone()
 
     def check() -> None:
         if validation:
-            row = validate(prepared, accelerator, validation)
-            write({"minutes": round(progress.seconds / 60, 2), "valid": row})
-            console.print("  valid  " + "  ".join(f"{name} {loss:.3f}" for name, loss in row.items()))
+            reporter.validation(progress, validate(module, accelerator, validation) if first else {})
+            accelerator.wait_for_everyone()
 
-    with StopSignal() as stop:
-        # Silent where standard error is not a terminal: there, one line at every log point instead.
-        with console.status("compiling ...", spinner="line") as status:
-            while (done := share_done(config, progress)) < 1:
-                rate = learning_rate(config, progress.step, done)
+    with StopSignal() as stop, reporter:
+        while (done := share_done(config, progress)) < 1:
+            rate = learning_rate(config, progress.step, done)
+            for optimiser in optimisers:
                 for group in optimiser.param_groups:
                     group["lr"] = rate
-                batch = {k: t.to(accelerator.device) for k, t in stream.next(done).items()}
-                loss = prepared(**batch)
-                accelerator.backward(loss)
-                norm = accelerator.clip_grad_norm_(prepared.parameters(), config.clip)
-                optimiser.step()
-                optimiser.zero_grad()
-                losses.append(loss.detach())
-                progress.step += 1
-                progress.tokens += batch["input_ids"].numel()
-                progress.seconds = base + time.monotonic() - began
-                if on_step:
-                    on_step(progress, float(losses[-1]))
-                if progress.step % config.log_every == 0:
-                    mean = float(torch.stack(losses).mean())
-                    if not math.isfinite(mean):
-                        raise PacelineError(f"the loss is {mean} at step {progress.step}; try a smaller --lr")
-                    now = time.monotonic()
-                    speed = (progress.tokens - shown_tokens) / max(now - shown_at, 1e-9)
-                    left = _seconds_left(config, progress, speed)
-                    line = (
-                        f"step {progress.step}  loss {mean:.3f}  lr {rate:.2e}  {speed:,.0f} tokens/s  "
-                        f"{progress.tokens / 1e6:.2f} M tokens  {left / 60:.1f} min left"
-                    )
-                    if console.is_terminal:
-                        status.update(line)
-                    elif shown_step == 0 or progress.step % (10 * config.log_every) == 0:
-                        console.print(line)
-                    write(
-                        {
-                            "loss": round(mean, 4), "lr": rate, "norm": round(float(norm), 3),
-                            "tokens_per_s": round(speed), "minutes": round(progress.seconds / 60, 2),
-                        }
-                    )  # fmt: skip
-                    losses, shown_step, shown_at, shown_tokens = [], progress.step, now, progress.tokens
-                if progress.seconds - validated > 60 * config.validate_every:
-                    check()
-                    validated = progress.seconds
-                if progress.seconds - saved > 60 * config.save_every:
-                    save_checkpoint(checkpoint, module, optimiser.optimizer, progress, stream)
-                    saved = progress.seconds
-                if stop.asked or progress.step == stop_after:
-                    save_checkpoint(checkpoint, module, optimiser.optimizer, progress, stream)
-                    console.print(f"stopped at step {progress.step}; the same command goes on from there")
-                    return False
+            batch = stream.next(done)
+            loss = _forward_backward(prepared, accelerator, batch, config.micro_tokens)
+            norm = accelerator.clip_grad_norm_(prepared.parameters(), config.clip)
+            for accelerated in wrapped:
+                accelerated.step()
+                accelerated.zero_grad()
+            progress.step += 1
+            progress.tokens += batch["input_ids"].numel()
+            progress.seconds = base + time.monotonic() - began
+            # Signals and clocks differ between processes; all must turn the same way.
+            progress.seconds, asked = _agree(accelerator, progress.seconds, stop.asked)
+            if on_step:
+                on_step(progress, float(loss))
+            reporter.step(progress, loss, norm, rate)
+            if progress.seconds - validated > 60 * config.validate_every:
+                check()
+                validated = progress.seconds
+            if progress.seconds - saved > 60 * config.save_every:
+                save()
+                saved = progress.seconds
+            if asked or progress.step == stop_after:
+                save()
+                reporter.say(f"stopped at step {progress.step}; the same command goes on from there")
+                return False
         check()
-        save_checkpoint(checkpoint, module, optimiser.optimizer, progress, stream)
+        save()
     return True
 
 
-def validate(prepared: nn.Module, accelerator: Accelerator, validation: dict[str, list[Batch]]) -> dict[str, float]:
+def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batch, micro_tokens: int) -> Tensor:
+    """Gradients of this process's rows, summed over micro-batches; the mean loss. Gradients meet in the last one."""
+    rows = len(next(iter(batch.values())))
+    world, rank = accelerator.num_processes, accelerator.process_index
+    if rows % world:
+        raise PacelineError(f"a batch of {rows} rows cannot be shared by {world} processes; choose a divisor of {rows}")
+    own = {k: t[rank :: world] for k, t in batch.items()}
+    micro_rows = max(micro_tokens * rows // batch["input_ids"].numel(), 1)
+    starts = range(0, rows // world, micro_rows)
+    total = torch.zeros((), device=accelerator.device)
+    for start in starts:
+        part = {k: t[start : start + micro_rows].to(accelerator.device) for k, t in own.items()}
+        share = len(next(iter(part.values()))) / (rows // world)
+        together = nullcontext() if start == starts[-1] else accelerator.no_sync(prepared)
+        with together:
+            loss = prepared(**part) * share
+            accelerator.backward(loss)
+        total += loss.detach()
+    return total if world == 1 else accelerator.reduce(total, "mean")
+
+
+def _agree(accelerator: Accelerator, seconds: float, asked: bool) -> tuple[float, bool]:
+    if accelerator.num_processes == 1:
+        return seconds, asked
+    both = torch.tensor([seconds, float(asked)], dtype=torch.float64, device=accelerator.device)
+    gathered = accelerator.gather(both[None])
+    return float(gathered[0, 0]), bool(gathered[:, 1].any())
+
+
+class Reporter:
+    """The progress line and the log. Silent, and writes nothing, in all processes but the first."""
+
+    def __init__(self, config: LoopConfig, log: Path, quiet: bool) -> None:
+        self._config, self._log, self._quiet = config, log, quiet
+        self._console = Console(stderr=True, quiet=quiet)
+        # Silent where standard error is not a terminal: there, one line at some log points instead.
+        self._status = self._console.status("compiling ...", spinner="line")
+        self._since = (0.0, 0)
+        self._printed = False
+
+    def __enter__(self) -> "Reporter":
+        self._status.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._status.__exit__(*error)
+
+    def start(self, progress: Progress) -> None:
+        """Drop rows that a killed run wrote after its last checkpoint, so that a step stands in the log once."""
+        self._since = (time.monotonic(), progress.tokens)
+        if self._quiet:
+            return
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in read_log(self._log) if row["step"] <= progress.step]
+        self._log.write_text("".join(json.dumps(row) + "\n" for row in kept))
+
+    def say(self, text: str) -> None:
+        self._console.print(text)
+
+    def step(self, progress: Progress, loss: Tensor, norm: Tensor | float | None, rate: float) -> None:
+        config = self._config
+        progress.losses.append(float(loss))
+        if progress.step % config.log_every:
+            return
+        mean = sum(progress.losses) / len(progress.losses)
+        progress.losses = []
+        if not math.isfinite(mean):
+            raise PacelineError(f"the loss is {mean} at step {progress.step}; try a smaller --lr")
+        now = time.monotonic()
+        speed = (progress.tokens - self._since[1]) / max(now - self._since[0], 1e-9)
+        line = (
+            f"step {progress.step}  loss {mean:.3f}  lr {rate:.2e}  {speed:,.0f} tokens/s  "
+            f"{progress.tokens / 1e6:.2f} M tokens  {_seconds_left(config, progress, speed) / 60:.1f} min left"
+        )
+        if self._console.is_terminal:
+            self._status.update(line)
+        elif not self._printed or progress.step % (10 * config.log_every) == 0:
+            self.say(line)
+            self._printed = True
+        self._write(
+            progress,
+            {
+                "loss": round(mean, 4), "lr": rate, "norm": round(float(norm or 0), 3),
+                "tokens_per_s": round(speed), "minutes": round(progress.seconds / 60, 2),
+            },
+        )  # fmt: skip
+        self._since = (now, progress.tokens)
+
+    def validation(self, progress: Progress, row: dict[str, float]) -> None:
+        self._write(progress, {"minutes": round(progress.seconds / 60, 2), "valid": row})
+        self.say("  valid  " + "  ".join(f"{name} {loss:.3f}" for name, loss in row.items()))
+
+    def _write(self, progress: Progress, row: dict[str, Any]) -> None:
+        if not self._quiet:
+            with self._log.open("a") as file:
+                file.write(json.dumps({"step": progress.step, "tokens": progress.tokens, **row}) + "\n")
+
+
+def validate(module: nn.Module, accelerator: Accelerator, validation: dict[str, list[Batch]]) -> dict[str, float]:
     """Mean loss of each source."""
-    prepared.eval()
+    module.eval()
     row = {}
-    with torch.no_grad():
+    with torch.no_grad(), accelerator.autocast():
         for name, batches in validation.items():
-            values = [float(prepared(**{k: t.to(accelerator.device) for k, t in b.items()})) for b in batches]
+            values = [float(module(**{k: t.to(accelerator.device) for k, t in b.items()})) for b in batches]
             row[name] = round(sum(values) / max(len(values), 1), 4)
-    prepared.train()
+    module.train()
     return row
 
 

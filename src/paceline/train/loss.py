@@ -1,56 +1,106 @@
 """Cross-entropy in chunks: the logits of a batch are never held at once, and unlearnt positions cost nothing.
 
 Exact (a test compares it with torch's own); it only rearranges the work. On a CPU this is a third more tokens a second
-for a small model with a large vocabulary; docs/training.md has the figures.
+for a small model with a large vocabulary; docs/training.md has the figures. An unlikelihood term (Welleck et al. 2020,
+"Neural text generation with unlikelihood training", section 5) can be asked for at positions where one token is known
+to be wrong, for example because it would repeat an n-gram.
 
 Doesn't know: models, data, optimisers.
 
     python -m pytest tests/train/test_loss.py
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 IGNORE = -100  # label of a position that is not trained on
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of `hidden @ weight.T`; gradients are computed chunk by chunk in the forward pass."""
+def _chunk(
+    rows: Tensor, table: Tensor, wanted: Tensor, unwanted: Tensor, like: Tensor, unlike: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Loss summed over a chunk, and its gradient to the logits [C, V] in the dtype of `rows`.
+
+    rows [C, D], table [V, D]; wanted, unwanted [C] token ids; like, unlike [C] weights of the two terms (0: no term).
+    """
+    logits = (rows @ table.T).float()
+    norm = torch.logsumexp(logits, -1, keepdim=True)
+    wanted, unwanted, like, unlike = wanted[:, None], unwanted[:, None], like[:, None], unlike[:, None]
+    p_unwanted = (logits.gather(1, unwanted) - norm).exp()
+    left = (1 - p_unwanted).clamp_min(1e-6)
+    loss = (like * (norm - logits.gather(1, wanted)) - unlike * left.log()).sum()
+    # Of -log(1 - p_u): d/dz_j = p_u / (1 - p_u) (1[j = u] - p_j).
+    push = unlike * p_unwanted / left
+    token = torch.arange(table.shape[0], device=rows.device)[None]
+    error = (like - push) * (logits - norm).exp()
+    error = error - torch.where(token == wanted, like, 0.0) + torch.where(token == unwanted, push, 0.0)
+    return loss, error.to(rows.dtype)
+
+
+@cache
+def _compiled_chunk() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(_chunk, dynamic=False)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Gradients are computed chunk by chunk in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
-        # hidden [N, D], weight [V, D], labels [N]
-        count = max(labels.numel(), 1)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: tuple[Tensor, ...], chunk: int, compiled: bool
+    ) -> Tensor:
+        # hidden [N, D] with N a multiple of `chunk`, weight [V, D], targets: four of [N]
+        step = _compiled_chunk() if compiled else _chunk
         table = weight.detach().to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         total = torch.zeros((), dtype=torch.float32, device=weight.device)
-        for start in range(0, labels.numel(), chunk):
-            rows, wanted = hidden[start : start + chunk], labels[start : start + chunk, None]
-            logits = (rows @ table.T).float()  # [chunk, V]
-            norm = torch.logsumexp(logits, -1, keepdim=True)
-            total += (norm - logits.gather(1, wanted)).sum()
-            error = logits.sub_(norm).exp_()
-            error.scatter_add_(1, wanted, torch.full_like(error[:, :1], -1.0))
-            error = (error / count).to(hidden.dtype)
+        for start in range(0, len(hidden), chunk):
+            rows = hidden[start : start + chunk].detach()
+            loss, error = step(rows, table, *(t[start : start + chunk] for t in targets))
+            total += loss
             d_hidden[start : start + chunk] = error @ table
-            d_weight += (error.T @ rows).float()
+            d_weight += error.T @ rows
         ctx.save_for_backward(d_hidden, d_weight)
-        return total / count
+        return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grads[0].to(d_hidden.dtype), d_weight * grads[0], None, None
+        return d_hidden * grads[0].to(d_hidden.dtype), d_weight * grads[0], None, None, None
 
 
-def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int = 256) -> Tensor:
-    """Mean over the labelled positions. hidden [..., D], weight [V, D], labels [...] with IGNORE where not trained."""
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    unwanted: Tensor | None = None,
+    strength: float = 1.0,
+    chunk: int = 256,
+    compiled: bool = False,
+) -> Tensor:
+    """Mean cross-entropy of `hidden @ weight.T` over the labelled positions.
+
+    hidden [..., D], weight [V, D], labels [...] with IGNORE where not trained. `unwanted` [...] names a token each
+    that ought to be unlikely (IGNORE: none); minus log(1 - p) of it counts `strength` times, over the same positions.
+    """
     labels, hidden = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
-    kept = labels != IGNORE
+    unwanted = torch.full_like(labels, IGNORE) if unwanted is None else unwanted.reshape(-1)
+    kept = (labels != IGNORE) | (unwanted != IGNORE)
     if not bool(kept.all()):
-        hidden, labels = hidden[kept], labels[kept]
-    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, labels, chunk)
+        hidden, labels, unwanted = hidden[kept], labels[kept], unwanted[kept]
+    count = max(len(labels), 1)
+    rest = -len(labels) % chunk  # one shape for the compiled step: the padding weighs nothing
+    if rest:
+        hidden = pad(hidden, (0, 0, 0, rest))
+        labels, unwanted = pad(labels, (0, rest), value=IGNORE), pad(unwanted, (0, rest), value=IGNORE)
+    like = (labels != IGNORE).float() / count
+    unlike = (unwanted != IGNORE).float() * (strength / count)
+    targets = (labels.clamp_min(0), unwanted.clamp_min(0), like, unlike)
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, chunk, compiled)
     return loss

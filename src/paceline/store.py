@@ -1,0 +1,118 @@
+"""Store: a folder of arrays that a drafter reads, built once and mapped into memory by everyone who needs it.
+
+`store.json` says what the store is and which tokenizer its token ids are of; each array is one .npy file. Opening
+reads the header alone, whatever the size; pages come in as they are touched and are shared between processes.
+
+    with writing("build/corpus", kind="corpus", tokenizer=fingerprint) as store:
+        store.add("text", tokens)
+    store = open_store("build/corpus", kind="corpus", tokenizer=fingerprint)
+    store.array("text")
+
+Doesn't know: what the arrays mean.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import StoreError
+
+HEADER = "store.json"
+VERSION = 1
+
+
+@dataclass
+class StoreWriter:
+    """A store in the making; `facts` go into the header."""
+
+    folder: Path
+    kind: str
+    tokenizer: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, array: NDArray[Any]) -> None:
+        """Write one array."""
+        np.save(self.folder / f"{name}.npy", array, allow_pickle=False)
+        self.arrays[name] = (self.folder / f"{name}.npy").stat().st_size
+
+
+@contextmanager
+def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iterator[StoreWriter]:
+    """Write a store to `out`; it appears there whole when the block ends, or not at all.
+
+    tokenizer  the fingerprint of the tokenizer (`Tokenizer.fingerprint`) that the token ids are of."""
+    out = Path(out)
+    if out.exists() and not (out / HEADER).exists() and (out.is_file() or any(out.iterdir())):
+        raise StoreError(f"{out} exists and is not a store; choose another place, nothing was written")
+    beside = out.with_name(out.name + ".part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        writer = StoreWriter(beside, kind, tokenizer, dict(facts))
+        yield writer
+        header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, **writer.facts, "arrays": writer.arrays}
+        (beside / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
+        shutil.rmtree(out, ignore_errors=True)
+        beside.rename(out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened store; `header` is what store.json holds."""
+
+    folder: Path
+    header: dict[str, Any]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """One array, mapped read-only."""
+        if name not in self.header["arrays"]:
+            has = ", ".join(self.header["arrays"]) or "nothing"
+            raise StoreError(f"the store {self.folder} has no {name} (it has {has}); build it again with that part")
+        try:
+            mapped: NDArray[Any] = np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"the store {self.folder} is broken: {name}.npy cannot be read ({error})") from None
+        return mapped
+
+
+def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:
+    """The store in `folder`; StoreError if there is none, it is truncated, of another kind or of another tokenizer.
+
+    tokenizer  fingerprint that it must have; None: whichever."""
+    folder = Path(folder)
+    file = folder / HEADER
+    if not file.exists():
+        raise StoreError(f"there is no store {folder}: build one with `paceline corpus build`")
+    try:
+        header = json.loads(file.read_text("utf-8"))
+        version, found, of = header["version"], header["kind"], header["tokenizer"]
+        sizes: dict[str, int] = dict(header["arrays"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{file} cannot be read ({error}); build the store again") from None
+    if version != VERSION:
+        raise StoreError(f"the store {folder} has format {version}, this version reads {VERSION}; build it again")
+    if found != kind:
+        raise StoreError(f"the store {folder} is a {found}, not a {kind}")
+    if tokenizer is not None and of != tokenizer:
+        raise StoreError(
+            f"the store {folder} was built with another tokenizer ({header.get('tokenizer_name', of)}): "
+            "its token ids mean other text here; build it again with this model's tokenizer"
+        )
+    for name, size in sizes.items():
+        array = folder / f"{name}.npy"
+        held = array.stat().st_size if array.exists() else 0
+        if held != size:
+            raise StoreError(f"the store {folder} is truncated: {name}.npy has {held:,} of {size:,} bytes")
+    return Store(folder, header)
