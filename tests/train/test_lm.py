@@ -71,10 +71,6 @@ def test_end_to_end_labels_are_the_next_token() -> None:
     assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 7, 8, 9]]
 
 
-def test_calculator_marks_go() -> None:
-    document = Document("g", messages=(user("?"), assistant("2*3 = <<2*3=6>>6 apples.\n#### 6")))
-    assert clean(document).messages[1]["content"] == "2*3 = 6 apples.\nThe answer is 6."
-
 
 def mixture(seed: int = 0) -> Mixture:
     rows = {n: (np.full((c, 2), v), np.full((c, 2), v)) for n, c, v in (("a", 5, 1), ("b", 3, 2), ("c", 4, 3))}

@@ -27,3 +27,30 @@ def test_nothing_to_learn_is_no_gradient() -> None:
     assert loss == 0
     assert weight.grad is not None
     assert not weight.grad.any()
+
+
+def test_unlikelihood_and_its_gradients() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(9, 8, requires_grad=True)
+    weight = torch.randn(13, 8, requires_grad=True)
+    labels, unwanted = torch.randint(0, 13, (9,)), torch.randint(0, 13, (9,))
+    labels[:2], unwanted[3:6] = IGNORE, IGNORE  # unlikelihood alone, both, likelihood alone
+    log_p = torch.log_softmax(hidden @ weight.T, -1)
+    like = -log_p[2:].gather(1, labels[2:, None]).sum()
+    where = unwanted != IGNORE
+    unlike = -torch.log(1 - log_p[where].gather(1, unwanted[where][:, None]).exp()).sum()
+    expected = (like + 0.5 * unlike) / 9
+    got = chunked_cross_entropy(hidden, weight, labels, unwanted, strength=0.5, chunk=4)
+    torch.testing.assert_close(got, expected)
+    wanted = torch.autograd.grad(expected, (hidden, weight))
+    torch.testing.assert_close(torch.autograd.grad(got, (hidden, weight)), wanted)
+
+
+def test_a_certain_unwanted_token_gives_a_finite_push() -> None:
+    hidden, weight = torch.tensor([[100.0, 0.0]], requires_grad=True), torch.eye(2, requires_grad=True)
+    loss = chunked_cross_entropy(hidden, weight, torch.tensor([IGNORE]), torch.tensor([0]))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+    assert hidden.grad[0, 0] > 0  # downhill is away from it

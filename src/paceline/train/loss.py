@@ -34,11 +34,12 @@ def _chunk(
     p_unwanted = (logits.gather(1, unwanted) - norm).exp()
     left = (1 - p_unwanted).clamp_min(1e-6)
     loss = (like * (norm - logits.gather(1, wanted)) - unlike * left.log()).sum()
-    # Of -log(1 - p_u): d/dz_j = p_u / (1 - p_u) (1[j = u] - p_j).
+    # Of -log(1 - p_u): d/dz_j = p_u / (1 - p_u) (1[j = u] - p_j), which for j = u is p_u: written so, it does not
+    # vanish where p_u rounds to 1.
     push = unlike * p_unwanted / left
     token = torch.arange(table.shape[0], device=rows.device)[None]
     error = (like - push) * (logits - norm).exp()
-    error = error - torch.where(token == wanted, like, 0.0) + torch.where(token == unwanted, push, 0.0)
+    error = error - torch.where(token == wanted, like, 0.0) + torch.where(token == unwanted, (push + unlike) * p_unwanted, 0.0)
     return loss, error.to(rows.dtype)
 
 
