@@ -1,6 +1,7 @@
 # make setup   a virtual environment in .venv with everything needed; quick when it is there already
 # make demo    six prompts of six kinds, plainly and with drafts
 # make test    ruff, mypy and pytest, as continuous integration runs them
+# make zoo     train the models in models/ anew, from the text that zoo.toml names; hours, resumes where it stopped
 #
 # Needs Python 3.11 or newer and nothing else. Another interpreter: make setup PYTHON=python3.12
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DONE := .venv/.paceline
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check zoo clean
 
 setup: $(DONE)
 
@@ -28,6 +29,12 @@ check: setup
 
 test: check
 	$(BIN)/pytest
+
+ZOO ?= zoo.toml
+PROCESSES ?= 1
+
+zoo: setup
+	$(BIN)/python -m paceline.train zoo $(ZOO) --out models --checkpoints checkpoints --processes $(PROCESSES)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,6 @@ from paceline.train.lm import (
     Mixture,
     ModelConfig,
     chat,
-
     lay_end_to_end,
     pack_whole,
     pretrain,

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from paceline.train.loss import IGNORE, chunked_cross_entropy
+from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation
 
 
 def test_cross_entropy_and_its_gradients() -> None:
@@ -54,3 +54,18 @@ def test_a_certain_unwanted_token_gives_a_finite_push() -> None:
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()
     assert hidden.grad[0, 0] > 0  # downhill is away from it
+
+
+def test_distillation_and_its_gradients() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2, 7, 4, requires_grad=True), torch.randn(11, 4, requires_grad=True)
+    target_hidden, target_weight = torch.randn(2, 7, 6), torch.randn(11, 6)
+    kept = torch.rand(2, 7) < 0.7
+    p = torch.softmax(target_hidden @ target_weight.T, -1)[kept]
+    log_q = torch.log_softmax(hidden @ weight.T, -1)[kept]
+    kl = F.kl_div(log_q, p, reduction="none").sum(-1)
+    expected = (kl + 0.5 * (log_q.exp() - p).abs().sum(-1)).mean()
+    got = chunked_distillation(hidden, weight, target_hidden, target_weight, kept, chunk=4)
+    torch.testing.assert_close(got, expected)
+    wanted = torch.autograd.grad(expected, (hidden, weight))
+    torch.testing.assert_close(torch.autograd.grad(got, (hidden, weight)), wanted)

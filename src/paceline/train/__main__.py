@@ -5,14 +5,14 @@ python -m paceline.train --help
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from paceline.errors import PacelineError
 
 app = typer.Typer(
-    help="Train the demo family: a tokenizer, then `pretrain`, then `chat`, then `card`.",
+    help="Train the demo family: tokenizer, pretrain, chat, settle, distil, evaluate, card; or all of it: zoo.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -24,7 +24,11 @@ Sources = Annotated[
     typer.Argument(help="Text files as NAME=PATH or PATH: .txt, .jsonl, and both with .gz. A name may repeat."),
 ]
 Out = Annotated[Path, typer.Option(help="Folder to write.")]
-Run = Annotated[Path, typer.Option(help="Folder of the checkpoint and log; run the same command again to resume.")]
+# Not --run: torchrun would take it for its own --run-path.
+Run = Annotated[
+    Path,
+    typer.Option("--checkpoints", help="Folder of the checkpoint and log; run the same command again to resume."),
+]
 Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.")]
 Tokens = Annotated[int | None, typer.Option(help="Budget in tokens; exactly repeatable.")]
 Threads = Annotated[int, typer.Option(help="torch threads.")]
@@ -113,7 +117,7 @@ def pretrain_command(
     """Train the demo model from random weights on packed text. Ctrl-C saves; the same command goes on.
 
     python -m paceline.train pretrain books=alice.txt chat=dialogues.jsonl.gz --tokenizer build/tokenizer
-    --out build/base --run build/pretrain --minutes 50
+    --out build/base --checkpoints build/pretrain --minutes 50
     """
     _threads(threads)
     from paceline.train.lm import pretrain
@@ -140,8 +144,8 @@ def chat_command(
 ) -> None:
     """Tune a pretrained model on conversations; only what the assistant says is learnt.
 
-    python -m paceline.train chat chat=dialogues.jsonl.gz --model build/base --out models/demo --run build/chat
-    --minutes 20
+    python -m paceline.train chat chat=dialogues.jsonl.gz --model build/base --out models/demo
+    --checkpoints build/chat --minutes 20
     """
     _threads(threads)
     from paceline.train.lm import chat
@@ -152,6 +156,132 @@ def chat_command(
     loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=50, decay=0.6)
     if not chat(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
         raise typer.Exit(130)
+
+
+@app.command("settle")
+def settle_command(
+    sources: Sources,
+    model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `chat` wrote.")],
+    out: Out,
+    run: Run,
+    minutes: Minutes = None,
+    tokens: Tokens = None,
+    lr: Rate = 2e-4,
+    compiled: Compiled = True,
+    threads: Threads = 1,
+) -> None:
+    """Unlearn loops: the model's own answers that repeat themselves become unlikely, beside ordinary conversations.
+
+    python -m paceline.train settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
+    --checkpoints build/settle --tokens 2000000
+    """
+    _threads(threads)
+    from paceline.train.loop import LoopConfig
+    from paceline.train.settle import settle
+    from paceline.train.sources import parse_sources
+    from paceline.train.tokenizer import load_tokenizer
+
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=20, decay=0.5)
+    if not settle(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
+        raise typer.Exit(130)
+
+
+@app.command("distil")
+def distil_command(
+    sources: Sources,
+    model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the target.")],
+    out: Out,
+    run: Run,
+    minutes: Minutes = None,
+    tokens: Tokens = None,
+    lr: Rate = 2e-3,
+    compiled: Compiled = True,
+    threads: Threads = 1,
+) -> None:
+    """Train a small draft model to say what the target would say; it has the target's tokenizer.
+
+    python -m paceline.train distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
+    --checkpoints build/draft --tokens 40000000
+    """
+    _threads(threads)
+    from paceline.train.distil import distil
+    from paceline.train.loop import LoopConfig
+    from paceline.train.sources import parse_sources
+    from paceline.train.tokenizer import load_tokenizer
+
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr)
+    if not distil(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
+        raise typer.Exit(130)
+
+
+@app.command("zoo")
+def zoo_command(
+    config: Annotated[Path, typer.Argument(help="TOML file with [sources], [tokens] and [looping]; see zoo.toml.")],
+    out: Annotated[Path, typer.Option(help="Folder of the finished models.")] = Path("models"),
+    checkpoints: Annotated[Path, typer.Option(help="Folder of everything in between; resumed from.")] = Path(
+        "checkpoints"
+    ),
+    processes: Annotated[int, typer.Option(help="Processes a stage trains with; one a core pays.")] = 1,
+    scale: Annotated[float, typer.Option(help="Multiply every budget, to try it all out.")] = 1.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands alone.")] = False,
+) -> None:
+    """Train the whole family; stages that are done are skipped, an interrupted one goes on.
+
+    python -m paceline.train zoo zoo.toml --out models --checkpoints checkpoints --processes 2
+    """
+    from paceline.train.zoo import read_zoo, run_zoo
+
+    raise typer.Exit(run_zoo(read_zoo(config, scale), out, checkpoints, processes, dry_run))
+
+
+@app.command("held-out")
+def held_out_command(
+    sources: Sources,
+    out: Annotated[Path, typer.Option(help="JSON Lines file to write, {messages} a line.")],
+    count: Annotated[int, typer.Option(help="Prompts, an equal share from every source.")] = 80,
+) -> None:
+    """Write prompts from the held-out part of the sources, to ask a trained model.
+
+    python -m paceline.train held-out sgd=dialogues.jsonl.gz dolly=dolly.jsonl.gz --out build/held-out.jsonl
+    """
+    import json
+
+    from paceline.train.clean import clean
+    from paceline.train.evaluate import held_out_prompts
+    from paceline.train.sources import parse_sources, read, split
+
+    valid: dict[str, list[Any]] = {}
+    for source in parse_sources(sources):
+        valid.setdefault(source.name, []).extend(split(clean(read(source)))[1])
+    prompts = held_out_prompts(valid, count)
+    out.write_text("".join(json.dumps({"messages": prompt}) + "\n" for prompt in prompts))
+    typer.echo(f"{len(prompts)} prompts, written to {out}")
+
+
+@app.command("evaluate")
+def evaluate_command(
+    model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of a trained model.")],
+    sources: Sources,
+    draft: Annotated[Path | None, typer.Option(help="Folder of its draft model, to measure agreement.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write; printed if not given.")] = None,
+    threads: Threads = 1,
+) -> None:
+    """Loss on held-out text by source against a 5-gram model, and how far the draft model agrees.
+
+    python -m paceline.train evaluate models/demo sgd=dialogues.jsonl.gz --draft models/demo-draft
+    """
+    _threads(threads)
+    import json
+
+    from paceline.train.evaluate import evaluate
+    from paceline.train.lm import PRETRAIN
+    from paceline.train.sources import parse_sources
+
+    report = evaluate(model, parse_sources(sources), PRETRAIN, draft)
+    text = json.dumps(report, indent=2)
+    if out:
+        out.write_text(text + "\n")
+    typer.echo(text)
 
 
 @app.command("card")

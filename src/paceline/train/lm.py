@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from rich.console import Console
 from torch import Tensor, nn
 from transformers import (
@@ -35,7 +36,7 @@ from transformers import (
 from paceline.errors import PacelineError
 from paceline.train import attention, synth
 from paceline.train.clean import clean
-from paceline.train.loop import Batch, LoopConfig, read_log, train
+from paceline.train.loop import Batch, LoopConfig, Stream, read_log, train
 from paceline.train.loss import IGNORE, chunked_cross_entropy
 from paceline.train.sources import Document, Source, assistant, read, split, user
 from paceline.train.tokenizer import DOCUMENT, END, SPECIAL, save_tokenizer, token_id
@@ -97,7 +98,8 @@ CHAT = DataConfig(
 
 
 class LmLoss(nn.Module):
-    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted."""
+    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted; `unwanted`
+    [B, T] names tokens that ought not to follow, for the unlikelihood term."""
 
     def __init__(self, model: Any, compiled: bool = False) -> None:
         super().__init__()
@@ -112,12 +114,12 @@ class LmLoss(nn.Module):
         hidden: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
         return hidden
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, labels: Tensor, unwanted: Tensor | None = None) -> Tensor:
         hidden = (self._compiled if self.training else self._hidden)(input_ids)
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
         compiled = self.compiled and self.training
-        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels, compiled=compiled)
+        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels, unwanted, compiled=compiled)
 
 
 # --- text to rows ------------------------------------------------------------------------------------------------
@@ -317,9 +319,20 @@ def pretrain(
     compiled: bool = True,
 ) -> bool:
     """Train from random weights; writes `out` in float32 and its log and facts into it. False when interrupted."""
+    network = new_model(model, tokenizer, loop.seed)
+
+    def build(name: str, documents: list[Document]) -> dict[str, Rows]:
+        return {name: lay_end_to_end(render(tokenizer, documents), data.length)}
+
+    job = Job(sources, tokenizer, out, run, loop, data)
+    return run_stage("pretrain", job, network, LmLoss(network, compiled), build, torch.float32)
+
+
+def new_model(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """A Llama of that shape with random weights."""
     document, end = token_id(tokenizer, DOCUMENT), token_id(tokenizer, END)
-    torch.manual_seed(loop.seed)
-    network = LlamaForCausalLM(
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=model.vocabulary,
             hidden_size=model.hidden,
@@ -336,11 +349,6 @@ def pretrain(
         )
     )
 
-    def build(name: str, documents: list[Document]) -> dict[str, Rows]:
-        return {name: lay_end_to_end(render(tokenizer, documents), data.length)}
-
-    return _stage("pretrain", network, sources, tokenizer, build, out, run, loop, data, compiled, torch.float32)
-
 
 def chat(
     sources: Sequence[Source],
@@ -354,6 +362,13 @@ def chat(
 ) -> bool:
     """Tune the model in `start` on conversations; writes `out` in bfloat16. False when interrupted."""
     network = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    job = Job(sources, tokenizer, out, run, loop, data)
+    build = chat_rows(tokenizer, data)
+    return run_stage("chat", job, network, LmLoss(network, compiled), build, torch.bfloat16, start)
+
+
+def chat_rows(tokenizer: PreTrainedTokenizerFast, data: DataConfig) -> Build:
+    """Conversations of a source packed into rows; records with a passage make the group "reading"."""
     pad = token_id(tokenizer, DOCUMENT)
 
     def build(name: str, documents: list[Document]) -> dict[str, Rows]:
@@ -372,26 +387,41 @@ def chat(
             rows[group] = pack_whole(rendered, data.length, pad)
         return rows
 
-    return _stage("chat", network, sources, tokenizer, build, out, run, loop, data, compiled, torch.bfloat16, start)
+    return build
 
 
-def _stage(
+@dataclass(frozen=True)
+class Job:
+    """What every stage is told: its text, where it writes, how long it trains, what a batch is made of."""
+
+    sources: Sequence[Source]
+    tokenizer: PreTrainedTokenizerFast
+    out: Path
+    run: Path
+    loop: LoopConfig
+    data: DataConfig
+
+
+def run_stage(
     stage: str,
+    job: Job,
     network: Any,
-    sources: Sequence[Source],
-    tokenizer: PreTrainedTokenizerFast,
+    loss: nn.Module,
     build: Build,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
-    data: DataConfig,
-    compiled: bool,
     dtype: torch.dtype,
     start: Path | None = None,
+    wrap: Callable[[Mixture, dict[str, list[Document]]], Stream] | None = None,
 ) -> bool:
-    console = Console(stderr=True)
+    """Text to rows, the loop, and the model with its log and facts in `job.out`. False when interrupted.
+
+    loss: the module around `network` that is trained. build: rows by group from the documents of one source. dtype: of
+    the weights as written. start: the model that this stage went on from, whose logs are kept. wrap: another stream
+    around the mixture of rows."""
+    data, out = job.data, job.out
+    first = PartialState().is_main_process
+    console = Console(stderr=True, quiet=not first)
     began = time.monotonic()
-    training, valid = load_documents(sources, data)
+    training, valid = load_documents(job.sources, data)
     rows: dict[str, Rows] = {}
     held: dict[str, Rows] = {}
     for name in training:
@@ -407,8 +437,11 @@ def _stage(
         if len(ids)
     }
     mixture = Mixture(rows, data)
-    if not train(LmLoss(network, compiled), mixture, loop, run, validation):
+    stream = wrap(mixture, training) if wrap else mixture
+    if not train(loss, stream, job.loop, job.run, validation):
         return False
+    if not first:
+        return True
     facts = {
         "stage": stage,
         "model": {"parameters": sum(p.numel() for p in network.parameters())},
@@ -417,14 +450,14 @@ def _stage(
             for name, (ids, _) in mixture.rows.items()
         },
         "data": asdict(data),
-        "loop": asdict(loop),
+        "loop": asdict(job.loop),
     }
-    save(network, tokenizer, out, dtype)
+    save(network, job.tokenizer, out, dtype)
     if start is not None:
         for log in start.glob("training-*.json*"):
             shutil.copy(log, out / log.name)
     (out / f"training-{stage}.json").write_text(json.dumps(facts, indent=2) + "\n")
-    (out / f"training-{stage}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in read_log(run / "log.jsonl")))
+    (out / f"training-{stage}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in read_log(job.run / "log.jsonl")))
     console.print(f"wrote {out}")
     return True
 

@@ -7,7 +7,7 @@ log. The budget is a number of tokens or of minutes; with minutes the decay is p
 paused still ends in its slot.
 
 Every process draws the same batch and trains on its share of the rows, so the number of processes changes the speed
-and nothing else: `accelerate launch --num_processes 2 -m paceline.train ...`.
+and nothing else: `torchrun --nproc-per-node 2 -m paceline.train ...`.
 
 Doesn't know: language models, drafters, tokenizers, text.
 
@@ -169,7 +169,7 @@ def load_checkpoint(
             _, number, index, name = key.split(".")
             states.setdefault(int(number), {}).setdefault(int(index), {})[name] = tensor
     if {k: p.shape for k, p in own.items()} != {k: t.shape for k, t in saved.items()} or len(states) > len(optimisers):
-        raise PacelineError(f"{path} is a checkpoint of another model; choose another --run folder or delete it")
+        raise PacelineError(f"{path} is a checkpoint of another model; choose other --checkpoints or delete it")
     with torch.no_grad():
         for key, parameter in own.items():
             parameter.copy_(saved[key])

@@ -1,9 +1,11 @@
-"""Cross-entropy in chunks: the logits of a batch are never held at once, and unlearnt positions cost nothing.
+"""Losses in chunks: the logits of a batch are never held at once, and unlearnt positions cost nothing.
 
-Exact (a test compares it with torch's own); it only rearranges the work. On a CPU this is a third more tokens a second
-for a small model with a large vocabulary; docs/training.md has the figures. An unlikelihood term (Welleck et al. 2020,
-"Neural text generation with unlikelihood training", section 5) can be asked for at positions where one token is known
-to be wrong, for example because it would repeat an n-gram.
+Exact (tests compare them with torch's own); they only rearrange the work. On a CPU this is a third more tokens a second
+for a small model with a large vocabulary; docs/training.md has the figures.
+
+* Cross-entropy. An unlikelihood term (Welleck et al. 2020, "Neural text generation with unlikelihood training",
+  section 5) can be asked for at positions where one token is known to be wrong, because it would repeat an n-gram, say.
+* Distillation: how far a draft model's distribution is from its target's.
 
 Doesn't know: models, data, optimisers.
 
@@ -39,13 +41,31 @@ def _chunk(
     push = unlike * p_unwanted / left
     token = torch.arange(table.shape[0], device=rows.device)[None]
     error = (like - push) * (logits - norm).exp()
-    error = error - torch.where(token == wanted, like, 0.0) + torch.where(token == unwanted, (push + unlike) * p_unwanted, 0.0)
+    error = error - torch.where(token == wanted, like, 0.0)
+    error = error + torch.where(token == unwanted, (push + unlike) * p_unwanted, 0.0)
     return loss, error.to(rows.dtype)
 
 
+def _distil_chunk(
+    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `_chunk`, for KL(p || q) + TV(p, q): p the target's distribution behind target_rows [C, Dt], q our own."""
+    p = torch.softmax((target_rows @ target_table.T).float(), -1)
+    log_q = torch.log_softmax((rows @ table.T).float(), -1)
+    q = log_q.exp()
+    weights = weights[:, None]
+    kl = (p * (p.clamp_min(1e-20).log() - log_q)).sum(-1, keepdim=True)
+    missed = (q - p).clamp_min(0).sum(-1, keepdim=True)  # 1 - sum min(p, q): the chance that a draft is rejected
+    loss = (weights * (kl + missed)).sum()
+    # d missed / dq_j is 1[q_j > p_j]; through the softmax it loses its mean under q.
+    above = (q > p).float()
+    error = (q - p) + q * (above - (q * above).sum(-1, keepdim=True))
+    return loss, (weights * error).to(rows.dtype)
+
+
 @cache
-def _compiled_chunk() -> Callable[..., tuple[Tensor, Tensor]]:
-    return torch.compile(_chunk, dynamic=False)
+def _compiled(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(step, dynamic=False)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -53,17 +73,22 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: tuple[Tensor, ...], chunk: int, compiled: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        step: Callable[..., tuple[Tensor, Tensor]],
+        targets: tuple[Tensor, ...],
+        fixed: tuple[Tensor, ...],
+        chunk: int,
     ) -> Tensor:
-        # hidden [N, D] with N a multiple of `chunk`, weight [V, D], targets: four of [N]
-        step = _compiled_chunk() if compiled else _chunk
+        # hidden [N, D], N a multiple of `chunk`; weight [V, D]; targets [N, ...] go to `step` in chunks, fixed whole
         table = weight.detach().to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         total = torch.zeros((), dtype=torch.float32, device=weight.device)
         for start in range(0, len(hidden), chunk):
             rows = hidden[start : start + chunk].detach()
-            loss, error = step(rows, table, *(t[start : start + chunk] for t in targets))
+            loss, error = step(rows, table, *(t[start : start + chunk] for t in targets), *fixed)
             total += loss
             d_hidden[start : start + chunk] = error @ table
             d_weight += error.T @ rows
@@ -71,9 +96,9 @@ class _ChunkedLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grads[0].to(d_hidden.dtype), d_weight * grads[0], None, None, None
+        return d_hidden * grads[0].to(d_hidden.dtype), d_weight * grads[0], None, None, None, None
 
 
 def chunked_cross_entropy(
@@ -103,5 +128,34 @@ def chunked_cross_entropy(
     like = (labels != IGNORE).float() / count
     unlike = (unwanted != IGNORE).float() * (strength / count)
     targets = (labels.clamp_min(0), unwanted.clamp_min(0), like, unlike)
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, targets, chunk, compiled)
+    step = _compiled(_chunk) if compiled else _chunk
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, targets, (), chunk)
+    return loss
+
+
+def chunked_distillation(
+    hidden: Tensor,
+    weight: Tensor,
+    target_hidden: Tensor,
+    target_weight: Tensor,
+    kept: Tensor,
+    chunk: int = 256,
+    compiled: bool = False,
+) -> Tensor:
+    """Mean of KL(p || q) + TV(p, q) over the positions of `kept`, q = softmax(hidden @ weight.T) learning.
+
+    hidden [..., D], weight [V, D] of the draft; target_hidden [..., Dt], target_weight [V, Dt] give p; kept bool [...].
+    KL keeps q's tail alive, TV is what acceptance suffers from (Zhou et al. 2024, "DistillSpec", section 4).
+    """
+    kept = kept.reshape(-1)
+    hidden = hidden.reshape(-1, hidden.shape[-1])[kept]
+    target_hidden = target_hidden.reshape(-1, target_hidden.shape[-1])[kept].to(hidden.dtype)
+    count = max(len(hidden), 1)
+    weights = torch.full((len(hidden),), 1 / count, device=hidden.device)
+    rest = -len(hidden) % chunk
+    hidden, target_hidden = pad(hidden, (0, 0, 0, rest)), pad(target_hidden, (0, 0, 0, rest))
+    targets = (target_hidden, pad(weights, (0, rest)))
+    step = _compiled(_distil_chunk) if compiled else _distil_chunk
+    fixed = (target_weight.detach().to(hidden.dtype),)
+    loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, targets, fixed, chunk)
     return loss

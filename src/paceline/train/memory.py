@@ -22,4 +22,5 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     settings = {_ARENA_MAX: 1, _MMAP_MAX: 0, _TRIM: 2**31 - 1, _TOP_PAD: 64 << 20}
-    return all([mallopt(option, value) == 1 for option, value in settings.items()])
+    done = [mallopt(option, value) == 1 for option, value in settings.items()]
+    return all(done)

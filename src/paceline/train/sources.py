@@ -1,7 +1,8 @@
 """Text sources: files on the user's disk, read into documents (plain text) or conversations (chat messages).
 
 A source is given as `NAME=PATH`, or just a path (the name is then the file's stem). Understood are .txt and .jsonl,
-gzip-compressed or not. A JSON record is recognised by its fields, so common data sets work as they come:
+gzip-compressed or not. `NAME=hf:OWNER/DATA`, `hf:OWNER/DATA:CONFIG@SPLIT` in full, is a data set of the Hugging Face
+hub. A JSON record is recognised by its fields, so common data sets work as they come:
 {text}, {title, text}, {instruction, context, response}, {question, answer}, {turns: [{role, text}]},
 {messages: [{role, content}]}. Held-out documents are chosen by a hash of their content, so the split is the same on
 every machine and in every order.
@@ -29,6 +30,7 @@ KNOWN_RECORDS = (
     "{turns: [{role, text}]}, {messages: [{role, content}]}"
 )
 ROLES = ("system", "user", "assistant")
+HUB = "hf:"
 TEXT_CHUNK = 8000  # characters of a plain-text file that make one document, cut at a paragraph
 
 
@@ -38,10 +40,10 @@ class SourceError(PacelineError):
 
 @dataclass(frozen=True)
 class Source:
-    """One file and the name it goes by in reports."""
+    """One file, or one data set of the hub as `hf:OWNER/DATA:CONFIG@SPLIT`, and the name it goes by in reports."""
 
     name: str
-    path: Path
+    path: Path | str
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,10 @@ def parse_source(spec: str) -> Source:
         name, path = re.sub(r"\.(txt|jsonl)(\.gz)?$", "", Path(spec).name), spec
     if not name or not path:
         raise SourceError(f"{spec!r} is not a source: write NAME=PATH, for example books=alice.txt.gz")
+    if path.startswith(HUB):
+        if not re.fullmatch(r"hf:[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.-]+)?", path):
+            raise SourceError(f"source {name!r}: {path} is not hf:OWNER/DATA, hf:OWNER/DATA:CONFIG or ...@SPLIT")
+        return Source(re.split("[/:@]", path)[1] if not equals else name, path)
     file = Path(path).expanduser()
     if not file.is_file():
         raise SourceError(f"source {name!r}: no such file: {file}")
@@ -84,10 +90,14 @@ def parse_sources(specs: Iterable[str]) -> list[Source]:
 
 def read(source: Source) -> Iterator[Document]:
     """All documents of one source, in file order."""
-    if source.path.name.removesuffix(".gz").endswith(".jsonl"):
+    if isinstance(source.path, str):
+        for number, row in enumerate(_hub_rows(source), start=1):
+            yield _document(source, f"{source.path}, row {number}", row)
+    elif source.path.name.removesuffix(".gz").endswith(".jsonl"):
         for number, line in enumerate(_lines(source.path), start=1):
             if line.strip():
-                yield _record(source, number, line)
+                where = f"{source.path}, line {number}"
+                yield _document(source, where, _parse(where, line))
     else:
         yield from _plain_text(source)
 
@@ -119,8 +129,29 @@ def _lines(path: Path) -> Iterator[str]:
         raise SourceError(f"{path}, after line {number}: broken gzip file ({error})") from None
 
 
+def _hub_rows(source: Source) -> Iterable[Any]:
+    """Rows of a data set on the hub, or of its copy on this disk."""
+    try:
+        import datasets
+    except ImportError:
+        raise SourceError(
+            f"source {source.name!r}: {source.path} needs the package datasets: pip install 'paceline[train]'"
+        ) from None
+    name, _, split = str(source.path).removeprefix(HUB).partition("@")
+    name, _, config = name.partition(":")
+    try:
+        return datasets.load_dataset(name, config or None, split=split or "train")
+    except (OSError, ValueError, RuntimeError) as error:  # unreachable, unknown, a wrong configuration or split
+        why = " ".join(str(error).split())[:200]
+        raise SourceError(
+            f"source {source.name!r}: {source.path} cannot be had from the hub ({why}); "
+            f"give a file instead: {source.name}=PATH"
+        ) from None
+
+
 def _plain_text(source: Source) -> Iterator[Document]:
     """Paragraph-aligned chunks, so that a whole book is not one held-out decision."""
+    assert isinstance(source.path, Path)
     paragraphs: list[str] = []
     size = 0
     for block in re.split(r"\n\s*\n", "".join(_lines(source.path)).replace("\r\n", "\n")):
@@ -134,12 +165,14 @@ def _plain_text(source: Source) -> Iterator[Document]:
         yield Document(source.name, text="\n\n".join(paragraphs))
 
 
-def _record(source: Source, number: int, line: str) -> Document:
-    where = f"{source.path}, line {number}"
+def _parse(where: str, line: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise SourceError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+
+
+def _document(source: Source, where: str, row: Any) -> Document:
     if not isinstance(row, dict):
         raise SourceError(f"{where}: a record must be an object, not {type(row).__name__}")
     if "turns" in row:

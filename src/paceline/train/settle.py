@@ -1,0 +1,195 @@
+"""Settle: a last stage in which a chat model unlearns its own loops.
+
+Every so often the model answers some training prompts, greedily and sampled. Where an answer repeats itself, the tokens
+that complete an n-gram it has already said become unlikely: minus log(1 - p) is added for them, the sequence-level
+unlikelihood of Welleck et al. 2020 ("Neural text generation with unlikelihood training", section 5.2). Beside them run
+ordinary rows of conversations, so that the model keeps what it knows. Decoding is not touched.
+
+Where we differ: only answers that repeat a good part of themselves are corrected (`tolerated`), because lists, tables
+and figures repeat n-grams rightly; and the answers come from the engine, many prompts at once.
+
+Doesn't know: drafters, benchmarks.
+
+    python -m paceline.train settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
+    --checkpoints build/settle --tokens 1000000
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from paceline.train.lm import CHAT, DataConfig, Job, LmLoss, Mixture, chat_rows, render, run_stage
+from paceline.train.loop import Batch, LoopConfig
+from paceline.train.loss import IGNORE
+from paceline.train.sources import Document, Source, assistant
+from paceline.train.tokenizer import DOCUMENT, token_id
+
+
+@dataclass(frozen=True)
+class SettleConfig:
+    """How the model is caught looping."""
+
+    every: int = 25  # steps between two rounds of answers
+    prompts: int = 96  # answered a round, half of them greedily
+    temperature: float = 0.7  # of the other half
+    tokens: int = 128  # most tokens of an answer
+    ngram: int = 4  # a repeated n-gram of so many tokens is a repeat
+    tolerated: float = 0.25  # share of repeats an answer may have
+    rows: int = 8  # rows of own answers in a batch, beside those of the mixture
+    strength: float = 1.0  # of unlikelihood against likelihood, a token
+    seed: int = 0
+
+
+def repeats(answer: Sequence[int], ngram: int) -> np.ndarray:
+    """bool [len]: whether the token completes an n-gram that the answer has already said."""
+    said: set[tuple[int, ...]] = set()
+    marks = np.zeros(len(answer), bool)
+    for end in range(ngram, len(answer) + 1):
+        gram = tuple(answer[end - ngram : end])
+        marks[end - 1] = gram in said
+        said.add(gram)
+    return marks
+
+
+def correction(
+    prompt: Sequence[int], answer: Sequence[int], config: SettleConfig, length: int
+) -> tuple[list[int], list[int]] | None:
+    """(input ids, unwanted token behind each or IGNORE), None when the answer repeats no more than tolerated."""
+    marks = repeats(answer, config.ngram)
+    if marks.mean() <= config.tolerated:
+        return None
+    ids = [*prompt, *answer][-(length + 1) :]
+    unwanted = [IGNORE] * len(prompt) + [t if m else IGNORE for t, m in zip(answer, marks, strict=True)]
+    return ids[:-1], unwanted[-(length + 1) :][1:]
+
+
+class SelfCorrection:
+    """A stream: the mixture's rows, and rows of the model's own repeats. The newest answers are used until the next.
+
+    prompts: token ids of conversations that wait for an answer, taken in a seeded random order."""
+
+    def __init__(
+        self, network: Any, mixture: Mixture, prompts: Sequence[list[int]], config: SettleConfig, pad: int
+    ) -> None:
+        self.network, self.mixture, self.prompts, self.config, self.pad = network, mixture, prompts, config, pad
+        self.own: list[tuple[list[int], list[int]]] = []
+        self.asked = 0
+        self.caught: list[float] = []  # share of answers that repeated themselves, by round
+
+    def next(self, progress: float) -> Batch:
+        if self.mixture.step % self.config.every == 0:
+            self._answer()
+        batch = self.mixture.next(progress)
+        length = batch["input_ids"].shape[1]
+        rng = random.Random(f"{self.config.seed}/{self.mixture.step}")
+        ids = np.full((self.config.rows, length), self.pad)
+        unwanted = np.full((self.config.rows, length), IGNORE)
+        for row, (own, marks) in enumerate(rng.sample(self.own, min(self.config.rows, len(self.own)))):
+            ids[row, : len(own)], unwanted[row, : len(marks)] = own, marks
+        nothing = torch.full(batch["labels"].shape, IGNORE)
+        whole = {
+            "input_ids": torch.cat([batch["input_ids"], torch.from_numpy(ids)]),
+            "labels": torch.cat([batch["labels"], torch.full(ids.shape, IGNORE)]),
+            "unwanted": torch.cat([nothing, torch.from_numpy(unwanted)]),
+        }
+        # Mixed, because a loss is a mean over a micro-batch: repeats alone would weigh more the fewer there are.
+        order = rng.sample(range(len(whole["labels"])), len(whole["labels"]))
+        return {key: tensor[order] for key, tensor in whole.items()}
+
+    def _answer(self) -> None:
+        """A round of answers by the model as it is now."""
+        config = self.config
+        self.own = []
+        length = self.mixture.config.length
+        chosen = [order_of(self.prompts, self.asked + i, config.seed) for i in range(config.prompts)]
+        self.asked += config.prompts
+        for prompt, answer in answers(self.network, chosen, config, seed=self.asked):
+            if found := correction(prompt, answer, config, length):
+                self.own.append(found)
+        self.caught.append(len(self.own) / config.prompts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mixture": self.mixture.state_dict(), "own": self.own, "asked": self.asked, "caught": self.caught}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mixture.load_state_dict(state["mixture"])
+        self.own = [(ids, marks) for ids, marks in state["own"]]
+        self.asked, self.caught = state["asked"], state["caught"]
+
+
+def order_of(prompts: Sequence[list[int]], index: int, seed: int) -> list[int]:
+    """The `index`-th prompt of an endless sequence that runs through all of them, shuffled anew each time."""
+    epoch, place = divmod(index, len(prompts))
+    return prompts[np.random.default_rng([seed, epoch]).permutation(len(prompts))[place]]
+
+
+def settle(
+    sources: Sequence[Source],
+    tokenizer: PreTrainedTokenizerFast,
+    start: Path,
+    out: Path,
+    run: Path,
+    loop: LoopConfig,
+    data: DataConfig = CHAT,
+    config: SettleConfig = SettleConfig(),
+    compiled: bool = True,
+) -> bool:
+    """Settle the model in `start`; writes `out` in bfloat16. False when interrupted."""
+    network = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    pad = token_id(tokenizer, DOCUMENT)
+
+    def wrap(mixture: Mixture, training: dict[str, list[Document]]) -> SelfCorrection:
+        prompts = waiting_prompts(tokenizer, training, data.length - config.tokens)
+        return SelfCorrection(network, mixture, prompts, config, pad)
+
+    job = Job(sources, tokenizer, out, run, loop, data)
+    build = chat_rows(tokenizer, data)
+    return run_stage("settle", job, network, LmLoss(network, compiled), build, torch.bfloat16, start, wrap)
+
+
+def waiting_prompts(
+    tokenizer: PreTrainedTokenizerFast, training: dict[str, list[Document]], longest: int
+) -> list[list[int]]:
+    """Token ids of every first turn of a training conversation, up to where the assistant speaks."""
+    opening = [
+        Document(d.source, messages=(d.messages[0], assistant("")))
+        for group in training.values()
+        for d in group
+        if d.messages and d.messages[0]["role"] == "user"
+    ]
+    prompts = []
+    for ids, learn in render(tokenizer, opening):
+        end = learn.index(True)  # the end of the empty answer
+        if end <= longest:
+            prompts.append(ids[:end])
+    return prompts
+
+
+def answers(
+    network: Any, prompts: Sequence[list[int]], config: SettleConfig, seed: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """What the network answers, by the engine and in the network's own weights: (prompt, answer)."""
+    from paceline.engine import Engine
+    from paceline.sampling import SamplingParams
+    from paceline.target.decoder import Decoder
+
+    ends = network.generation_config.eos_token_id
+    ends = tuple(ends) if isinstance(ends, list) else (ends,)
+    weights = {name: p.detach() for name, p in network.state_dict().items()}
+    device = next(network.parameters()).device
+    target = Decoder(network.config, weights, dtype=torch.bfloat16, device=device, eos_token_ids=ends)
+    engine = Engine(target, max_batch=32, prefill_chunk=2048)
+    rows = []
+    for i, prompt in enumerate(prompts):
+        hot = config.temperature if i % 2 else 0.0
+        rows.append(engine.add(prompt, SamplingParams(max_tokens=config.tokens, temperature=hot, seed=seed + i)))
+    while engine.has_work:
+        engine.step()
+    for row in rows:
+        yield row.tokens[: row.prompt_length].tolist(), row.new_tokens.tolist()

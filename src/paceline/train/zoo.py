@@ -1,0 +1,139 @@
+"""The whole family by one command: tokenizer, pretraining, chat, settling, draft model, evaluation, model card.
+
+A TOML file says which text to use and how long to train (zoo.toml beside the Makefile is the one the shipped models
+were made with, but for where its files lie). Every stage is a command of its own, printed before it runs; one that is
+done is not run again, one that was interrupted goes on from its checkpoint.
+
+    python -m paceline.train zoo zoo.toml --out models --checkpoints checkpoints --dry-run
+
+Doesn't know: what the stages do.
+"""
+
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from paceline.errors import PacelineError, meant
+
+TOKENS = {"pretrain": 90_000_000, "chat": 8_000_000, "settle": 2_000_000, "distil": 40_000_000}
+STAGES = ("tokenizer", "pretrain", "chat", "settle", "distil", "evaluate", "looping", "card")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command. done: the file whose presence says that it has ended; parallel: it can use several processes."""
+
+    name: str
+    arguments: tuple[str, ...]
+    done: Path
+    parallel: bool = False
+    module: str = "paceline.train"
+
+    def command(self, processes: int) -> list[str]:
+        if processes > 1 and self.parallel:
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+            return [sys.executable, *launcher, self.module, *self.arguments]
+        return [sys.executable, "-m", self.module, *self.arguments]
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """Sources by name, tokens by stage, and chat prompts for the table of loops."""
+
+    sources: tuple[str, ...]
+    tokens: Mapping[str, int]
+    prompts: tuple[str, ...]
+    categories: str
+
+
+def read_zoo(path: Path, scale: float = 1.0) -> Zoo:
+    """The TOML file; relative paths in it are relative to its folder. `scale` multiplies every budget."""
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PacelineError(f"{path} cannot be read: {error}") from None
+    known = {"sources", "tokens", "looping"}
+    for key in table:
+        if key not in known:
+            raise PacelineError(f"{path}: no section [{key}].{meant(key, known)} There are {', '.join(sorted(known))}.")
+    sources = [f"{name}={_place(path, p)}" for name, paths in _lists(path, table.get("sources", {})) for p in paths]
+    if not sources:
+        raise PacelineError(f'{path} has no [sources]; write NAME = ["FILE", ...] below that line')
+    budgets = TOKENS | table.get("tokens", {})
+    for stage, budget in budgets.items():
+        if stage not in TOKENS or not isinstance(budget, int) or budget < 1:
+            raise PacelineError(f"{path}: tokens.{stage} = {budget!r}; stages are {', '.join(TOKENS)}, in whole tokens")
+    looping = table.get("looping", {})
+    prompts = tuple(str(_place(path, p)) for p in looping.get("prompts", []))
+    tokens = {stage: max(int(budget * scale), 1) for stage, budget in budgets.items()}
+    return Zoo(tuple(sources), tokens, prompts, str(looping.get("categories", "")))
+
+
+def _lists(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    for name, files in table.items():
+        files = [files] if isinstance(files, str) else files
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+            raise PacelineError(f"{path}: sources.{name} must be a path or a list of paths")
+        yield name, files
+
+
+def _place(config: Path, file: str) -> str | Path:
+    """A file relative to the TOML file; data sets of the hub stay as they are."""
+    return file if file.startswith("hf:") else config.parent / Path(file).expanduser()
+
+
+def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
+    """The commands, in order."""
+    demo, draft = out / "demo", out / "demo-draft"
+    tokenizer, base, chat = (checkpoints / name for name in ("tokenizer", "base", "chat"))
+    held = checkpoints / "held-out.jsonl"
+    conversations = [s for s in zoo.sources if s.split("=")[0] in ("sgd", "dolly")] or list(zoo.sources)
+
+    def train(stage: str, into: Path, *extra: str) -> Step:
+        folder = str(checkpoints / f"run-{stage}")
+        budget = ("--out", str(into), "--checkpoints", folder, "--tokens", str(zoo.tokens[stage]))
+        arguments = (stage, *zoo.sources, *extra, *budget)
+        return Step(stage, arguments, into / f"training-{stage}.json", parallel=stage != "settle")
+
+    prompts = [part for file in (*zoo.prompts, str(held)) for part in ("--prompts", file)]
+    loops = (str(demo), *prompts, "--categories", zoo.categories, "--out", str(demo / "looping.json"))
+    return [
+        Step("tokenizer", ("tokenizer", *zoo.sources, "--out", str(tokenizer)), tokenizer / "tokenizer.json"),
+        train("pretrain", base, "--tokenizer", str(tokenizer)),
+        train("chat", chat, "--model", str(base)),
+        train("settle", demo, "--model", str(chat)),
+        train("distil", draft, "--model", str(demo)),
+        Step(
+            "evaluate",
+            ("evaluate", str(demo), *zoo.sources, "--draft", str(draft), "--out", str(demo / "evaluation.json")),
+            demo / "evaluation.json",
+        ),
+        Step("held-out", ("held-out", *conversations, "--out", str(held)), held),
+        Step("looping", loops, demo / "looping.json", module="paceline.bench.looping"),
+        Step("card", ("card", str(demo), "--out", str(out / "README.md")), out / "README.md"),
+    ]
+
+
+def run_zoo(zoo: Zoo, out: Path, checkpoints: Path, processes: int = 1, dry_run: bool = False) -> int:
+    """Run what is not done yet; the exit status of the first step that fails, or 0."""
+    console = Console(stderr=True)
+    for step in steps(zoo, out, checkpoints):
+        if step.done.exists() and step.name != "card":
+            console.print(f"[dim]{step.name}: done ({step.done})", highlight=False)
+            continue
+        command = step.command(processes)
+        console.print(f"[bold]{step.name}[/bold]: {shlex.join(command)}", highlight=False, soft_wrap=True)
+        if dry_run:
+            continue
+        status = subprocess.call(command)
+        if status:
+            console.print(f"{step.name} ended with status {status}; the same command goes on from there")
+            return status
+    return 0

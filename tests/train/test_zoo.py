@@ -1,0 +1,73 @@
+"""The family's plan: every stage once, in order, resumable, and bad files refused."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.train.zoo import TOKENS, read_zoo, run_zoo, steps
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "zoo.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_shipped_file_can_be_read() -> None:
+    zoo = read_zoo(Path(__file__).parents[2] / "zoo.toml")
+    assert dict(zoo.tokens) == TOKENS
+    assert "dolly=hf:databricks/databricks-dolly-15k" in zoo.sources
+    assert zoo.categories == "mt-bench"
+
+
+def test_paths_are_relative_to_the_file_and_budgets_scale(tmp_path: Path) -> None:
+    zoo = read_zoo(written(tmp_path, '[sources]\na = "x.txt"\nb = ["y.txt", "/z.txt"]\n[tokens]\nchat = 100\n'), 0.1)
+    assert zoo.sources == (f"a={tmp_path}/x.txt", f"b={tmp_path}/y.txt", "b=/z.txt")
+    assert zoo.tokens["chat"] == 10
+    assert zoo.tokens["pretrain"] == TOKENS["pretrain"] // 10
+
+
+def test_every_stage_reads_what_an_earlier_one_wrote(tmp_path: Path) -> None:
+    zoo = read_zoo(written(tmp_path, '[sources]\nsgd = "x.jsonl"\n'))
+    plan = steps(zoo, tmp_path / "models", tmp_path / "ck")
+    written_before: set[str] = set()
+    for step in plan:
+        for option in ("--tokenizer", "--model", "--draft"):
+            if option in step.arguments:
+                assert step.arguments[step.arguments.index(option) + 1] in written_before
+        if "--out" in step.arguments:
+            written_before.add(step.arguments[step.arguments.index("--out") + 1])
+    assert [s.name for s in plan][:5] == ["tokenizer", "pretrain", "chat", "settle", "distil"]
+
+
+def test_what_is_done_is_skipped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr("subprocess.call", lambda command: ran.append(command) or int("chat" in command))
+    zoo = read_zoo(written(tmp_path, '[sources]\na = "x.txt"\n'))
+    tokenizer = tmp_path / "ck" / "tokenizer"
+    tokenizer.mkdir(parents=True)
+    (tokenizer / "tokenizer.json").write_text("{}")
+    assert run_zoo(zoo, tmp_path / "models", tmp_path / "ck", dry_run=True) == 0
+    assert not ran
+    assert run_zoo(zoo, tmp_path / "models", tmp_path / "ck", processes=2) == 1  # chat failed: the rest waits
+    assert [next(n for n in ("tokenizer", "pretrain", "chat") if n in c) for c in ran] == ["pretrain", "chat"]
+    assert "torch.distributed.run" in ran[0]
+    assert "tokenizer: done" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[source]\na = 1", "Did you mean 'sources'"),
+        ("", "has no \\[sources\\]"),
+        ("[sources]\na = 1", "must be a path or a list of paths"),
+        ('[sources]\na = "x"\n[tokens]\nchatting = 3', "stages are pretrain"),
+        ("[sources", "cannot be read"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PacelineError, match=message):
+        read_zoo(written(tmp_path, text))
