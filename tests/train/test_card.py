@@ -1,15 +1,9 @@
-"""The card: loops are told from long answers, and tables follow from what was measured."""
+"""The card: tables follow from what was measured, and every part of it is there when its report is."""
 
-from paceline.train.card import PROMPTS, Answer, counts, loops
+import json
+from pathlib import Path
 
-
-def test_loops() -> None:
-    assert loops([1, 2, 3] * 30)
-    assert loops([*range(500, 600), *([7] * 64)])
-    assert loops(list(range(16)) * 4)
-    assert not loops(list(range(17)) * 8)  # the n-gram is too long
-    assert not loops([1, 2, 3] * 10)  # too short to tell
-    assert not loops([*([7] * 64), 8])
+from paceline.train.card import PROMPTS, Answer, agreement_table, card, counts, draw_loss, drawn, loss_table
 
 
 def test_counts() -> None:
@@ -24,3 +18,59 @@ def test_counts() -> None:
 
 def test_six_kinds_of_four() -> None:
     assert [len(prompts) for prompts in PROMPTS.values()] == [4] * 6
+
+
+def test_samples_are_drawn_by_a_seed() -> None:
+    prompts = [[{"role": "user", "content": str(i)}] for i in range(50)]
+    assert drawn(prompts) == drawn(prompts) != prompts[:6]
+    assert len(drawn(prompts[:3])) == 3
+
+
+def test_tables() -> None:
+    report = {
+        "loss": [{"source": "a", "answers": True, "tokens": 1000, "model": 1.0, "ngram": 2.0}],
+        "agreement": {k: [{"source": "a", "tokens": 9, "overlap": 0.5, "top1": 0.25}] for k in ("answers", "text")},
+    }
+    assert loss_table(report).splitlines()[-1] == "| a, answers | 1,000 | 1.00 | 2.7 | 2.00 | 7.4 |"
+    assert agreement_table(report).splitlines()[2:] == [
+        "| a, answers | 9 | 0.500 | 0.250 |",
+        "| a, all text | 9 | 0.500 | 0.250 |",
+    ]
+
+
+def a_model(folder: Path) -> Path:
+    folder.mkdir()
+    shape = {
+        "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+        "intermediate_size": 16, "vocab_size": 300,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    for stage in ("pretrain", "chat", "distil"):
+        facts = {
+            "model": {"parameters": 1234},
+            "data": {"length": 8},
+            "sources": {"gsm8k": {"rows_seen": 50, "rows": 100}},
+        }
+        (folder / f"training-{stage}.json").write_text(json.dumps(facts))
+        log = [{"step": i, "tokens": 100 * i, "loss": 5.0 / i, "minutes": 60.0 * i} for i in (1, 2)]
+        log.append({"step": 2, "tokens": 200, "minutes": 120.0, "valid": {"gsm8k": 2.5}})
+        (folder / f"training-{stage}.jsonl").write_text("\n".join(map(json.dumps, log)))
+    return folder
+
+
+def test_the_card_has_what_there_is(tmp_path: Path) -> None:
+    model, draft = a_model(tmp_path / "demo"), a_model(tmp_path / "demo-draft")
+    answers = [Answer("chat", "Hello?", "Hi!", 10, ended=True, loops=False)]
+    text = card(model, None, answers, [], "| practice |")
+    assert "| gsm8k | GSM8K, train split | MIT, OpenAI | 400 | 0.5 | 2.50 |" in text
+    assert "2.0 hours" in text
+    assert "### Loops" not in text
+    assert "## demo-draft" not in text
+    loops = {"prompts": "q", "temperature": 0.0, "answers": 80, "looping": 8, "ended": 70, "mean_tokens": 40}
+    (model / "looping.json").write_text(json.dumps([loops | {"share": 0.1}]))
+    text = card(model, draft, answers, answers, "| practice |")
+    assert "| q | 0 | 80 | 8 (10.0%) | 70 | 40 |" in text
+    assert "> Hello?" in text
+    assert "## demo-draft" in text
+    draw_loss(model, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -104,7 +104,7 @@ def test_schedule() -> None:
         LoopConfig()
 
 
-TINY = ModelConfig(hidden=16, layers=2, heads=2, kv_heads=1, intermediate=32, vocabulary=320, positions=64)
+TINY = ModelConfig(hidden=16, layers=2, heads=2, kv_heads=1, intermediate=32, positions=64)
 ROWS = DataConfig(
     length=16, rows=2, weights={"story": 1}, decay_weights={"story": 1}, generated=0, held_out=0.2, validation_rows=2
 )
@@ -209,7 +209,7 @@ def test_a_signal_saves_and_stops(tokenizer: PreTrainedTokenizerFast, tmp_path: 
 def test_another_models_checkpoint_is_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     assert tiny_run(tokenizer, tmp_path, "one", tokens=32)
     loop = LoopConfig(tokens=64, mixed_precision="no")
-    other = ModelConfig(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, vocabulary=320, positions=64)
+    other = ModelConfig(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, positions=64)
     with pytest.raises(PacelineError, match="checkpoint of another model"):
         pretrain(story(tmp_path), tokenizer, tmp_path / "x", tmp_path / "one-run", loop, ROWS, other, compiled=False)
 

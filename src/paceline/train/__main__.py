@@ -33,6 +33,7 @@ Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall c
 Tokens = Annotated[int | None, typer.Option(help="Budget in tokens; exactly repeatable.")]
 Threads = Annotated[int, typer.Option(help="torch threads.")]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.")]
+SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.")]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
 
 
@@ -111,6 +112,8 @@ def pretrain_command(
     minutes: Minutes = None,
     tokens: Tokens = None,
     lr: Rate = 2e-3,
+    size: Annotated[str, typer.Option(help="tiny, demo (13 million parameters) or large (90 million).")] = "demo",
+    save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
 ) -> None:
@@ -120,13 +123,17 @@ def pretrain_command(
     --out build/base --checkpoints build/pretrain --minutes 50
     """
     _threads(threads)
-    from paceline.train.lm import pretrain
+    from paceline.errors import meant
+    from paceline.train.lm import PRETRAIN, SIZES, pretrain
     from paceline.train.loop import LoopConfig
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
-    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr)
-    if not pretrain(parse_sources(sources), load_tokenizer(tokenizer), out, run, loop, compiled=compiled):
+    if size not in SIZES:
+        raise PacelineError(f"no size {size!r}.{meant(size, SIZES)} Sizes: {', '.join(SIZES)}.")
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, save_every=save_every)
+    read, words = parse_sources(sources), load_tokenizer(tokenizer)
+    if not pretrain(read, words, out, run, loop, PRETRAIN, SIZES[size], compiled):
         raise typer.Exit(130)
 
 
@@ -139,6 +146,7 @@ def chat_command(
     minutes: Minutes = None,
     tokens: Tokens = None,
     lr: Rate = 1e-3,
+    save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
 ) -> None:
@@ -153,7 +161,7 @@ def chat_command(
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
-    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=50, decay=0.6)
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=50, decay=0.6, save_every=save_every)
     if not chat(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
         raise typer.Exit(130)
 
@@ -167,6 +175,7 @@ def settle_command(
     minutes: Minutes = None,
     tokens: Tokens = None,
     lr: Rate = 2e-4,
+    save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
 ) -> None:
@@ -181,7 +190,7 @@ def settle_command(
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
-    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=20, decay=0.5)
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=20, decay=0.5, save_every=save_every)
     if not settle(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
         raise typer.Exit(130)
 
@@ -195,6 +204,7 @@ def distil_command(
     minutes: Minutes = None,
     tokens: Tokens = None,
     lr: Rate = 2e-3,
+    save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
 ) -> None:
@@ -209,7 +219,7 @@ def distil_command(
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
-    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr)
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, save_every=save_every)
     if not distil(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
         raise typer.Exit(130)
 
@@ -286,27 +296,31 @@ def evaluate_command(
 
 @app.command("card")
 def card_command(
-    model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder that `chat` wrote.")],
-    out: Annotated[Path | None, typer.Option(help="Markdown file to write; printed if not given.")] = None,
+    model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the finished model.")],
+    draft: Annotated[Path | None, typer.Option(help="Folder of its draft model.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="JSON Lines that `held-out` wrote, for samples.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Markdown file to write, loss.png beside it.")] = None,
     show: Annotated[bool, typer.Option(help="Print all 24 prompts and answers.")] = False,
     threads: Threads = 1,
 ) -> None:
-    """Answer fixed and generated prompts; write the model card from the answers and the training logs.
+    """Answer fixed and held-out prompts; write the model card from the answers, the reports and the training logs.
 
-    python -m paceline.train card models/demo --out models/README.md
+    python -m paceline.train card models/demo --draft models/demo-draft --out models/README.md
     """
     _threads(threads)
-    from paceline.train.card import answer_all, card, counts, practised
+    from paceline.bench.looping import read_prompts
+    from paceline.train.card import answer_all, card, counts, draw_loss, drawn, practised
 
-    answers = answer_all(model)
-    practice = practised(model)
-    text = card(model, answers, practice)
+    answers, practice = answer_all(model), practised(model)
+    samples = answer_all(model, {"sample": drawn(read_prompts(prompts))}) if prompts else []
+    text = card(model, draft, answers, samples, practice)
     if show:
         for answer in answers:
             typer.echo(f"[{answer.kind}, {answer.tokens} tokens, ended {answer.ended}, looping {answer.loops}]")
             typer.echo(f"{answer.prompt}\n  -> {answer.text}\n")
     if out:
         out.write_text(text)
+        draw_loss(model, out.with_name("loss.png"))
         typer.echo(f"{counts(answers)}\n\n{practice}")
     elif not show:
         typer.echo(text)

@@ -1,21 +1,25 @@
-"""The model card: what the demo model was trained on, what was measured, and what it answers, written by a command.
+"""The model card: what the demo family was trained on, what was measured, and what it answers, written by a command.
 
-Greedy answers to 24 fixed prompts, four of each of six kinds; the first of each kind is shown in the card whatever it
-is. The card also counts how many answers ended by themselves and how many fell into a loop.
+Greedy answers to 24 fixed prompts, four of each of six kinds, are counted; samples are drawn by a seed from prompts of
+the held-out text, whatever the answer. The card also shows how many answers fell into a loop, the loss on held-out text
+beside a 5-gram model's, how far the draft agrees, and the loss curve as a picture.
 
-Doesn't know: how training works; it reads the logs that `pretrain` and `chat` left beside the weights.
+Doesn't know: how training works; it reads the logs and reports that the stages left beside the weights.
 
-    python -m paceline.train card models/demo --out models/README.md
+    python -m paceline.train card models/demo --draft models/demo-draft --prompts build/held-out.jsonl
+    --out models/README.md
 """
 
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, is_looping, table
 from paceline.train import synth
-from paceline.train.tokenizer import END
 
 HARBOUR = (
     "The old harbour of Fallmouth was closed in 1974 after a storm destroyed its wall. For thirty years the buildings "
@@ -106,7 +110,7 @@ LICENCES = {
     ),
 }
 LONGEST = 160  # tokens an answer may have
-LOOP_TAIL, LOOP_GRAM = 64, 16
+STAGES = ("pretrain", "chat", "settle")
 
 
 @dataclass(frozen=True)
@@ -119,31 +123,25 @@ class Answer:
     loops: bool
 
 
-def loops(tokens: Sequence[int], tail: int = LOOP_TAIL, longest: int = LOOP_GRAM) -> bool:
-    """Whether the last `tail` tokens repeat one n-gram of at most `longest` tokens."""
-    last = list(tokens[-tail:])
-    return len(last) == tail and any(last[n:] == last[:-n] for n in range(1, longest + 1))
+def answer_all(folder: Path, prompts: Mapping[str, Sequence[str | list[dict[str, str]]]] = PROMPTS) -> list[Answer]:
+    """Greedy answers to texts or conversations."""
+    from paceline.engine import Engine
+    from paceline.sampling import SamplingParams
 
-
-def answer_all(folder: Path, prompts: dict[str, list[str]] = PROMPTS) -> list[Answer]:
-    """Greedy answers in float32, one prompt after another."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    end = tokenizer.convert_tokens_to_ids(END)
+    engine = Engine(folder, max_batch=16)
+    assert engine.tokenizer is not None
+    asked = [(kind, text) for kind, texts in prompts.items() for text in texts]
+    rows = []
+    for _, text in asked:
+        messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+        rows.append(engine.add(messages, SamplingParams(max_tokens=LONGEST)))
+    while engine.has_work:
+        engine.step()
     answers = []
-    for kind, texts in prompts.items():
-        for text in texts:
-            inputs = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
-            with torch.no_grad():
-                out = model.generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
-            new = out[0, inputs["input_ids"].shape[1] :].tolist()
-            said = tokenizer.decode(new, skip_special_tokens=True)
-            answers.append(Answer(kind, text, said, len(new), end in new, loops(new)))
+    for (kind, text), row in zip(asked, rows, strict=True):
+        shown = text if isinstance(text, str) else "\n".join(f"{m['role']}: {m['content']}" for m in text)
+        new, ended = row.new_tokens.tolist(), row.finish_reason == "stop"
+        answers.append(Answer(kind, shown, row.text.strip(), len(new), ended, is_looping(new)))
     return answers
 
 
@@ -178,119 +176,191 @@ def counts(answers: Sequence[Answer]) -> str:
 def stage_report(folder: Path, stage: str) -> str:
     """What one stage saw, how long it took and where it ended."""
     facts: dict[str, Any] = json.loads((folder / f"training-{stage}.json").read_text())
-    log = [json.loads(line) for line in (folder / f"training-{stage}.jsonl").read_text().splitlines()]
+    log = stage_log(folder, stage)
     last = log[-1]
     valid: dict[str, float] = next((row["valid"] for row in reversed(log) if "valid" in row), {})
     length = facts["data"]["length"]
     lines = [
-        f"{last['tokens']:,} tokens in {last['step']:,} steps of {facts['data']['rows']} rows of {length} tokens, "
-        f"{last['minutes']:.1f} minutes.",
+        f"{last['tokens']:,} tokens in {last['step']:,} steps, {last['minutes'] / 60:.1f} hours.",
         "",
         "| source | what | licence | tokens seen | passes | held-out loss |",
         "|---|---|---|---:|---:|---:|",
     ]
     for name, source in facts["sources"].items():
-        what, licence = LICENCES.get(name, ("given on the command line", "not recorded"))
+        what, licence = LICENCES.get(name.removeprefix("text/"), ("given on the command line", "not recorded"))
         seen, passes = source["rows_seen"] * length, source["rows_seen"] / source["rows"]
         loss = f"{valid[name]:.2f}" if name in valid else "-"
-        lines.append(f"| {name} | {what} | {licence} | {seen:,} | {passes:.2f} | {loss} |")
+        lines.append(f"| {name} | {what} | {licence} | {seen:,} | {passes:.1f} | {loss} |")
     return "\n".join(lines)
 
 
-def card(folder: Path, answers: Sequence[Answer], practice: str) -> str:
-    """The whole card, Markdown."""
+def stage_log(folder: Path, stage: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"training-{stage}.jsonl").read_text().splitlines()]
+
+
+def draw_loss(folder: Path, out: Path) -> None:
+    """The loss curve of every stage that left a log, side by side, as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    stages = [stage for stage in (*STAGES, "distil") if (folder / f"training-{stage}.jsonl").exists()]
+    figure, axes = pyplot.subplots(1, len(stages), figsize=(3.6 * len(stages), 3), squeeze=False, layout="constrained")
+    for axis, stage in zip(axes[0], stages, strict=True):
+        log = stage_log(folder, stage)
+        steps = [(row["tokens"] / 1e6, row["loss"]) for row in log if "loss" in row]
+        axis.plot(*zip(*steps, strict=True), linewidth=0.8, color="#1f5fa8", label="training")
+        for name in sorted({name for row in log for name in row.get("valid", {})}):
+            points = [(row["tokens"] / 1e6, row["valid"][name]) for row in log if name in row.get("valid", {})]
+            axis.plot(*zip(*points, strict=True), linewidth=0.7, marker=".", markersize=2, label=name)
+        axis.set(title=stage, xlabel="million tokens", ylabel="loss, nats a token")
+        axis.legend(fontsize=6)
+    figure.savefig(out, dpi=110)
+    pyplot.close(figure)
+
+
+def loss_table(report: Mapping[str, Any]) -> str:
+    """Held-out loss and perplexity by source, beside the 5-gram model's."""
+    lines = ["| source | positions | loss | perplexity | 5-gram loss | 5-gram perplexity |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for row in report["loss"]:
+        name = f"{row['source']}, {'answers' if row['answers'] else 'all text'}"
+        own, base = row["model"], row["ngram"]
+        lines.append(f"| {name} | {row['tokens']:,} | {own:.2f} | {exp(own):.1f} | {base:.2f} | {exp(base):.1f} |")
+    return "\n".join(lines)
+
+
+def agreement_table(report: Mapping[str, Any]) -> str:
+    """How far the draft model agrees with the target, by source."""
+    lines = ["| source | positions | sum of min(p, q) | same first choice |", "|---|---:|---:|---:|"]
+    for kind, name in (("answers", "answers"), ("text", "all text")):
+        lines += [
+            f"| {row['source']}, {name} | {row['tokens']:,} | {row['overlap']:.3f} | {row['top1']:.3f} |"
+            for row in report["agreement"][kind]
+        ]
+    return "\n".join(lines)
+
+
+def shape_of(folder: Path) -> str:
+    """One sentence on the architecture."""
     config = json.loads((folder / "config.json").read_text())
-    facts = json.loads((folder / "training-chat.json").read_text())
+    facts = next(json.loads(f.read_text()) for f in sorted(folder.glob("training-*.json")))
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    layout = (
+    return (
+        f"{facts['model']['parameters']:,} parameters ({size / 1e6:.1f} MB with tokenizer and logs, bfloat16): "
         f"{config['num_hidden_layers']} layers of width {config['hidden_size']}, "
-        f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads, "
-        f"feed-forward {config['intermediate_size']}, tied embeddings, "
-        f"a byte-level BPE vocabulary of {config['vocab_size']}"
+        f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads of "
+        f"{config['head_dim']}, feed-forward {config['intermediate_size']}, tied embeddings, "
+        f"a byte-level BPE vocabulary of {config['vocab_size']}."
     )
-    samples = []
-    for kind in PROMPTS:
-        answer = next(a for a in answers if a.kind == kind)
-        note = "" if answer.ended else f"\n\n(cut at {LONGEST} tokens)"
-        samples.append(f"**{kind}**\n\n{_quote(answer.prompt)}\n\nanswers\n\n{_quote(answer.text)}{note}")
-    return TEMPLATE.format(
-        name=folder.name,
-        parameters=facts["model"]["parameters"],
-        size=size / 1e6,
-        layout=layout,
-        pretrain=stage_report(folder, "pretrain"),
-        chat=stage_report(folder, "chat"),
-        counts=counts(answers),
-        practice=practice,
-        samples="\n\n".join(samples),
-        longest=LONGEST,
-        tail=LOOP_TAIL,
-        gram=LOOP_GRAM,
-    )
+
+
+def card(folder: Path, draft: Path | None, answers: Sequence[Answer], samples: Sequence[Answer], practice: str) -> str:
+    """The whole card, Markdown."""
+    stages = [stage for stage in STAGES if (folder / f"training-{stage}.json").exists()]
+    parts = [INTRODUCTION, f"## {folder.name}\n\nA Llama-architecture model with {shape_of(folder)}\n{CHAT_FORMAT}"]
+    parts += [f"### Training: {stage}\n\n{WHAT[stage]}\n\n{stage_report(folder, stage)}" for stage in stages]
+    parts.append(AFTER_TRAINING)
+    evaluation, looping = folder / "evaluation.json", folder / "looping.json"
+    report = json.loads(evaluation.read_text()) if evaluation.exists() else {}
+    if report:
+        parts.append(f"### Held-out text\n\n{HELD_OUT}\n\n{loss_table(report)}")
+    if looping.exists():
+        rows = json.loads(looping.read_text())
+        counted = [LoopCount(**{key: value for key, value in row.items() if key != "share"}) for row in rows]
+        parts.append(f"### Loops\n\n{LOOPS}\n\n{table(counted)}")
+    parts.append(f"### What it answers\n\n{COUNTS}\n\n{counts(answers)}\n\n{PRACTICE}\n\n{practice}")
+    quoted = [
+        f"{_quote(a.prompt)}\n\nanswers\n\n{_quote(a.text)}" + ("" if a.ended else f"\n\n(cut at {LONGEST} tokens)")
+        for a in samples
+    ]
+    if quoted:
+        parts.append("### Samples\n\n" + SAMPLES + "\n\n" + "\n\n---\n\n".join(quoted))
+    parts.append(LIMITS)
+    if draft:
+        parts.append(f"## {draft.name}\n\nAn independent draft model with {shape_of(draft)}\n{DRAFT}")
+        parts.append(stage_report(draft, "distil"))
+        if "agreement" in report:
+            parts.append(f"{AGREEMENT}\n\n{agreement_table(report)}")
+    parts.append(LICENCE)
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def drawn(prompts: Sequence[list[dict[str, str]]], count: int = 6, seed: int = 0) -> list[list[dict[str, str]]]:
+    """Prompts for the samples, by a fixed seed."""
+    return random.Random(seed).sample(list(prompts), min(count, len(prompts)))
 
 
 def _quote(text: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines()) or "> (nothing)"
 
 
-TEMPLATE = """# The demo family
+INTRODUCTION = """# The demo family
 
-<!-- Written by `python -m paceline.train card models/{name} --out models/README.md`; do not edit by hand. -->
+<!-- Written by `python -m paceline.train card`; do not edit by hand. -->
 
 Small models trained from scratch with the recipes in `paceline.train`, so that Paceline can be tried and tested with
 nothing to download. They show that an engine works; they are not useful assistants.
+"""
 
-## {name}
+CHAT_FORMAT = """\
+English; reads simple German. Chat format: `<|user|>`, `<|assistant|>`, `<|system|>`, a turn ends with
+`<|end|>`; the chat template is in the tokenizer.
 
-A Llama-architecture model with {parameters:,} parameters ({size:.1f} MB with its tokenizer and logs, bfloat16):
-{layout}.
-English; reads simple German. Chat format: `<|user|>`, `<|assistant|>`,
-`<|system|>`, a turn ends with `<|end|>`; the chat template is in the tokenizer.
+![Loss curves of every stage](loss.png)"""
 
-### Training, stage 1: text
+WHAT = {
+    "pretrain": "Documents laid end to end; every token is learnt.",
+    "chat": "Conversations; the loss covers what the assistant says and the end of its turn.",
+    "settle": (
+        "Conversations, and beside them the model's own answers: where one repeats itself, the tokens that complete a "
+        "repeated n-gram are made unlikely (`paceline.train.settle`)."
+    ),
+}
 
-{pretrain}
+AFTER_TRAINING = """\
+"Tokens seen" counts input tokens, padding included; held-out loss is in nats a token, on documents kept out
+by a hash of their content (1 % of each source, at most 16 rows of it). Losses of the stages are not
+comparable: the first is over all tokens, the others over answers. No test split was trained on. The full logs
+are the `training-*.jsonl` beside the weights; `docs/training.md` has the commands.
+"""
 
-### Training, stage 2: conversations
+HELD_OUT = """\
+Loss on held-out documents, in nats a token, and the same for an interpolated Kneser-Ney 5-gram model with the
+same tokenizer that read the training documents once (`python -m paceline.train evaluate`)."""
 
-The loss covers what the assistant says and the end of its turn.
+LOOPS = f"""\
+An answer loops when its last {WINDOW} tokens are covered by repeats of one n-gram of at most {MAX_NGRAM}
+tokens. At most 128 tokens an answer; prompts: first turns of MT-Bench, and held-out dialogues and
+instructions (`python -m paceline.bench.looping`)."""
 
-{chat}
+COUNTS = f"Greedy answers of at most {LONGEST} tokens to 24 fixed prompts written for this card."
 
-"Tokens seen" counts input tokens, padding included; held-out loss is in nats a token, on documents kept out by a hash
-of their content (1 % of each source, at most 8 rows of it). Losses of the two stages are not comparable: the first is
-over all tokens, the second over answers. No test split was trained on. The full logs are
-`training-pretrain.jsonl` and `training-chat.jsonl` beside the weights; `docs/training.md` has the commands.
+PRACTICE = """\
+How often it is right was counted on fresh examples of the kinds it practised (`synth.py`, a seed that
+training did not use; there are so few sums that some of them were seen in training):"""
 
-### Licence and attribution
+SAMPLES = "Prompts drawn from the held-out text by a fixed seed, and the greedy answers to them."
+
+DRAFT = "Trained to say what the target says (`paceline.train.distil`), on the same text."
+
+AGREEMENT = """\
+How far its distribution q agrees with the target's p on held-out text, at temperature 1: the mean sum of
+min(p, q) is the chance that a token drawn from q is accepted."""
+
+LIMITS = """### What it cannot do
+
+- Be relied on. What it says about the world is made up.
+- Read far: it was trained on rows of at most 1,024 tokens, and accepts 2,048 positions.
+- Translate outside a lexicon of a couple of hundred words.
+- Hold a conversation other than the bookings and look-ups that its dialogue data are about.
+"""
+
+LICENCE = """## Licence and attribution
 
 The weights are an adaptation of CC BY-SA text (Schema-Guided Dialogue by Google Research, CC BY-SA 4.0;
 databricks-dolly-15k by Databricks, Inc., CC BY-SA 3.0, with parts from Wikipedia; WikiText-2, Wikipedia authors,
 CC BY-SA 3.0) and of CC BY 4.0 text (Microsoft documentation of C++ and PowerShell); they are shared under CC BY-SA 4.0.
 The code is under the licence of the repository.
-
-### What it answers
-
-Greedy decoding in float32 of {longest} tokens at most; 24 fixed prompts written for this card, not chosen by their
-answers. "Looping" means that the last {tail} tokens repeat one n-gram of at most {gram} tokens.
-
-{counts}
-
-How often it is right was counted on fresh examples of the kinds it practised (`synth.py`, a seed that training did not
-use; there are so few sums that some of them were seen in training):
-
-{practice}
-
-The first prompt of each kind, whatever came out:
-
-{samples}
-
-### What it cannot do
-
-- Be relied on. Its answers are short and nearly always end by themselves; what they say is mostly wrong as soon as a
-  prompt differs from what it practised, and then it does not copy the right words from a passage either.
-- Know things: facts that do not stand in the prompt are made up.
-- Read far: it was trained on rows of at most 512 tokens. It accepts 2048 positions, but has seen nothing beyond 512.
-- Translate outside a lexicon of a couple of hundred words, or calculate.
-- Hold a conversation other than the bookings and look-ups that its dialogue data are about.
 """

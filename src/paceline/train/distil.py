@@ -83,8 +83,9 @@ class DistilLoss(nn.Module):
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
         table, target_table = self.draft.lm_head.weight, self._target[0].lm_head.weight
-        # Padding is a run of the end-of-document token; one alone begins a document.
-        padding = (input_ids == self.pad) & (input_ids.roll(-1, 1) == self.pad)
+        # Padding is a run of the end-of-document token up to the end of the row; one alone begins a document.
+        behind = torch.cat([input_ids[:, 1:], torch.full_like(input_ids[:, :1], self.pad)], 1)
+        padding = (input_ids == self.pad) & (behind == self.pad)
         return chunked_distillation(
             hidden, table, target_hidden, target_table, ~padding, compiled=self.compiled and self.training
         )
@@ -103,9 +104,9 @@ def distil(
 ) -> bool:
     """Train a draft of shape `model` for the model in `target`; writes `out` in bfloat16. False when interrupted."""
     teacher: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    if teacher.config.vocab_size != model.vocabulary:
+    if teacher.config.vocab_size != len(tokenizer):
         raise PacelineError(
-            f"{target} has {teacher.config.vocab_size} tokens and the draft is to have {model.vocabulary}: "
+            f"the model in {target} has {teacher.config.vocab_size} tokens and its tokenizer {len(tokenizer)}: "
             "a draft model needs its target's vocabulary"
         )
     network: LlamaForCausalLM = new_model(model, tokenizer, loop.seed)

@@ -55,9 +55,16 @@ class ModelConfig:
     heads: int = 6
     kv_heads: int = 2
     intermediate: int = 768
-    vocabulary: int = 8192
     positions: int = 2048
     rope_theta: float = 10000.0
+
+
+SIZES = {
+    "tiny": ModelConfig(hidden=64, layers=2, heads=1, kv_heads=1, intermediate=128),
+    "demo": ModelConfig(),
+    "large": ModelConfig(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2304),
+}
+"""By name: for trying the recipe out, the shipped target, and 90 million parameters for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -329,12 +336,12 @@ def pretrain(
 
 
 def new_model(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """A Llama of that shape with random weights."""
+    """A Llama of that shape with random weights and the tokenizer's vocabulary."""
     document, end = token_id(tokenizer, DOCUMENT), token_id(tokenizer, END)
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=model.vocabulary,
+            vocab_size=len(tokenizer),
             hidden_size=model.hidden,
             num_hidden_layers=model.layers,
             num_attention_heads=model.heads,

@@ -23,7 +23,6 @@ from rich.console import Console
 from paceline.errors import PacelineError, meant
 
 TOKENS = {"pretrain": 90_000_000, "chat": 8_000_000, "settle": 2_000_000, "distil": 40_000_000}
-STAGES = ("tokenizer", "pretrain", "chat", "settle", "distil", "evaluate", "looping", "card")
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
 
     prompts = [part for file in (*zoo.prompts, str(held)) for part in ("--prompts", file)]
     loops = (str(demo), *prompts, "--categories", zoo.categories, "--out", str(demo / "looping.json"))
+    card = ("card", str(demo), "--draft", str(draft), "--prompts", str(held), "--out", str(out / "README.md"))
     return [
         Step("tokenizer", ("tokenizer", *zoo.sources, "--out", str(tokenizer)), tokenizer / "tokenizer.json"),
         train("pretrain", base, "--tokenizer", str(tokenizer)),
@@ -117,7 +117,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         ),
         Step("held-out", ("held-out", *conversations, "--out", str(held)), held),
         Step("looping", loops, demo / "looping.json", module="paceline.bench.looping"),
-        Step("card", ("card", str(demo), "--out", str(out / "README.md")), out / "README.md"),
+        Step("card", card, out / "README.md"),
     ]
 
 
