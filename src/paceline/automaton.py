@@ -6,6 +6,7 @@ amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords 
     automaton = SuffixAutomaton()
     automaton.extend([1, 2, 3, 1, 2])
     automaton.match()                # Match(length=2, first=2, recent=2): "1 2" also ended at position 2
+    automaton.transfer(0, 0, [2, 3])  # (state, 2): of any other text, the longest suffix that occurs in this one
 
 A state stands for the substrings that end at the same set of positions. The state of the whole sequence is
 `last`; its suffix link is the state of the longest suffix that ends somewhere else too, so the match is read
@@ -65,6 +66,17 @@ class DictAutomaton:
         """The longest suffix that also ends earlier."""
         state = self.link[self.last] if len(self) else 0
         return Match(self.length[state], self.first[state], self._found)
+
+    def transfer(self, state: int, length: int, tokens: Sequence[int]) -> tuple[int, int]:
+        """Read another text, from (0, 0) on: the state of its longest suffix that occurs here, and that length.
+
+        Commits nothing. What is appended here later may split the state of a place and outdate it."""
+        for token in tokens:
+            while state and token not in self.next[state]:
+                state = self.link[state]
+                length = self.length[state]
+            state, length = (self.next[state][token], length + 1) if token in self.next[state] else (0, 0)
+        return state, length
 
     def _append(self, token: int) -> None:
         end = len(self) + 1
@@ -164,6 +176,16 @@ class SuffixAutomaton:
         state = self._states[last[_LINK]]
         return Match(int(state[_LENGTH]), int(state[_FIRST]), int(self._counts[_FOUND]))
 
+    def transfer(self, state: int, length: int, tokens: Sequence[int] | IntArray) -> tuple[int, int]:
+        """Read another text, as in DictAutomaton."""
+        new = np.array(tokens, np.int32)
+        after, matched = _transfer(self._states, self._edges, self._table, state, length, new)
+        return int(after), int(matched)
+
+    def ends(self, state: int) -> tuple[int, int]:
+        """Where the state's strings end for the first and for the last time, the latter as in `match`."""
+        return int(self._states[state, _FIRST]), int(self._states[state, _RECENT])
+
     def _grow(self, capacity: int) -> None:
         """Make room for `capacity` tokens."""
         self._capacity = capacity
@@ -177,7 +199,7 @@ def warm_up() -> None:
     """Compile, or load from the cache of earlier runs, so that no later call has to."""
     automaton = SuffixAutomaton(1)
     automaton.extend([0, 0, 1])
-    automaton.match()
+    automaton.transfer(0, 0, [0])
 
 
 def _enlarged(array: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
@@ -215,6 +237,22 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
             states[link, _RECENT] = end
             link = states[link, _LINK]
             hops += 1
+
+
+@njit(cache=True)
+def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-untyped-def]
+    """DictAutomaton.transfer."""
+    for token in tokens:
+        found = _locate(states, edges, table, state, token)
+        while found == _NOWHERE and state > 0:
+            state = np.int64(states[state, _LINK])
+            length = np.int64(states[state, _LENGTH])
+            found = _locate(states, edges, table, state, token)
+        if found == _NOWHERE:
+            state, length = np.int64(0), np.int64(0)
+        else:
+            state, length = _target(states, edges, state, found), length + 1
+    return state, length
 
 
 @njit

@@ -29,7 +29,7 @@ def test_version(command: Command) -> None:
     assert (result.code, result.out) == (0, f"paceline {paceline.__version__}\n")
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "demo", "methods"])
+@pytest.mark.parametrize("name", ["generate", "chat", "demo", "methods", "replay", "corpus"])
 def test_help_teaches_by_example(command: Command, name: str) -> None:
     assert name in command("--help").out
     assert f"paceline {name} " in command(name, "--help").out.split("\n", 2)[2]

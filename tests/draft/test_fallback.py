@@ -103,7 +103,7 @@ def test_parts_that_cut_the_forward_at_different_layers(need):
 
 
 def test_a_short_match_is_handed_over():
-    drafter = create("sam,min_match=3+prompt-lookup,variant=transformers,max_ngram=1")
+    drafter = create("sam,min_match=3,grow=4+prompt-lookup,variant=transformers,max_ngram=1")
     assert draft_of(drafter, "abcdXYcd") == "XYcd"
     assert draft_of(drafter, "abcdXYZbcd") == "XYZbcdXYZbcd"
     one = row("abcdXYcd")

@@ -168,7 +168,7 @@ def test_in_front_of_another_drafter_an_option_may_have_another_default(third_pa
         ("sam+sma", "There is no drafter 'sma'"),
         ("sam+", "There is no drafter 'sam+'. Did you mean 'sam'?"),
         ("", "There is no drafter ''. Drafters: none"),
-        ("sam,graw=3", "sam has no option 'graw'. Did you mean 'grow'? Its options: draft, min_match, source, grow."),
+        ("sam,graw=3", "sam has no option 'graw'. Did you mean 'grow'? Its options: draft, min_match, source, grow"),
         ("none,draft=3", "none has no option 'draft'. It has no options."),
         ("sam,draft=many", "sam: draft is 'many'; it must be a whole number."),
         ("sam,draft=1.5", "sam: draft is '1.5'; it must be a whole number."),

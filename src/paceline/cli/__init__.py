@@ -13,17 +13,28 @@ import typer
 
 from paceline import __version__
 from paceline.cli.chat import chat
+from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
 from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
+from paceline.cli.replay import replay
 from paceline.errors import PacelineError
+
+CORPUS_HELP = """Build a corpus to copy from, or say what is in one.
+
+\b
+paceline corpus build build/answers --text answers.jsonl --tokenizer MODEL
+paceline corpus info build/answers
+"""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(short_help="Answer a prompt, or a file of prompts.")(generate)
 app.command(short_help="Talk with a model.")(chat)
 app.command(short_help="See what drafts gain on six prompts.")(demo)
 app.command(short_help="List the drafting methods.")(methods)
+app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
+app.command(short_help="Try drafters on recorded answers.")(replay)
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -52,6 +63,7 @@ def paceline(
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline methods                                      what --draft takes
+    paceline corpus build OUT --text FILE --tokenizer MODEL   text to copy from
     paceline generate --help                              every option
     """
     if context.invoked_subcommand is None:

@@ -41,6 +41,12 @@ _BUILT_IN = {
     "none": "paceline.draft.none:NoDraft",
     "prompt-lookup": "paceline.draft.prompt_lookup:PromptLookup",
     "sam": "paceline.draft.sam:Sam",
+    "rest": "paceline.draft.rest:Rest",
+    "suffix": "paceline.draft.suffix:Suffix",
+    "hierarchy": "paceline.draft.hierarchy:Hierarchy",
+    "recycling": "paceline.draft.recycling:Recycling",
+    "blend": "paceline.draft.blend:Blend",
+    "ngram-pool": "paceline.draft.ngram_pool:NgramPool",
 }
 
 

@@ -1,9 +1,15 @@
-"""sam: copy what followed the longest suffix of the text that occurred before.
+"""sam: copy what followed the longest suffix of the text that occurred before, here or in a corpus.
 
-Hu et al. 2025, "SAM Decoding: Speculative Decoding via Suffix Automaton" (ACL 2025, arXiv 2411.10666): its
-dynamic automaton, over prompt and answer. Prompt lookup asks for the last 3 tokens and takes the first place
-it finds; a suffix automaton knows, at O(1) a token, the longest match there is, and its length says how far
-the copy can be trusted: a short match proposes little, or nothing, and behind a `+` the next drafter is asked.
+Hu et al. 2025, "SAM Decoding: Speculative Decoding via Suffix Automaton" (ACL 2025, arXiv 2411.10666). Prompt
+lookup asks for the last 3 tokens and takes the first place it finds; a suffix automaton knows, at O(1) a token, the
+longest match there is, and its length says how far the copy can be trusted: a short match proposes little, or
+nothing, and behind a `+` the next drafter is asked.
+
+    dynamic   over prompt and answer (`automaton.py`), always
+    static    over a corpus (`corpus=PATH`, `frozen.py`): a cursor keeps the longest suffix of the row that occurs in
+              it; copied when it is more than `bias` tokens longer than the dynamic match
+    past      over requests that this engine has finished (`past=TOKENS`): read like the corpus, copied when longer
+              than the row's own match
 
 Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
 
@@ -13,22 +19,35 @@ Where we differ from the paper and its code (github.com/hyx1999/SAM-Decoding), a
   0; here a copy that runs into the end of the text goes on from itself;
 * the draft grows with the match, `grow` tokens for each matched one, as in the code without an auxiliary
   drafter (the paper's draft size is fixed);
-* the code's 40 counts the root of the draft, `draft` only what is drafted.
+* the code's 40 counts the root of the draft, `draft` only what is drafted;
+* the root knows a token if the corpus has it, and no match is no match: the code appends every token of the
+  vocabulary to the corpus as a document;
+* no draft crosses into the corpus's next document; successors are counted along suffix links (the paper's
+  algorithm 3 adds up paths along edges).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
-from paceline.automaton import Match, SuffixAutomaton, warm_up
+import numpy as np
+
+from paceline.automaton import SuffixAutomaton, warm_up
 from paceline.copying import continuation, end_tokens, up_to_end
 from paceline.draft.base import Drafter
 from paceline.errors import MethodError
+from paceline.frozen import FrozenAutomaton, from_parts
 from paceline.row import Row
+from paceline.store import open_store
 from paceline.target.base import Target
-from paceline.tree import DraftTree
+from paceline.tree import DraftTree, IntArray
+
+TAIL = 64
+"""Tokens of a row that a cursor reads when it begins or has to begin again: no match needs to be known longer."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,28 @@ class SamConfig:
         default="recent", metadata={"help": "which occurrence is copied; paper: earliest"}
     )
     grow: float = field(
-        default=4.0,
+        default=6.0,
         metadata={"help": "tokens drafted for each token matched, up to `draft`; 0 (paper): always `draft`"},
+    )
+    corpus: str | None = field(
+        default=None, metadata={"help": "folder of a corpus to copy from too, made by `paceline corpus build`"}
+    )
+    bias: int = field(
+        default=0,
+        metadata={
+            "help": "tokens that a match in the corpus counts less than one in the text; paper: 0 alone, 5 in front",
+            "in_front": 5,
+        },
+    )
+    shape: Literal["chain", "tree"] = field(
+        default="tree",
+        metadata={"help": "what is drafted from the corpus: a copy, or its most frequent continuations; paper: tree"},
+    )
+    width: int = field(
+        default=8, metadata={"help": "most nodes at a level of such a tree, at most 8; the paper's code: 8"}
+    )
+    past: int = field(
+        default=0, metadata={"help": "tokens of finished requests to remember and copy from; 0: none"}
     )
 
     def __post_init__(self) -> None:
@@ -58,6 +97,11 @@ class SamConfig:
             raise MethodError(
                 f"sam: draft is {self.draft}, min_match {self.min_match}, grow {self.grow}; "
                 "draft and min_match must be 1 or more, grow 0 or more."
+            )
+        if self.bias < 0 or self.past < 0 or not 1 <= self.width <= 8:
+            raise MethodError(
+                f"sam: bias is {self.bias}, past {self.past}, width {self.width}; "
+                "bias and past must be 0 or more, width 1 to 8."
             )
 
 
@@ -72,41 +116,151 @@ class Sam(Drafter):
     def __init__(self, config: SamConfig = SamConfig()):
         self.config = config
         self._automata: dict[int, SuffixAutomaton] = {}
-        self._eos: Sequence[int] = ()
+        self._cursors: dict[int, _Cursor] = {}
+        self._past = [_Past(config.past // 2), _Past(config.past // 2)] if config.past > 1 else []
+        self._corpus: FrozenAutomaton | None = None
+        self._eos: tuple[int, ...] = ()
+        self._borders: frozenset[int] = frozenset()
 
     def bind(self, target: Target) -> None:
-        """Compile; take the end tokens."""
-        self._eos = target.eos_token_ids
+        """Take the end tokens; open the corpus; compile."""
+        self._eos = tuple(target.eos_token_ids)
+        self._borders = frozenset(self._eos)
         warm_up()
+        if self.config.corpus is not None:
+            fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
+            store = open_store(self.config.corpus, kind="corpus", tokenizer=fingerprint)
+            self._corpus = from_parts(store.array)
+            self._corpus.warm_up()
+            self._borders |= {store.header["eos"]}
 
     def start(self, row: Row) -> None:
         # Room for as much answer as prompt before the arrays double; no more, for most answers end early.
         self._automata[row.id] = SuffixAutomaton(2 * len(row))
+        self._cursors[row.id] = _Cursor(0, 0, max(0, len(row) - TAIL))
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
         return [self._draft(row) for row in rows]
 
     def drop(self, row: Row) -> None:
-        self._automata.pop(row.id, None)
-
-    def _match(self, row: Row) -> Match:
-        """The match at the row's end, after appending what it has gained: at first its prompt, then what each
-        round committed. Drafts never go in, so nothing is ever taken back."""
-        automaton = self._automata[row.id]
-        automaton.extend(row.tokens[len(automaton) :])
-        return automaton.match()
+        self._cursors.pop(row.id, None)
+        if self._automata.pop(row.id, None) is not None and self._past and row.finish_reason != "abort":
+            self._learn(row)
 
     def _draft(self, row: Row) -> DraftTree:
-        match = self._match(row)
-        size = min(self._size(match.length), row.max_draft)
+        """From the longest match; of equal ones the row's own, then in the order of `_others`."""
+        found = self._own(row)
+        for other in self._others(row):
+            found = max(found, other, key=_length)
+        size = self._size(found.length)
         if size < 1:
             return DraftTree.root(row.last_token)
-        start = match.recent if self.config.source == "recent" else match.first
-        drafted = up_to_end(continuation(row.tokens, start, size), end_tokens(row, self._eos), keep=True)
-        return DraftTree.chain(row.last_token, drafted, source=self.name)
+        return found.draw(row, size)
 
     def _size(self, length: int) -> int:
         """Tokens to draft behind a match of `length` tokens."""
         if length < self.config.min_match:
             return 0
         return min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
+
+    def _own(self, row: Row) -> _Found:
+        """The match in the row's own text, after appending what it has gained: at first its prompt, then what each
+        round committed. Drafts never go in, so nothing is ever taken back."""
+        automaton = self._automata[row.id]
+        automaton.extend(row.tokens[len(automaton) :])
+        length, first, recent = automaton.match()
+        start = recent if self._is_recent else first
+
+        def draw(row: Row, size: int) -> DraftTree:
+            drafted = continuation(row.tokens, start, min(size, row.max_draft))
+            return self._chain(row, drafted, end_tokens(row, self._eos))
+
+        return _Found(length, draw)
+
+    def _others(self, row: Row) -> Iterator[_Found]:
+        """The matches in other texts: the corpus, then finished requests, the newer first."""
+        if self._corpus is not None:
+            state, length = self._in_corpus(row, self._corpus)
+            draw = self._copy if self.config.shape == "chain" else self._branch
+            yield _Found(length - self.config.bias, partial(draw, self._corpus, state))
+        for past in self._past:
+            state, length = past.automaton.transfer(0, 0, row.tokens[-TAIL:])
+            yield _Found(length, partial(self._copy, past, state))
+
+    def _in_corpus(self, row: Row, corpus: FrozenAutomaton) -> tuple[int, int]:
+        """Move the row's cursor over what it has gained: (state, length)."""
+        cursor = self._cursors[row.id]
+        state, length = corpus.transfer(cursor.state, cursor.length, row.tokens[cursor.read :])
+        self._cursors[row.id] = _Cursor(state, length, len(row))
+        return state, length
+
+    def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Row, size: int) -> DraftTree:
+        """What followed the match in another text, as far as the document goes."""
+        drafted = text.chain(state, min(size, row.max_draft), recent=self._is_recent)
+        return self._chain(row, drafted, end_tokens(row, self._eos) | self._borders)
+
+    def _branch(self, corpus: FrozenAutomaton, state: int, row: Row, size: int) -> DraftTree:
+        """What followed the match most often in the corpus."""
+        ends = end_tokens(row, self._eos) | self._borders
+        tokens, parents, _ = corpus.tree(state, size, width=self.config.width, depth=row.max_draft, ends=tuple(ends))
+        return DraftTree(
+            np.append(row.last_token, tokens), np.append(-1, parents), source=self.name if len(tokens) else ""
+        )
+
+    def _chain(self, row: Row, drafted: IntArray, ends: frozenset[int]) -> DraftTree:
+        drafted = up_to_end(drafted, ends, keep=True)
+        return DraftTree.chain(row.last_token, drafted, source=self.name if len(drafted) else "")
+
+    @property
+    def _is_recent(self) -> bool:
+        return self.config.source == "recent"
+
+    def _learn(self, row: Row) -> None:
+        """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
+        text = np.append(row.tokens, self._eos[:1])
+        if not self._past[0].has_room(len(text)):
+            self._past = [_Past(self.config.past // 2), self._past[0]]
+        self._past[0].append(text)
+
+
+class _Cursor(NamedTuple):
+    """A row's place in the corpus, and how many of its tokens have been read to get there."""
+
+    state: int
+    length: int
+    read: int
+
+
+class _Found(NamedTuple):
+    """A match, by what its length counts, and how to draft so many tokens from it."""
+
+    length: int
+    draw: Callable[[Row, int], DraftTree]
+
+
+_length = attrgetter("length")
+
+
+class _Past:
+    """Finished requests, one after another, at most `capacity` tokens. Read it from the beginning each time: what
+    is appended may split the states in which a cursor would wait."""
+
+    def __init__(self, capacity: int):
+        self.automaton = SuffixAutomaton()
+        self._text = np.empty(capacity, np.int32)
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many tokens fit in, or there is nothing that could be forgotten for them."""
+        return len(self.automaton) + count <= len(self._text) or len(self.automaton) == 0
+
+    def append(self, tokens: IntArray) -> None:
+        """One more request; the end of it, if it is larger than everything that is to be remembered."""
+        tokens = tokens[-len(self._text) :]
+        begin = len(self.automaton)
+        self._text[begin : begin + len(tokens)] = tokens
+        self.automaton.extend(tokens)
+
+    def chain(self, state: int, size: int, *, recent: bool) -> IntArray:
+        """As FrozenAutomaton.chain."""
+        start = self.automaton.ends(state)[recent]
+        return self._text[start : min(start + size, len(self.automaton))].astype(np.int64)

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from paceline.errors import ModelError, meant
 from paceline.target import decoder, hf
 from paceline.target.base import Target
-from paceline.target.tokenizer import Tokenizer
+from paceline.target.tokenizer import SentencePiece, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX = "model.safetensors.index.json"
@@ -75,10 +75,15 @@ def load(
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model, from the same places as `load`; a folder with a tokenizer alone will do.
+    """The tokenizer of a model, from the same places as `load`; a folder with a tokenizer alone will do, and so will
+    a SentencePiece file (tokenizer.model), for which the package sentencepiece has to be there.
 
     Raises ModelError if there is none, or if it has tokens that the model in the folder does not know."""
+    if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
+        return Tokenizer(_sentencepiece(file), str(model))
     folder = find(model, SMALL_FILES)
+    if _has_only_sentencepiece(folder):
+        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), _name(model))
     if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
     try:
@@ -95,6 +100,26 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
                 "they are of different models, or the embeddings were not resized when tokens were added"
             )
     return tokenizer
+
+
+def _has_only_sentencepiece(folder: Path) -> bool:
+    """Whether a folder holds a SentencePiece file and nothing that transformers could make a tokenizer of."""
+    known = ["config.json", "tokenizer_config.json", *TOKENIZER_FILES]
+    return [name for name in known if (folder / name).exists()] == ["tokenizer.model"]
+
+
+def _sentencepiece(file: Path) -> SentencePiece:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ModelError(
+            f"{file} is a SentencePiece file, and the package that reads it is not installed: "
+            "pip install sentencepiece, or name a folder with a tokenizer.json"
+        ) from error
+    try:
+        return SentencePiece(sentencepiece.SentencePieceProcessor(model_file=str(file)))
+    except (RuntimeError, OSError) as error:
+        raise ModelError(f"{file} cannot be read as a SentencePiece model: {hf.one_line(error)}") from error
 
 
 def _name(model: str | Path) -> str:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ModelError, PromptError
@@ -42,6 +43,11 @@ class Tokenizer:
         return fingerprint(self.inner.get_vocab())
 
     @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if the tokenizer names one."""
+        return None if self.inner.eos_token_id is None else int(self.inner.eos_token_id)
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` works."""
         return bool(self.inner.chat_template)
@@ -56,6 +62,10 @@ class Tokenizer:
         if len(ids) > 1 and ids[-1] == end and not text.endswith(self.inner.eos_token):
             ids.pop()
         return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a piece of text as it is, without beginning or end token."""
+        return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tokens of a conversation, up to where the assistant speaks: `[{"role": "user", "content": "Hi"}]`.
@@ -109,6 +119,43 @@ class Tokenizer:
     def _pieces(self) -> _Pieces:
         assert self._backend is not None
         return _Pieces(self._backend, self._special, self._scheme == "bytes")
+
+
+class SentencePiece:
+    """A SentencePiece model as `Tokenizer` wants it: `Tokenizer(SentencePiece(processor))`.
+
+    processor  a sentencepiece.SentencePieceProcessor. What the file marks as control or unknown never shows in text;
+               there is no chat template in it. A prompt begins with the beginning token if the file has one."""
+
+    chat_template = None
+
+    def __init__(self, processor: Any):
+        self._processor = processor
+        end = processor.eos_id()
+        self.eos_token_id: int | None = end if end >= 0 else None
+        self.eos_token: str | None = processor.id_to_piece(end) if end >= 0 else None
+        self._vocab = {processor.id_to_piece(i): i for i in range(len(processor))}
+        self.added_tokens_decoder = {
+            i: AddedToken(token, special=True)
+            for token, i in self._vocab.items()
+            if processor.is_control(i) or processor.is_unknown(i)
+        }
+
+    def __len__(self) -> int:
+        return len(self._processor)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id."""
+        return self._vocab
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Tokens of `text`, behind the beginning token unless told otherwise."""
+        begin = self._processor.bos_id()
+        return [begin] * (add_special_tokens and begin >= 0) + list(self._processor.encode(text))
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """Text of `ids` without special tokens."""
+        return str(self._processor.decode([i for i in ids if i not in self.added_tokens_decoder]))
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:

@@ -1,0 +1,123 @@
+"""`paceline corpus`: build a corpus to copy from, and say what is in one."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from paceline.errors import StoreError
+
+if TYPE_CHECKING:
+    from paceline.store import Store
+
+corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Out = Annotated[Path, typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT")]
+More = Annotated[list[Path] | None, typer.Argument(help="More files, behind --text.", metavar="[FILE]...")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+
+
+@corpus.command(short_help="Make a corpus of text files.")
+def build(
+    out: Out,
+    more: More = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="A .txt or .jsonl file, plain or .gz; several may follow.", metavar="FILE"),
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="The model's folder or hub id, a folder with a tokenizer.json, or a SentencePiece file.")
+    ] = "",
+    parts: Annotated[
+        str, typer.Option(help="What to build, joined by commas: automaton, ngrams, suffix-array; all if left out.")
+    ] = "",
+    max_tokens: Annotated[int | None, typer.Option(help="Stop reading after so many tokens.")] = None,
+    eos: Annotated[str | None, typer.Option(help="Token between documents; the tokenizer's own if left out.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Tokenise text files into a store that drafters copy from.
+
+    \b
+    paceline corpus build build/answers --text answers.jsonl.gz --tokenizer models/demo
+    paceline corpus build build/all --text *.txt more.jsonl --tokenizer tokenizer.model --parts automaton
+    paceline generate models/demo "Hello" --draft sam,corpus=build/answers
+
+    A .txt file is one document. A line of a .jsonl file holds "text", "response", "prompt" and "response",
+    "messages", or "choices" with "turns"; every text in it is a document.
+    """
+    files = [*(text or []), *(more or [])]
+    if not files or not tokenizer:
+        raise StoreError("paceline corpus build OUT --text FILE... --tokenizer MODEL: a corpus needs all three")
+
+    import transformers
+
+    from paceline.corpus import PARTS, Plan
+    from paceline.corpus import build as build_store
+    from paceline.target.load import load_tokenizer
+
+    transformers.logging.set_verbosity_error()
+    err = Console(stderr=True, highlight=False)
+
+    def estimated(tokens: int, documents: int, disk: int, memory: int) -> None:
+        line = f"{tokens:,} tokens in {documents:,} documents: about {_size(disk)} on disk, {_size(memory)} of memory"
+        err.print(line, markup=False, soft_wrap=True)
+
+    plan = Plan([part.strip() for part in parts.split(",")] if parts else [*PARTS], max_tokens, eos, estimated)
+    began = time.perf_counter()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(what: str, done: float) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=1.0)
+            bar.update(tasks[what], completed=done)
+
+        store = build_store(out, files, load_tokenizer(tokenizer), plan, report)
+    _show(store, as_json, seconds=round(time.perf_counter() - began, 2))
+    return 0
+
+
+@corpus.command(short_help="Say what is in a corpus.")
+def info(
+    store: Annotated[Path, typer.Argument(help="Folder of a corpus.", metavar="STORE")], as_json: AsJson = False
+) -> int:
+    """Say what is in a corpus: its tokens, documents, tokenizer, parts and size."""
+    from paceline.store import open_store
+
+    _show(open_store(store, kind="corpus"), as_json)
+    return 0
+
+
+def _show(store: Store, as_json: bool, **more: Any) -> None:
+    """What the header says, as lines or as one JSON object."""
+    header = store.header
+    keys = ("tokens", "documents", "vocab_size", "eos", "tokenizer_name", "tokenizer", "parts")
+    facts = {"store": str(store.folder), **{key: header[key] for key in keys}}
+    facts |= {"bytes": sum(header["arrays"].values()), "arrays": header["arrays"], **more}
+    if as_json:
+        print(json.dumps(facts))
+        return
+    tokens, size = facts["tokens"], facts["bytes"]
+    print(f"{facts['store']}: {tokens:,} tokens in {facts['documents']:,} documents")
+    print(f"tokenizer: {facts['tokenizer_name']} ({facts['tokenizer']}), {facts['vocab_size']:,} tokens")
+    print(f"parts: {', '.join(facts['parts']) or 'none'}; documents end with token {facts['eos']}")
+    print(f"size: {_size(size)}, {size / tokens:.1f} bytes a token")
+    if "seconds" in more:
+        print(f"built in {more['seconds']:.1f} s")
+
+
+def _size(num_bytes: int) -> str:
+    """In the largest unit that leaves something before the point."""
+    size, unit = float(num_bytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"

@@ -1,0 +1,76 @@
+"""`paceline corpus`: build, info, and the store in use."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+
+from paceline.store import open_store
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "the cat", "response": f"the dog {i}"}) + "\n" for i in range(20)))
+    return file
+
+
+def test_build_and_info(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
+    built = command("corpus", "build", tmp_path / "out", "--text", answers, "--tokenizer", tiny)
+    assert built.code == 0
+    assert "tokens in 40 documents: about" in built.err
+    assert "of memory" in built.err
+    assert "built in" in built.out
+    shown = command("corpus", "info", tmp_path / "out")
+    assert shown.code == 0
+    assert built.out.startswith(shown.out)
+    for words in ("tokens in 40 documents", "tokenizer: tiny", "parts: automaton, ngrams, suffix-array", "a token"):
+        assert words in shown.out
+
+
+def test_several_files_and_parts(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("hello there")
+    files = ("--text", answers, tmp_path / "more.txt")
+    options = ("--tokenizer", tiny, "--parts", "automaton", "--max-tokens", 5000, "--json")
+    built = command("corpus", "build", tmp_path / "out", *files, *options)
+    facts = json.loads(built.out)
+    assert facts["documents"] == 41
+    assert facts["parts"] == ["automaton"]
+    assert facts["seconds"] >= 0
+    header = open_store(tmp_path / "out", kind="corpus").header
+    assert facts["bytes"] == sum(header["arrays"].values())
+    shown = json.loads(command("corpus", "info", tmp_path / "out", "--json").out)
+    assert shown == {key: value for key, value in facts.items() if key != "seconds"}
+
+
+def test_answers_copy_from_it(command: Command, tiny: Path, answers: Path, tmp_path: Path) -> None:
+    command("corpus", "build", tmp_path / "out", "--text", answers, "--tokenizer", tiny, "--parts", "automaton")
+    draft = f"sam,corpus={tmp_path / 'out'}"
+    options = ("--draft", draft, "--compare", "--dtype", "float32")
+    compared = command("generate", tiny, "the cat the dog", "-n", 20, *options)
+    assert compared.code == 0
+    assert "identical" in compared.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("build", "{}/out", "--tokenizer", "{tiny}"), "--text FILE... --tokenizer MODEL: a corpus needs all three"),
+        (("build", "{}/out", "--text", "{}/answers.jsonl"), "a corpus needs all three"),
+        (("build", "{}/out", "--text", "{}/none.jsonl", "--tokenizer", "{tiny}"), "there is no file"),
+        (("build", "{}/out", "--text", "{}/answers.jsonl", "--tokenizer", "{}/nowhere/x"), "there is no folder"),
+        (("build", "{}/out", "--text", "{}/answers.jsonl", "--tokenizer", "{tiny}", "--parts", "x"), "no part 'x'"),
+        (("build", "{}", "--text", "{}/answers.jsonl", "--tokenizer", "{tiny}"), "exists and is not a store"),
+        (("info", "{}/out"), "there is no store"),
+    ],
+)
+def test_one_line_for_what_is_wrong(
+    command: Command, tiny: Path, answers: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = command("corpus", *(word.format(tmp_path, tiny=tiny) for word in arguments))
+    assert result.code == 2
+    assert result.out == ""
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["answers.jsonl"]
