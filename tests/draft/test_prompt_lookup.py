@@ -9,7 +9,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from paceline.draft.prompt_lookup import PromptLookup, PromptLookupConfig
 from paceline.errors import MethodError
-from tests.draft.rows import draft_of, target
+from tests.draft.rows import draft_of, row, target
 
 
 def lookup(text: str, **options: object) -> str:
@@ -146,6 +146,41 @@ def test_no_more_than_the_row_has_room_for():
     assert [draft_of(drafter, text, room) for room in (5, 2, 1)] == ["defg", "d", ""]
 
 
+def past(variant, requests, text, memory=100, finish="stop", **options):
+    """What is offered behind `text` after `requests` have ended."""
+    drafter = PromptLookup(PromptLookupConfig(variant, past=memory, **options))
+    for id, request in enumerate(requests):
+        one = row(request, id=id)
+        drafter.start(one)
+        one.finish_reason = finish
+        drafter.drop(one)
+    return draft_of(drafter, text)
+
+
+@pytest.mark.parametrize(("variant", "options"), [("transformers", {}), ("vllm", {"min_ngram": 1, "max_ngram": 2})])
+def test_finished_requests_are_searched_for_longer_matches(variant, options):
+    assert past(variant, ["xabcd"], "yab", **options) == "cd"
+    assert past(variant, ["xabcd"], "abzab", **options) == "zab", "the text's own match is as long"
+    assert past(variant, ["xabcd"], "bzab", **options) == "cd", "the text's own match is shorter"
+    assert past(variant, ["xabcd", "xabef"], "yab", **options) == "ef", "the latest first"
+    assert past(variant, ["a", "bc"], "yab", **options) == "c", "no match across two requests"
+    assert past(variant, ["xabcd"], "yab", finish="abort", **options) == ""
+    assert past(variant, ["xabcd"], "yab", memory=0, **options) == ""
+
+
+def test_published_wants_a_full_draft_behind_past_matches_too():
+    assert past("published", ["abcd"], "yab", draft=2) == "cd"
+    assert past("published", ["abcd"], "yab", draft=4) == ""
+
+
+def test_what_is_remembered_is_bounded():
+    drafter = PromptLookup(PromptLookupConfig("transformers", past=10))
+    for id in range(5):
+        drafter.drop(row("abcdef", id=id))
+        assert len(drafter._past) <= 10
+    assert drafter._past.tolist() == [*map(ord, "abcdef"), -1, *map(ord, "abc")]
+
+
 @pytest.mark.parametrize("text", ["a", "ab"])
 def test_nothing_to_copy(text):
     for variant in ("published", "transformers", "vllm"):
@@ -158,3 +193,8 @@ def test_nothing_to_copy(text):
 def test_impossible_options(options):
     with pytest.raises(MethodError, match="prompt-lookup: draft is"):
         PromptLookupConfig(**options)
+
+
+def test_impossible_memory():
+    with pytest.raises(MethodError, match="past is -1; it must be 0 or more tokens"):
+        PromptLookupConfig(past=-1)

@@ -13,6 +13,9 @@ All of them are one scan: match lengths are compared backwards from every place,
 longest match wins. There is no state; a draft costs O(length of the text), compiled. Lossless: the drafts are
 point masses, so acceptance keeps the target's distribution exactly.
 
+With `past`, which none of the three has, finished requests are searched too, the latest first, for a match that is
+longer than the text's own.
+
 Where we differ: a text shorter than max_ngram is searched for what it has, where the published code raises an
 error; transformers' check of drafts against its logits processors is left to verification.
 """
@@ -53,6 +56,9 @@ class PromptLookupConfig:
         default=None,
         metadata={"help": "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5"},
     )
+    past: int = field(
+        default=0, metadata={"help": "tokens of finished requests to search too, the oldest forgotten first; 0: off"}
+    )
 
     def __post_init__(self) -> None:
         shortest, longest = self.ngrams
@@ -61,6 +67,8 @@ class PromptLookupConfig:
                 f"prompt-lookup: draft is {self.draft}, min_ngram {shortest}, max_ngram {longest}; "
                 "all must be 1 or more, and min_ngram at most max_ngram."
             )
+        if self.past < 0:
+            raise MethodError(f"prompt-lookup: past is {self.past}; it must be 0 or more tokens.")
 
     @property
     def ngrams(self) -> tuple[int, int]:
@@ -84,6 +92,7 @@ class PromptLookup(Drafter):
     def __init__(self, config: PromptLookupConfig = PromptLookupConfig()):
         self.config = config
         self._eos: Sequence[int] = ()
+        self._past: IntArray = np.empty(0, np.int64)
 
     def bind(self, target: Target) -> None:
         """Compile; take the end tokens."""
@@ -97,8 +106,17 @@ class PromptLookup(Drafter):
         """The rule itself: what is proposed behind `text` int64 [n], end tokens and the row's room not minded."""
         shortest, longest = self.config.ngrams
         full = self.config.variant == "published"
-        start = _find(text, shortest, longest, self.config.draft if full else 1, full)
+        follow = self.config.draft if full else 1
+        start, length = _find(text, text, shortest, longest, follow, full)
+        if length < longest and len(self._past):
+            place, _ = _find(self._past, text, length + 1, longest, follow, False)
+            if place >= 0:
+                return up_to_end(self._past[place : place + self.config.draft], _BETWEEN, keep=False)
         return text[start : start + self.config.draft] if start >= 0 else text[:0]
+
+    def drop(self, row: Row) -> None:
+        if self.config.past and row.finish_reason != "abort":
+            self._past = np.concatenate([row.tokens, [*_BETWEEN], self._past])[: self.config.past]
 
     def _draft(self, row: Row) -> DraftTree:
         if row.max_draft < 1:
@@ -109,27 +127,32 @@ class PromptLookup(Drafter):
         return DraftTree.chain(row.last_token, drafted, source=self.name)
 
 
+_BETWEEN = frozenset({-1})
+"""What stands between two requests of the past; no token, so nothing matches across it."""
+
+
 @njit(cache=True)
-def _find(text, shortest, longest, follow, apart):  # type: ignore[no-untyped-def]
-    """Where the draft begins, or -1: the first place with the longest match of `shortest` to `longest` tokens.
+def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-untyped-def]
+    """Where in `text` the draft begins that follows the end of `ending`, and the length of the match: the first place
+    with the longest match of `shortest` to `longest` tokens; -1 and shortest - 1 if there is none.
 
     follow  tokens that must stand behind that place. apart: it must lie before the last n tokens of the text,
     n being the length of the match (published: start < len - n)."""
-    end = len(text)
+    end, last = len(text), len(ending) - 1
     best, found = shortest - 1, -1
     for start in range(shortest, end - follow + 1):
-        if text[start - 1] != text[end - 1]:
+        if text[start - 1] != ending[last]:
             continue
-        most = min(longest, start)
+        most = min(longest, start, last + 1)
         if apart:
             most = min(most, end - 1 - start)
         if most <= best:
             continue
         length = 1
-        while length < most and text[start - 1 - length] == text[end - 1 - length]:
+        while length < most and text[start - 1 - length] == ending[last - length]:
             length += 1
         if length > best:
             best, found = length, start
             if best == longest:
                 break
-    return found
+    return found, best

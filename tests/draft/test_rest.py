@@ -1,0 +1,215 @@
+"""rest: the heaviest nodes of the trie of all continuations, and nothing from beyond a document."""
+
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.draft.registry import create
+from paceline.draft.rest import Rest, RestConfig
+from paceline.engine import Engine
+from paceline.errors import MethodError, StoreError
+from paceline.sampling import SamplingParams
+from tests.draft.rows import row, target, tokens
+from tests.draft.stores import corpus
+from tests.fakes import TableTarget
+
+DOCUMENTS = ["the cat sat", "the cat ran", "the cat sat", "a cat sat", "the dog"]
+
+
+def bound(store, eos="", fingerprint=None, **options):
+    drafter = Rest(RestConfig(str(store), **options))
+    one = target(eos)
+    one.tokenizer = SimpleNamespace(fingerprint=fingerprint) if fingerprint else None
+    drafter.bind(one)
+    return drafter
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return corpus(tmp_path_factory.mktemp("rest") / "store", DOCUMENTS)
+
+
+def paths(tree):
+    """Every path of a draft tree, as letters, in the order of the nodes."""
+    found = [""]
+    for token, above in zip(tree.tokens[1:].tolist(), tree.parent[1:].tolist(), strict=True):
+        found.append(found[above] + chr(token))
+    return found[1:]
+
+
+def draft(drafter, text, room=100, **params):
+    one = row(text, room, **params)
+    drafter.start(one)
+    (tree,) = drafter.propose([one])
+    assert tree.tokens[0] == one.last_token
+    return paths(tree)
+
+
+def test_the_longest_suffix_is_what_counts(store):
+    assert draft(bound(store), "see the cat ")[0] == "s"
+    assert draft(bound(store, length=3, nodes=3), "xe cat ") == ["s", "sa", "sat"]
+    assert draft(bound(store, length=1), "xy ca") == ["t"]
+    assert draft(bound(store, length=1, longest=1, shortest=1), "xyz ") == ["c", "s", "d", "r"]
+
+
+def test_the_heaviest_nodes_in_order_of_weight(store):
+    # Behind "cat ": "sat" three times, "ran" once.
+    assert draft(bound(store, length=2), "cat ") == ["s", "sa", "r", "ra"]
+    assert draft(bound(store, length=2, nodes=3), "cat ") == ["s", "sa", "r"]
+
+
+def test_a_document_s_end_is_the_end(store):
+    assert draft(bound(store), "the dog") == ["."]
+    assert draft(bound(store), "the dog.") == []
+    assert draft(bound(store), "sat.the") == draft(bound(store, longest=3), "sat.the"), "no match across the end"
+
+
+def test_nothing_matched_nothing_drafted(store):
+    drafter = bound(store)
+    assert draft(drafter, "xyz") == []
+    assert draft(drafter, "t") == []
+    assert draft(drafter, "xt") == []
+
+
+def test_nothing_is_drafted_behind_an_end_token(store):
+    assert draft(bound(store, eos="a", nodes=3), "cat ") == ["s", "sa", "r"]
+    assert draft(bound(store, eos="a"), "the ca") == []
+    assert draft(bound(store, eos="a"), "the c", ignore_eos=True)[:3] == ["a", "at", "at "]
+    assert draft(bound(store), "the d", stop_token_ids=tokens("o")) == ["o"]
+
+
+def test_no_deeper_than_the_row_has_room_for(store):
+    drafter = bound(store)
+    assert [max(map(len, draft(drafter, "the c", room)), default=0) for room in (9, 3, 2, 1)] == [7, 2, 1, 0]
+
+
+def trie(documents, key, length):
+    """Weight of every path of up to `length` tokens behind a place of `key`."""
+    weights = Counter()
+    for one in documents:
+        for i in range(len(one)):
+            if one[i : i + len(key)] == key:
+                behind = one[i + len(key) :][:length]
+                weights.update(tuple(behind[:n]) for n in range(1, len(behind) + 1))
+    return weights
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 3), max_size=12), min_size=1, max_size=8),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.integers(1, 12),
+    st.integers(1, 6),
+)
+def test_the_cut_is_a_sub_trie_of_the_heaviest(tmp_path_factory, documents, key, nodes, length):
+    folder = tmp_path_factory.getbasetemp() / "random"
+    drafter = bound(corpus(folder, ["".join(map(chr, one)) for one in documents], end="\0"), nodes=nodes)
+    array = drafter._array
+    lo, hi = array.find(key)
+    found, parent, weights = drafter.tree(lo, hi, len(key), length, frozenset())
+    expected = trie([[*one, 0] for one in documents], key, length)
+    assert len(found) == min(nodes, len(expected))
+    walked = [()]
+    for token, above, weight in zip(found.tolist(), parent.tolist(), weights.tolist(), strict=True):
+        walked.append((*walked[above], token))
+        assert expected[walked[-1]] == weight
+    assert len(set(walked)) == len(walked)
+    assert weights.tolist() == sorted(expected.values(), reverse=True)[:nodes]
+
+
+def test_ties_beyond_the_cut_do_not_matter(tmp_path):
+    letters = [chr(n) for n in range(200, 400)]
+    drafter = bound(corpus(tmp_path / "s", ["ab" + one * 12 for one in letters], dtype=np.int32))
+    found = draft(drafter, "xab")
+    assert len(found) == 64
+    assert set(map(len, found)) == {1}, "of equal weights the nearer ones"
+
+
+def test_an_even_spread_of_the_places_is_counted(tmp_path):
+    documents = [f"ab{chr(1000 + i // 10)}" for i in range(1000)]
+    drafter = bound(corpus(tmp_path / "s", documents), hits=100, nodes=1000, length=1)
+    assert draft(drafter, "xab") == [chr(1000 + i) for i in range(100)]
+
+
+def test_token_ids_above_16_bits(tmp_path):
+    high = chr(70_000) + chr(70_001) + chr(100_000) + chr(70_002)
+    drafter = bound(corpus(tmp_path / "s", [high], dtype=np.int32))
+    assert draft(drafter, "x" + high[:2]) == [high[2], high[2:], high[2:] + "."]
+
+
+def test_an_empty_corpus_drafts_nothing(tmp_path):
+    assert draft(bound(corpus(tmp_path / "s", [])), "abab") == []
+
+
+def test_a_store_of_another_tokenizer_is_refused(store):
+    bound(store, fingerprint="letters")
+    with pytest.raises(StoreError, match=r"was built with another tokenizer \(letters\)"):
+        bound(store, fingerprint="words")
+
+
+def test_a_place_without_a_store():
+    with pytest.raises(StoreError, match="there is no store nowhere"):
+        bound("nowhere")
+    with pytest.raises(MethodError, match="rest needs a checkpoint: write rest:PATH"):
+        create("rest")
+
+
+@pytest.mark.parametrize("options", [{"nodes": 0}, {"hits": 0}, {"length": 0}, {"shortest": 0}, {"longest": 1}])
+def test_impossible_options(options):
+    with pytest.raises(MethodError, match="rest: nodes is"):
+        RestConfig("x", **options)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("eos", [(), (3,)])
+def test_answers_are_plain_decoding_s(tmp_path, temperature, batch, eos):
+    model = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    prompts = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9, [2], [6, 5], [7, 1, 7]]
+    plain = [model.plain(prompt, params).new_tokens.tolist() for prompt in prompts]
+    # The corpus is what the model says itself: some of it is accepted.
+    store = corpus(tmp_path / "s", ["".join(map(chr, one)) for one in plain], end="\x03")
+    done = Engine(model, draft=f"rest:{store},shortest=1", max_batch=batch).generate(prompts, params)
+    assert [one.tokens for one in done] == plain
+    assert sum(one.new_tokens for one in done) > 1.3 * sum(one.rounds for one in done)
+    assert {who for one in done for who, _ in one.runs} == {"", "rest"}
+
+
+def test_rows_share_the_corpus_and_nothing_else(store):
+    drafter = bound(store)
+    rows = [row(text, id=i) for i, text in enumerate(["the c", "a cat", "zz"])]
+    for one, tree in zip(rows, drafter.propose(rows), strict=True):
+        assert paths(tree) == draft(bound(store), "".join(map(chr, one.tokens)))
+
+
+PROGRAM = """
+from paceline import suffix_array, suffix_tree
+from paceline.draft import rest
+from paceline.draft.registry import create
+from tests.draft.rows import draft_of, target
+
+kernels = [suffix_array._longest, rest._heaviest]
+drafter, one = create(f'rest:{STORE}'), target()
+one.tokenizer = None
+drafter.bind(one)
+before = [len(kernel.signatures) for kernel in kernels]
+assert before == [1] * len(kernels), "bind did not compile"
+for text in ["a", "the cat", "abc" * 500]:
+    draft_of(drafter, text)
+assert [len(kernel.signatures) for kernel in kernels] == before, "a round compiled"
+print("fine")
+"""
+
+
+def test_bind_compiles_and_rounds_do_not(tmp_path):
+    store = corpus(tmp_path / "s", ["the cat sat", "the cat ran"])
+    program = f"STORE = {store!r}\n{PROGRAM}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "fine\n", done.stderr
