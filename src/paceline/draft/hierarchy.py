@@ -1,0 +1,273 @@
+"""hierarchy: ask three stores of n-grams, the most local first, and verify what they say all at once.
+
+Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchical Drafting based on Temporal Locality
+in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). What was said a moment ago is likely to be said
+again; then what this model says often; then what people write. So a token is looked up, in this order, in
+
+* W, the context (D_c): what followed it in this request, newest first;
+* S, the model (D_m): what followed it most often in the model's own answers, recorded ones (`model`) and those of
+  this engine's finished requests (`past`);
+* L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`),
+
+and no further than until K = 7 sequences of n - 1 = 4 tokens are found. The slow corpus is thus seldom asked. The
+sequences are verified together, as the paths of one tree.
+
+Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
+
+Where we differ from the authors' code (github.com/zomss/Hierarchy_Drafting), and why:
+* sequences with a common beginning share its nodes, where the code verifies them side by side: fewer tokens, the same
+  answers. What a store repeats of another is not counted as a sequence of its own;
+* every n-gram of the output goes into W. An empty slice in the code loses the newest of each step, and all of a step
+  with one draft accepted or none;
+* W is read from its newest and S from its most frequent end. In the code both lists stand the other way round, and
+  S's best are cut off whenever W has found anything;
+* no lookahead branch. The code runs 27 Jacobi tokens beside the drafts in every step to fill W; here the stores are
+  all there is;
+* L counts every prefix of what follows the key, as the code's retriever does, among at most SAMPLE places spread over
+  all of them; its paths come most frequent first and are as long as they are, not filled up with a random token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from paceline.copying import end_tokens
+from paceline.draft.base import Drafter
+from paceline.errors import MethodError
+from paceline.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.store import Store, open_store
+from paceline.suffix_array import SuffixArray
+from paceline.target.base import Target
+from paceline.tree import DraftTree
+
+KEY = 2
+"""Tokens that L looks up first; the published setting."""
+
+SAMPLE = 128
+"""Places of a corpus that L looks at for one key, at most; the code's retriever takes 5,000."""
+
+
+@dataclass(frozen=True)
+class HierarchyConfig:
+    """Options of hierarchy."""
+
+    corpus: str | None = field(
+        default=None,
+        metadata={"help": "corpus store that L asks, and S where `model` is not given; none: both have nothing to say"},
+    )
+    model: str | None = field(
+        default=None, metadata={"help": "corpus store of the model's own recorded answers, that S asks"}
+    )
+    order: str = field(
+        default="WSL", metadata={"help": "stores asked, most local first: W context, S model, L statistics; paper: WSL"}
+    )
+    k: int = field(
+        default=7, metadata={"help": "sequences verified at once, and kept for each token of W; paper: 7"}
+    )
+    n: int = field(default=5, metadata={"help": "tokens of an n-gram; a draft is n - 1 deep; paper: 5"})
+    nodes: int | None = field(
+        default=None, metadata={"help": "most tokens drafted a round; none (paper): all of the k sequences"}
+    )
+    past: int = field(
+        default=0, metadata={"help": "tokens of finished requests to remember and learn from, for S; 0 (paper): off"}
+    )
+
+    def __post_init__(self) -> None:
+        if not self.order or not set(self.order) <= set("WSL") or len(set(self.order)) < len(self.order):
+            raise MethodError(f"hierarchy: order is {self.order!r}; it must be one or more of W, S and L, each once.")
+        if self.k < 1 or self.n < 2 or self.past < 0 or (self.nodes is not None and self.nodes < 1):
+            raise MethodError(
+                f"hierarchy: k is {self.k}, n {self.n}, nodes {self.nodes}, past {self.past}; "
+                "k and nodes must be 1 or more, n 2 or more, past 0 or more."
+            )
+
+
+class Hierarchy(Drafter):
+    """Looks the last token up in context, model and corpus stores, and verifies several continuations as a tree."""
+
+    name = "hierarchy"
+    lossless = "yes"
+    paper = "Cho et al. 2025, Hierarchy Drafting, arXiv 2502.05609"
+    Config = HierarchyConfig
+
+    def __init__(self, config: HierarchyConfig = HierarchyConfig()):
+        self.config = config
+        self._stores = {"W": self._context, "S": self._model, "L": self._statistics}
+        self._contexts: dict[int, ContextNgrams] = {}
+        self._past = PastNgrams(config.past, config.n, config.k)
+        self._frequent: FrequentNgrams | None = None
+        self._array: SuffixArray | None = None
+        self._drafts = np.full((config.k, config.n - 1), -1, np.int32)
+        self._eos: Sequence[int] = ()
+
+    def bind(self, target: Target) -> None:
+        """Open the stores, compile; take the end tokens.
+
+        Raises StoreError for a store that is missing, broken, of another tokenizer, or without the part asked for."""
+        self._eos = target.eos_token_ids
+        model, corpus = self.config.model or self.config.corpus, self.config.corpus
+        if model is not None and "S" in self.config.order:
+            self._frequent = FrequentNgrams.of(_opened(model, target))
+        if corpus is not None and "L" in self.config.order:
+            self._array = SuffixArray.of(_opened(corpus, target))
+        self._warm_up()
+
+    def start(self, row: Row) -> None:
+        self._contexts[row.id] = ContextNgrams(self.config.n, self.config.k)
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._draft(row) for row in rows]
+
+    def drop(self, row: Row) -> None:
+        self._contexts.pop(row.id, None)
+        if self.config.past and row.finish_reason != "abort":
+            self._past.learn(row.tokens)
+
+    def collect(self, row: Row) -> NDArray[np.int32]:
+        """What the stores say behind the row, int32 [up to k, n - 1], in the order they were asked; -1 where a
+        sequence is shorter. Overwritten by the next call."""
+        size = 0
+        for letter in self.config.order:
+            if size < self.config.k:
+                size = self._stores[letter](row, size)
+        return self._drafts[:size]
+
+    def _context(self, row: Row, size: int) -> int:
+        """W. Its rows take in what they have gained when they are asked: at first the prompt, then what each round
+        committed."""
+        context = self._contexts[row.id]
+        context.update(row.tokens)
+        return context.collect(row.last_token, self._drafts, size)
+
+    def _model(self, row: Row, size: int) -> int:
+        """S: what finished requests taught, then what was recorded."""
+        size = self._past.collect(row.last_token, self._drafts, size)
+        return size if self._frequent is None else self._frequent.collect(row.last_token, self._drafts, size)
+
+    def _statistics(self, row: Row, size: int) -> int:
+        """L: behind the last 2 tokens, then the last 1."""
+        if self._array is None:
+            return size
+        for length in range(min(KEY, len(row)), 0, -1):
+            low, high = self._array.find(row.tokens[-length:])
+            if low < high and size < self.config.k:
+                seen = self._array.continuations(low, high, SAMPLE, self.config.n - 1, skip=length)
+                size = _collect_paths(seen, self._drafts, size)
+        return size
+
+    def _draft(self, row: Row) -> DraftTree:
+        drafts = self.collect(row)
+        if not len(drafts) or row.max_draft < 1:
+            return DraftTree.root(row.last_token)
+        most = drafts.size if self.config.nodes is None else self.config.nodes
+        ends = np.array([*end_tokens(row, self._eos)], np.int64)
+        tokens, parent = _tree(row.last_token, drafts, ends, row.max_draft, most)
+        return DraftTree(tokens, parent, source=self.name)
+
+    def _warm_up(self) -> None:
+        """Compile, or load from the cache of earlier runs, so that no round has to."""
+        rehearsal = Row(-1, [0, 1] * self.config.n, SamplingParams(), max_context=8 * self.config.n)
+        self.start(rehearsal)
+        for letter in self.config.order:
+            self._stores[letter](rehearsal, 0)
+        if self._array is not None:
+            self._array.continuations(0, min(len(self._array.positions), 1), 1, 1, skip=0)
+        _collect_paths(self._drafts, self._drafts, 0)
+        self._draft(rehearsal)
+        self._contexts.pop(rehearsal.id)
+        past = PastNgrams(2 * len(rehearsal), self.config.n, self.config.k)
+        past.learn(rehearsal.tokens)
+        past.collect(0, self._drafts, 0)
+
+
+def _opened(path: str, target: Target) -> Store:
+    return open_store(path, kind="corpus", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
+
+
+@njit(cache=True)
+def _tree(root, drafts, ends, deep, most):  # type: ignore[no-untyped-def]
+    """Tokens and parents of the tree whose paths are `drafts` [k, length], padded with -1, no deeper than `deep`.
+
+    Level by level, so that a budget of `most` drafted nodes goes to the likelier ones near the root. A path ends with
+    the first token of `ends`."""
+    tokens = np.empty(min(most, drafts.size) + 1, np.int64)
+    parent = np.empty(len(tokens), np.int64)
+    tokens[0], parent[0] = root, -1
+    num = 1
+    # The node each draft has come to, -1 when it is over; those of the level above and of this one.
+    above = np.zeros(len(drafts), np.int64)
+    here = np.empty(len(drafts), np.int64)
+    for depth in range(min(drafts.shape[1], deep)):
+        for row in range(len(drafts)):
+            here[row] = -1
+            token = drafts[row, depth]
+            if above[row] < 0 or token < 0:
+                continue
+            for other in range(row):
+                if above[other] == above[row] and drafts[other, depth] == token:
+                    here[row] = here[other]
+                    break
+            else:
+                if num < len(tokens):
+                    tokens[num], parent[num] = token, above[row]
+                    here[row] = num
+                    num += 1
+        for row in range(len(drafts)):
+            above[row] = here[row]
+            if here[row] >= 0 and np.any(ends == drafts[row, depth]):
+                above[row] = -1
+    return tokens[:num].copy(), parent[:num].copy()
+
+
+@njit(cache=True)
+def _collect_paths(seen, drafts, size):  # type: ignore[no-untyped-def]
+    """Put the most frequent paths through `seen` [m, length] behind the first `size` drafts.
+
+    seen  what follows a key in a corpus, padded with -1, equal beginnings side by side (a suffix array's order).
+    Of all prefixes as many as the drafts have nodes are kept, the most frequent; of these the whole paths are put,
+    the most frequent first. Where counts are equal the earlier one in `seen` wins."""
+    length = seen.shape[1]
+    tokens = np.empty(seen.size, np.int64)
+    above = np.empty(seen.size, np.int64)
+    count = np.zeros(seen.size, np.int64)
+    path = np.empty(length, np.int64)
+    num, deep = 0, 0
+    for row in range(len(seen)):
+        same = 0
+        while same < deep and seen[row, same] == tokens[path[same]]:
+            same += 1
+        deep = same
+        while deep < length and seen[row, deep] >= 0:
+            tokens[num] = seen[row, deep]
+            above[num] = path[deep - 1] if deep else -1
+            path[deep] = num
+            num += 1
+            deep += 1
+        for depth in range(deep):
+            count[path[depth]] += 1
+    # A prefix is counted at least as often as what it begins and stands before it, so it is kept with it.
+    kept = np.argsort(-count[:num], kind="mergesort")[: drafts.size]
+    inner = np.zeros(num + 1, np.bool_)
+    inner[above[kept]] = True
+    for node in kept:
+        if inner[node]:
+            continue
+        if size == len(drafts):
+            break
+        deep = 0
+        while node >= 0:
+            path[deep] = node
+            node = above[node]
+            deep += 1
+        line = np.empty(deep, np.int64)
+        for depth in range(deep):
+            line[depth] = tokens[path[deep - 1 - depth]]
+        size = put(drafts, size, line, 0, deep)
+    return size
