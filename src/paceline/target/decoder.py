@@ -21,6 +21,7 @@ from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.ops import TorchOps
+from paceline.topk import top_tokens
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -299,14 +300,14 @@ class Decoder(CachedTarget):
         else:
             x = self.ops.norm(x if layout.wanted is None else x[layout.wanted], self.norm)
         logits = self.head(x)
-        top = logits.topk(needs.top_k) if needs.top_k else None
+        top = top_tokens(logits, needs.top_k) if needs.top_k else None
         self.clock.lap("head")
         return Verdict(
             logits,
             layout.wanted_at,
             taps,
             [begin for begin, _ in layout.spans] + [layout.num_nodes],
-            None if top is None else (top.values, top.indices),
+            top,
         )
 
     @torch.inference_mode()

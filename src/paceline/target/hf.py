@@ -31,6 +31,7 @@ from paceline.profile import Clock
 from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
+from paceline.topk import top_tokens
 from paceline.tree import ancestors
 
 TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2
@@ -153,14 +154,14 @@ class HFTarget(CachedTarget):
             found |= zip(members, outcomes, strict=True)
         logits, hidden = zip(*(found[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
-        top = packed.topk(needs.top_k) if needs.top_k else None
+        top = top_tokens(packed, needs.top_k) if needs.top_k else None
         self.clock.lap("head")
         return Verdict(
             packed,
             _offsets([s.num_logits for s in segments]),
             {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
             _offsets([len(s.tokens) for s in segments]),
-            None if top is None else (top.values, top.indices),
+            top,
         )
 
     def _forward(

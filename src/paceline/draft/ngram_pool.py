@@ -1,0 +1,245 @@
+"""ngram-pool: guess from n-grams that the target itself makes on the side, and from those of the text.
+
+Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024, arXiv
+2402.02057). Two things share every forward:
+
+* verification: the n-grams in the row's pool that begin with the last token are drafted, `guesses` at most, merged
+  into one trie;
+* lookahead: a window of tokens further on is iterated, as Jacobi's method solves a system of equations. `window`
+  columns of `level` - 1 tokens, of which each row of the window is one iteration older than the row below it. The
+  forward predicts one more row; a column, from its key down to the new token, is an n-gram of `level` tokens for
+  the pool, and the oldest row falls out.
+
+The window never becomes part of the answer: its nodes are probes (see `paceline.tree`). In the published mask a
+token sees the oldest row to its left and the column above itself, and nothing else. That is a tree, so all of the
+two-dimensional window fits into a draft: the oldest row is a chain behind the root, and from the root and from
+each of its tokens hangs one column.
+
+    root ── a0 ── a1 ── a2         oldest row; keys of the four columns: root, a0, a1, a2
+     │      │     │     │
+     b0     b1    b2    b3         one iteration later
+     │      │     │     │
+     c0     c1    c2    c3         behind these the forward predicts d0 d1 d2 d3:
+                                   "root b0 c0 d0", "a0 b1 c1 d1" ... are n-grams of 4 tokens
+
+With a full pool a forward verifies (level - 1) * (window + guesses) positions, the paper's number. `window=0` leaves
+a pure pool of the text's own n-grams, which costs next to nothing.
+
+Lossless: the drafts are point masses, and probes are never accepted.
+
+Where we differ from the authors' code (github.com/hao-ai-lab/LookaheadDecoding), and why:
+* the n-grams of the answer are in the pool too, and those of the prompt unless `prompt` is false: they are the
+  target's own words and cost nothing (the code: neither, or both if asked);
+* guesses with a common beginning share its nodes;
+* the window rests when the row has less room than it is deep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+import numpy as np
+import torch
+
+from paceline.accept import Accepted
+from paceline.argmax import best_token
+from paceline.copying import end_tokens, up_to_end
+from paceline.draft.base import Drafter
+from paceline.errors import MethodError
+from paceline.row import Row
+from paceline.sampling import on_accelerator
+from paceline.target.base import Target, Verdict
+from paceline.tree import DraftTree, IntArray, merge
+
+Gram = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NgramPoolConfig:
+    """Options of ngram-pool."""
+
+    level: int = field(
+        default=5, metadata={"help": "tokens in an n-gram, the last token of the text included; paper: 5"}
+    )
+    window: int = field(
+        default=7,
+        metadata={"help": "columns iterated on the side, 0: none; paper: 7, and 15 on large GPUs", "in_front": 0},
+    )
+    guesses: int = field(default=7, metadata={"help": "n-grams kept and drafted for each token; paper: as the window"})
+    prompt: bool = field(default=True, metadata={"help": "the prompt's n-grams are in the pool too; paper: false"})
+    past: int = field(
+        default=0, metadata={"help": "tokens of finished requests whose n-grams are remembered, the latest; paper: 0"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.level < 2 or self.window < 0 or self.guesses < 1 or self.past < 0:
+            raise MethodError(
+                f"ngram-pool: level is {self.level}, window {self.window}, guesses {self.guesses}, past {self.past}; "
+                "level must be 2 or more, guesses 1 or more, window and past 0 or more."
+            )
+
+
+class Pool:
+    """N-grams by their first token: the latest `guesses` of each, the latest `most` in all."""
+
+    def __init__(self, guesses: int, most: float = math.inf):
+        self.guesses, self.most = guesses, most
+        self._behind: dict[int, OrderedDict[Gram, None]] = {}
+        self._all: OrderedDict[Gram, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, gram: Gram) -> None:
+        """Remember `gram` as the latest; forget the one not seen for longest where there are too many."""
+        behind = self._behind.setdefault(gram[0], OrderedDict())
+        for grams in (behind, self._all):
+            grams[gram] = None
+            grams.move_to_end(gram)
+        if len(behind) > self.guesses:
+            self._forget(next(iter(behind)))
+        if len(self) > self.most:
+            self._forget(next(iter(self._all)))
+
+    def add_text(self, tokens: IntArray, level: int) -> None:
+        """Remember every n-gram of `level` tokens in `tokens`."""
+        words = tokens.tolist()
+        for i in range(len(words) - level + 1):
+            self.add(tuple(words[i : i + level]))
+
+    def behind(self, token: int) -> list[Gram]:
+        """What followed `token`, without it, the latest first."""
+        return [gram[1:] for gram in reversed(self._behind.get(token, {}))]
+
+    def _forget(self, gram: Gram) -> None:
+        del self._all[gram], self._behind[gram[0]][gram]
+        if not self._behind[gram[0]]:
+            del self._behind[gram[0]]
+
+
+class Window:
+    """The tokens iterated on the side: rows[0] the oldest iteration.
+
+    tokens  those it begins with, window + level - 3 of them: until there are level - 1 rows every step adds one,
+            and each row loses the token that the text has moved past."""
+
+    def __init__(self, tokens: Sequence[int], level: int):
+        self.level = level
+        self.rows = [list(tokens)]
+        self.tree: DraftTree | None = None
+        self.leaves: list[int] = []
+
+    @property
+    def depth(self) -> int:
+        """How deep its nodes reach below the root."""
+        return len(self.rows[0]) + len(self.rows) - 1
+
+    def hang(self, draft: DraftTree) -> DraftTree:
+        """`draft` with the window's nodes behind its root, as probes."""
+        tokens, parent = draft.tokens.tolist(), draft.parent.tolist()
+
+        def add(token: int, above: int) -> int:
+            tokens.append(token)
+            parent.append(above)
+            return len(tokens) - 1
+
+        keys = [0]
+        for token in self.rows[0]:
+            keys.append(add(token, keys[-1]))
+        self.leaves = []
+        for column, node in enumerate(keys):
+            for row in self.rows[1:]:
+                node = add(row[column], node)
+            self.leaves.append(node)
+        probe = np.arange(len(tokens)) >= len(draft)
+        self.tree = DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
+        return self.tree
+
+    def step(self, root: int, predicted: list[int]) -> list[Gram]:
+        """Take what the forward `predicted` behind each column; the n-grams that are complete with it."""
+        rows = [*self.rows, predicted]
+        if len(rows) < self.level:
+            self.rows = [row[1:] for row in rows]
+            return []
+        self.rows = [rows[1][1:], *rows[2:]]
+        return list(zip([root, *rows[0]], *rows[1:], strict=True))
+
+
+class NgramPool(Drafter):
+    """Drafts n-grams that begin with the last token, made by the target on the side (lookahead decoding) or seen."""
+
+    name = "ngram-pool"
+    lossless = "yes"
+    paper = "Fu et al. 2024, Lookahead Decoding, arXiv 2402.02057"
+    Config = NgramPoolConfig
+
+    def __init__(self, config: NgramPoolConfig = NgramPoolConfig()):
+        self.config = config
+        self._eos: Sequence[int] = ()
+        self._past = Pool(config.guesses, config.past)
+        self._pools: dict[int, Pool] = {}
+        self._windows: dict[int, Window] = {}
+        self._known: dict[int, int] = {}
+
+    def bind(self, target: Target) -> None:
+        """Take the end tokens."""
+        self._eos = target.eos_token_ids
+
+    def start(self, row: Row) -> None:
+        self._pools[row.id] = Pool(self.config.guesses)
+        self._known[row.id] = 0 if self.config.prompt else row.prompt_length
+        if self.config.window:
+            # Any tokens will do to begin with; those of the prompt are at least of the right language.
+            begin = np.random.default_rng(0).choice(row.tokens, self.config.window + self.config.level - 3)
+            self._windows[row.id] = Window(begin.tolist(), self.config.level)
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._draft(row) for row in rows]
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        """Step the windows that were in the forward; their n-grams go into the pools."""
+        for s, (row, tree) in enumerate(zip(rows, trees, strict=True)):
+            window = self._windows.get(row.id)
+            if window is not None and window.tree is tree:
+                predicted = _best(verdict.logits, [verdict.logits_at[s] + leaf for leaf in window.leaves])
+                for gram in window.step(int(tree.tokens[0]), predicted):
+                    self._pools[row.id].add(gram)
+
+    def drop(self, row: Row) -> None:
+        self._pools.pop(row.id, None)
+        self._windows.pop(row.id, None)
+        if self._known.pop(row.id, None) is not None and row.finish_reason not in (None, "abort"):
+            # What would be forgotten again at once is not worth adding.
+            self._past.add_text(row.tokens[max(0, len(row) - self.config.past) :], self.config.level)
+
+    def _draft(self, row: Row) -> DraftTree:
+        pool = self._pools[row.id]
+        pool.add_text(row.tokens[self._known[row.id] :], self.config.level)
+        # The last level - 1 tokens begin n-grams that are not complete yet.
+        self._known[row.id] = max(self._known[row.id], len(row) - self.config.level + 1)
+        draft = DraftTree.root(row.last_token)
+        if row.max_draft > 0:
+            known = islice(chain(pool.behind(row.last_token), self._past.behind(row.last_token)), self.config.guesses)
+            ends = end_tokens(row, self._eos)
+            guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
+            draft = merge([draft, *(DraftTree.chain(row.last_token, guess, source=self.name) for guess in guesses)])
+        window = self._windows.get(row.id)
+        return window.hang(draft) if window is not None and window.depth <= row.max_draft else draft
+
+
+def _best(logits: torch.Tensor, nodes: list[int]) -> list[int]:
+    """The best token at each of `nodes`, logits [M, V]."""
+    if on_accelerator(logits):
+        best: list[int] = logits[nodes].argmax(-1).tolist()
+        return best
+    return [best_token(logits, node) for node in nodes]

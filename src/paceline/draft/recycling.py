@@ -1,0 +1,343 @@
+"""recycling: draft from what the target last thought might follow each token.
+
+Luo et al. 2025, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
+Recycling" (ACL 2025, arXiv 2408.08696). Every forward ranks the whole vocabulary and only the best token is used.
+Here the k best behind every verified node, rejected ones too, are kept in a matrix M [V, k]: row t holds the
+successors of token t as the target last ranked them. The next draft is a tree of fixed shape that starts at the last
+token and reads its children out of M, level by level. No training, no model, no corpus; 1 MB for 32,000 tokens.
+
+A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M is a
+first-order model of the target, so it proposes something in any text, where drafters that copy are silent: it is
+the natural second behind one of them (`+`), and learns from their rounds as from its own.
+
+Lossless: the drafts are point masses, and the acceptance rule alone decides.
+
+Where we differ from the paper's code (github.com/Luowaterbi/TokenRecycling), and why:
+* a token that was never verified has no successors (-1) instead of k times token 0: nothing is drafted there, and
+  the first forward over an empty matrix verifies one position instead of 81;
+* a token that stands at several nodes keeps the successors of one rule, not those of a race between threads: nodes of
+  the accepted path win, then shallower ones, then those of better rank;
+* nothing is drafted behind a token that ends the answer, nor deeper than the row has room;
+* k is free (the code's update always takes 8), int32 halves the memory, and sampling is lossless (the code ignores
+  the temperature);
+* smaller shapes too, for machines on which 81 positions cost much more than one (see `TREES`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from paceline.accept import Accepted
+from paceline.copying import end_tokens
+from paceline.draft.base import Drafter
+from paceline.errors import MethodError, StoreError
+from paceline.row import Row
+from paceline.store import HEADER, open_store, writing
+from paceline.target.base import Needs, Target, Verdict
+from paceline.target.decoder import Decoder
+from paceline.topk import top_tokens
+from paceline.tree import DraftTree, IntArray
+
+RankPath = tuple[int, ...]
+"""Which successor to take at each step down from the root, 0 the best."""
+
+TREES = {
+    80: "0 1 2 3 4 5 6 7 "
+    "00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70 "
+    "000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300 400 500 "
+    "0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000 "
+    "00000 00001 00002 00010 00020 00100 01000 10000 "
+    "000000 000001 000100",
+    60: "0 1 2 3 4 5 6 "
+    "00 01 02 03 04 05 10 11 12 13 14 20 21 22 30 31 40 41 50 60 "
+    "000 001 002 010 011 020 021 030 040 100 101 102 110 111 120 130 200 210 300 400 500 "
+    "0000 0001 0010 0100 1000 1001 1100 2000 "
+    "00000 00001 00100 10000",
+    32: "0 1 2 3 4 5 6 7 00 01 02 03 05 10 20 30 000 001 002 010 020 100 0000 0001 0010 0100 1000 "
+    "00000 00001 00010 00100 000000",
+    16: "0 1 2 3 5 00 01 10 000 001 010 100 0000 0010 00000 000000",
+    8: "0 1 00 01 000 0000 00000 000000",
+}
+"""Paths by number of drafted nodes. 80: the paper's ("2.2.2"). 60: what SAM-Decoding (arXiv 2411.10666) drafts with
+where this is its second drafter; no part of the other. 32, 16, 8: those of the paper's paths that were accepted most
+often on models/demo (`benchmarks/recycling.py shapes`)"""
+
+
+@dataclass(frozen=True)
+class RecyclingConfig:
+    """Options of recycling."""
+
+    checkpoint: str | None = field(default=None, metadata={"help": "a saved matrix to start from"})
+    tree: Literal[80, 60, 32, 16, 8] | str = field(
+        default=80,
+        metadata={"help": "drafted nodes, or a file of paths (JSON lists, or words like 0 1 00 01); paper: 80"},
+    )
+    k: int = field(
+        default=8,
+        metadata={"help": "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8"},
+    )
+    scope: Literal["shared", "row"] = field(
+        default="shared", metadata={"help": "one matrix for all requests, or one for each; paper: shared"}
+    )
+    prompt: bool = field(
+        default=False,
+        metadata={"help": "also learn from the target's ranking behind every prompt token; paper: false"},
+    )
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise MethodError(f"recycling: k is {self.k}; it must be 1 or more.")
+
+
+class Template(NamedTuple):
+    """The shape of a draft, level by level; node 0 is the root.
+
+    parent, rank  int64 [n]: node i is successor `rank[i]` of the token at `parent[i]`; -1 at the root.
+    levels        levels[d]: how many nodes are at most d deep."""
+
+    parent: IntArray
+    rank: IntArray
+    levels: tuple[int, ...]
+
+
+class Recycling(Drafter):
+    """Drafts a tree of what the target last ranked highest behind each token (Token Recycling)."""
+
+    name = "recycling"
+    lossless = "yes"
+    paper = "Luo et al. 2025, Token Recycling, arXiv 2408.08696"
+    Config = RecyclingConfig
+
+    def __init__(self, config: RecyclingConfig = RecyclingConfig()):
+        self.config = config
+        self.template = _template(config)
+        self.matrix: NDArray[np.int32] = np.empty((0, config.k), np.int32)
+        self._target: Target | None = None
+        self._head: Decoder | None = None
+        self._matrices: dict[int, NDArray[np.int32]] = {}
+        self._ends: dict[int, IntArray] = {}
+
+    # What it knows --------------------------------------------------------------------------------------------
+
+    def bind(self, target: Target) -> None:
+        """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
+        _warm_up()
+        k = min(self.config.k, target.vocab_size)
+        self.needs = Needs(top_k=k)
+        if self.config.prompt:
+            if not isinstance(target, Decoder):
+                raise MethodError(
+                    f"recycling: prompt=true needs the native decoder, and {target.name} does not run in it. "
+                    "Leave it out."
+                )
+            self._head = target
+            self.needs = Needs(top_k=k, hidden_layers=(target.num_layers,))
+        self._target = target
+        shape = (target.vocab_size, self.config.k)
+        saved = self.config.checkpoint
+        self.matrix = np.full(shape, -1, np.int32) if saved is None else _load(saved, shape, target)
+
+    def save(self, path: str | Path) -> None:
+        """Write what was learnt from all requests so far to a store, for `recycling:PATH` to start from.
+
+        Raises MethodError if nothing is shared, or before an engine has the drafter."""
+        if self._target is None or self.config.scope != "shared":
+            why = "no engine has it yet" if self._target is None else "with scope=row every request has its own"
+            raise MethodError(f"recycling: there is no matrix to save, {why}.")
+        vocab_size, k = self.matrix.shape
+        tokenizer = self._target.tokenizer
+        of, name = (tokenizer.fingerprint, tokenizer.name) if tokenizer else ("unknown", "unknown")
+        facts = {"tokenizer_name": name, "model": self._target.name, "vocab_size": vocab_size, "k": k}
+        with writing(path, kind="recycling", tokenizer=of, **facts) as store:
+            store.add("matrix", self.matrix)
+
+    # The round ------------------------------------------------------------------------------------------------
+
+    def start(self, row: Row) -> None:
+        assert self._target is not None
+        self._ends[row.id] = np.array(sorted(end_tokens(row, self._target.eos_token_ids)), np.int64)
+        if self.config.scope == "row":
+            self._matrices[row.id] = self.matrix.copy()
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._draft(row) for row in rows]
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        """Learn from every node that was verified, whoever drafted it."""
+        assert verdict.top_k is not None
+        best = verdict.top_k[1].cpu().numpy()
+        for s, (row, tree, done) in enumerate(zip(rows, trees, accepted, strict=True)):
+            successors = best[verdict.logits_at[s] : verdict.logits_at[s + 1]]
+            if self._head is not None:
+                self._learn_prompt(row, verdict, s, len(successors))
+            if len(successors):
+                # Behind a prompt's last chunk the path has all its nodes and the tree only the last.
+                path = [node for node in done.path if node < len(tree)]
+                # Fresh arrays whatever comes in, so that only one version is ever compiled.
+                nodes = np.array(tree.tokens), np.array(tree.depth), np.array(path)
+                _update(self._matrices.get(row.id, self.matrix), *nodes, successors)
+
+    def drop(self, row: Row) -> None:
+        self._matrices.pop(row.id, None)
+        self._ends.pop(row.id, None)
+
+    def _draft(self, row: Row) -> DraftTree:
+        parent, rank, levels = self.template
+        size = levels[min(max(row.max_draft, 0), len(levels) - 1)]
+        matrix = self._matrices.get(row.id, self.matrix)
+        tokens, above = _grow(matrix, row.last_token, parent, rank, size, self._ends[row.id])
+        return DraftTree(tokens, above, source=self.name)
+
+    def _learn_prompt(self, row: Row, verdict: Verdict, s: int, verified: int) -> None:
+        """The same for tokens of segment s whose logits nobody asked for: all of a prompt's but the last."""
+        assert self._head is not None
+        begin, end = verdict.hidden_at[s], verdict.hidden_at[s + 1] - verified
+        if begin == end:
+            return
+        first = row.cached - (verdict.hidden_at[s + 1] - begin)
+        tokens = row.tokens[first : first + end - begin]
+        hidden = verdict.hidden[self._head.num_layers][begin:end]
+        best = top_tokens(self._head.logits(hidden, normalise=False), self.needs.top_k)[1].cpu().numpy()
+        # A prompt is a path: all of it stands, and what came last is what counts.
+        reverse = np.arange(len(tokens))[::-1].copy()
+        _update(self._matrices.get(row.id, self.matrix), np.array(tokens), np.zeros_like(reverse), reverse, best)
+
+
+# The shape -----------------------------------------------------------------------------------------------------------
+
+
+def _template(config: RecyclingConfig) -> Template:
+    """The shape that the options ask for; MethodError if it is none."""
+    if config.tree in TREES:
+        paths = [tuple(map(int, word)) for word in TREES[int(config.tree)].split()]
+        return compile_template([path for path in paths if max(path) < config.k], config.k)
+    try:
+        return compile_template(read_paths(str(config.tree)), config.k)
+    except OSError as error:
+        sizes = ", ".join(map(str, TREES))
+        raise MethodError(
+            f"recycling: tree is {config.tree!r}; it must be {sizes}, or a file of paths ({error.strerror})."
+        ) from None
+    except ValueError as error:
+        raise MethodError(f"recycling: the tree {config.tree} is not a list of paths: {error}.") from None
+
+
+def read_paths(file: str | Path) -> list[RankPath]:
+    """The paths in a file: a JSON list of lists of ranks, or words in which each digit is a rank."""
+    text = Path(file).read_text("utf-8")
+    if not text.lstrip().startswith("["):
+        return [tuple(map(int, word)) for word in text.split()]
+    paths = json.loads(text)
+    if not all(isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths):
+        raise ValueError("in JSON a path is a list of whole numbers")
+    return [tuple(path) for path in paths]
+
+
+def compile_template(paths: Iterable[RankPath], k: int) -> Template:
+    """Number the nodes of `paths`, shallow ones and better ranks first, whatever their order.
+
+    Raises ValueError if there is none, one is there twice, one's beginning is missing, or a rank is not below k."""
+    index: dict[RankPath, int] = {(): 0}
+    parent, rank, levels = [-1], [-1], [1]
+    for path in sorted(paths, key=lambda path: (len(path), path)):
+        if path in index:
+            raise ValueError(f"path {_spelled(path)} is there twice")
+        if not 0 <= path[-1] < k:
+            raise ValueError(f"path {_spelled(path)} takes rank {path[-1]}, and ranks are 0 to {k - 1} (k is {k})")
+        if path[:-1] not in index:
+            raise ValueError(f"path {_spelled(path)} needs path {_spelled(path[:-1])}, which is missing")
+        parent.append(index[path[:-1]])
+        rank.append(path[-1])
+        levels += levels[-1:] if len(path) == len(levels) else []
+        levels[-1] += 1
+        index[path] = len(index)
+    if len(index) == 1:
+        raise ValueError("it has no path")
+    return Template(np.array(parent), np.array(rank), tuple(levels))
+
+
+def _spelled(path: RankPath) -> str:
+    return "-".join(map(str, path)) if path else "()"
+
+
+# The matrix ----------------------------------------------------------------------------------------------------------
+
+
+def _load(path: str, shape: tuple[int, int], target: Target) -> NDArray[np.int32]:
+    """A saved matrix int32 [V, k] of this shape; StoreError if it is not for this target."""
+    if not (Path(path) / HEADER).exists():
+        raise StoreError(f"there is no saved matrix {path}: Recycling.save writes one")
+    store = open_store(path, kind="recycling", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
+    matrix = np.array(store.array("matrix"))
+    if matrix.shape != shape or matrix.dtype != np.int32:
+        raise StoreError(
+            f"the matrix {path} has {' x '.join(map(str, matrix.shape))} {matrix.dtype} entries; this target and k "
+            f"need {shape[0]} x {shape[1]} int32: give its own k, or learn it anew with this model"
+        )
+    if matrix.min() < -1 or matrix.max() >= shape[0]:
+        raise StoreError(f"the matrix {path} holds tokens that do not exist; learn it anew with this model")
+    return matrix
+
+
+def _warm_up() -> None:
+    """Compile, or load from the cache of earlier runs, so that no later call has to."""
+    matrix, one = np.full((1, 1), -1, np.int32), np.zeros(1, np.int64)
+    _grow(matrix, 0, one, one, 1, one)
+    _update(matrix, one, one, one, np.zeros((1, 1), np.int64))
+
+
+@njit(cache=True)
+def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-def]
+    """tokens, parent int64 [n]: the template's first `size` nodes as far as the matrix has tokens for them.
+
+    Nothing hangs below a token that is missing (-1) or in `ends`."""
+    tokens, above = np.empty(size, np.int64), np.empty(size, np.int64)
+    where = np.full(size, -1, np.int64)
+    tokens[0], above[0], where[0] = root, -1, 0
+    n = 1
+    for node in range(1, size):
+        under = where[parent[node]]
+        if under < 0:
+            continue
+        token = np.int64(matrix[tokens[under], rank[node]])
+        if token < 0:
+            continue
+        tokens[n], above[n] = token, under
+        where[node] = n
+        for end in ends:
+            if token == end:
+                where[node] = -1
+        n += 1
+    return tokens[:n], above[:n]
+
+
+@njit(cache=True)
+def _update(matrix, tokens, depth, path, successors):  # type: ignore[no-untyped-def]
+    """Write row tokens[i] = successors[i] for every node i, the ones that shall win last: better rank over worse,
+    shallow over deep, and the nodes of `path`, the first of them before the others."""
+    for level in range(depth.max(), -1, -1):
+        for node in range(len(tokens) - 1, -1, -1):
+            if depth[node] == level:
+                _write(matrix, tokens[node], successors[node])
+    for i in range(len(path) - 1, -1, -1):
+        _write(matrix, tokens[path[i]], successors[path[i]])
+
+
+@njit
+def _write(matrix, token, successors):  # type: ignore[no-untyped-def]
+    for rank in range(min(matrix.shape[1], len(successors))):
+        matrix[token, rank] = successors[rank]

@@ -1,0 +1,411 @@
+"""recycling: its shapes, its matrix, and what it makes of them, each against a naive version."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.accept import Accepted
+from paceline.draft import recycling
+from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, compile_template, read_paths
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.errors import MethodError, StoreError
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Verdict
+from paceline.tree import DraftTree, ancestors, depths
+from tests import models, native
+from tests.draft.rows import row
+from tests.fakes import Spelling, TableTarget
+
+SIZES = list(TREES)
+
+
+def paths_of(size: int) -> list[tuple[int, ...]]:
+    return [tuple(map(int, word)) for word in TREES[size].split()]
+
+
+def bound(target: TableTarget | None = None, **options: object) -> Recycling:
+    drafter = Recycling(RecyclingConfig(**options))  # type: ignore[arg-type]
+    drafter.bind(target or TableTarget(vocab_size=200))
+    return drafter
+
+
+def cycle(vocab_size: int, eos: tuple[int, ...] = ()) -> TableTarget:
+    """A target that always counts on: t, t + 1, ..., and then again from 0."""
+
+    def logits(prefix: tuple[int, ...]) -> np.ndarray:
+        return -((np.arange(vocab_size) - prefix[-1] - 1) % vocab_size).astype(float)
+
+    return TableTarget(vocab_size, order=1, logits=logits, eos=eos)
+
+
+def mean_accepted(done: list) -> float:
+    return sum(one.new_tokens for one in done) / sum(one.rounds for one in done)
+
+
+# The shape -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "levels", "leaves"), [(80, [8, 21, 25, 15, 8, 3], 40), (60, [7, 20, 21, 8, 4], 30)]
+)
+def test_published_shapes(size, levels, leaves):
+    template = compile_template(paths_of(size), 8)
+    assert len(template.parent) == len(template.rank) == size + 1
+    assert np.diff(template.levels).tolist() == levels
+    assert template.levels[0] == 1
+    assert size + 1 - len(set(template.parent.tolist()) - {-1}) == leaves
+    depth = depths(template.parent)
+    assert (np.diff(depth) >= 0).all()
+    assert (ancestors(template.parent).sum(1) == depth + 1).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_built_in_shapes_have_the_nodes_their_name_says(size):
+    assert len(compile_template(paths_of(size), 8).parent) == size + 1
+    assert len(Recycling(RecyclingConfig(tree=size)).template.parent) == size + 1
+
+
+def test_with_a_smaller_k_built_in_shapes_lose_what_it_cannot_hold():
+    template = Recycling(RecyclingConfig(k=2)).template
+    assert template.rank.max() == 1
+    assert Recycling(RecyclingConfig(k=1)).template.parent.tolist() == [-1, 0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("paths", "says"),
+    [
+        ("0 00 10", "path 1-0 needs path 1, which is missing"),
+        ("0 1 000", "path 0-0-0 needs path 0-0, which is missing"),
+        ("0 1 8", "path 8 takes rank 8, and ranks are 0 to 7"),
+        ("0 1 0", "path 0 is there twice"),
+        ("0 one", "invalid literal"),
+        ("", "it has no path"),
+        ("[[0], [-1]]", "path -1 takes rank -1, and ranks are 0 to 7"),
+        ("[[0], 1]", "in JSON a path is a list of whole numbers"),
+        ("[[0], [0.5]]", "in JSON a path is a list of whole numbers"),
+        ("[[0]", "Expecting"),
+        ("[[]]", "is there twice"),
+    ],
+)
+def test_malformed_shapes_are_refused(tmp_path, paths, says):
+    (tmp_path / "tree").write_text(paths)
+    with pytest.raises(MethodError, match=says) as error:
+        create(f"recycling,tree={tmp_path}/tree")
+    assert "\n" not in str(error.value)
+
+
+def test_a_shape_that_is_no_file():
+    with pytest.raises(MethodError, match=r"tree is '81'; it must be 80, 60, .*or a file of paths"):
+        create("recycling,tree=81")
+
+
+def test_shapes_from_files(tmp_path):
+    (tmp_path / "words").write_text("10 0 1\n00 01\n")
+    (tmp_path / "lists.json").write_text(json.dumps([[1, 0], [0], [1], [0, 0], [0, 1]]))
+    for name in ("words", "lists.json"):
+        template = create(f"recycling,tree={tmp_path / name}").template  # type: ignore[attr-defined]
+        assert template.parent.tolist() == [-1, 0, 0, 1, 1, 2]
+        assert template.rank.tolist() == [-1, 0, 1, 0, 1, 0]
+        assert template.levels == (1, 3, 6)
+    (tmp_path / "wide.json").write_text("[[11]]")
+    assert read_paths(tmp_path / "wide.json") == [(11,)]
+    assert create(f"recycling,k=12,tree={tmp_path}/wide.json").template.rank[1] == 11  # type: ignore[attr-defined]
+
+
+# The draft -----------------------------------------------------------------------------------------------------------
+
+
+def naive(
+    matrix: np.ndarray, paths: list[tuple[int, ...]], root: int, room: int, ends: set[int]
+) -> set[tuple[int, ...]]:
+    """The token paths of a draft, path by path from the definition."""
+    drafted = set()
+    for path in paths:
+        tokens = [root]
+        for step, rank in enumerate(path):
+            if tokens[-1] < 0 or (step and tokens[-1] in ends):
+                break
+            tokens.append(int(matrix[tokens[-1], rank]))
+        if len(tokens) == len(path) + 1 <= room + 1 and min(tokens) >= 0:
+            drafted.add(tuple(tokens[1:]))
+    return drafted
+
+
+def token_paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, above in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
+        paths.append((*paths[above], token) if above >= 0 else ())
+    return paths[1:]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(SIZES), st.sampled_from([1, 3, 8, 11]), st.integers(1, 9), st.booleans())
+def test_a_draft_is_the_naive_expansion(seed, size, k, room, sparse):
+    random = np.random.default_rng(seed)
+    drafter = bound(tree=size, k=k)
+    for token in range(200):
+        if not sparse or random.random() < 0.7:
+            drafter.matrix[token] = random.permutation(200)[:k]
+    ends = set(random.integers(0, 200, 20).tolist())
+    one = row(chr(random.integers(200)), room, stop_token_ids=sorted(ends))
+    drafter.start(one)
+    (tree,) = drafter.propose([one])
+    paths = [path for path in paths_of(size) if max(path) < k]
+    assert tree.tokens[0] == one.last_token
+    drafted = token_paths(tree)
+    assert len(set(drafted)) == len(drafted)
+    assert set(drafted) == naive(drafter.matrix, paths, one.last_token, room - 1, ends)
+
+
+def test_rows_that_were_never_verified_draft_nothing():
+    drafter, one = bound(), row("a")
+    drafter.start(one)
+    assert len(drafter.propose([one])[0]) == 1
+    drafter.matrix[ord("a")] = [3, 4, 5, 6, 7, 8, 9, 10]
+    drafter.matrix[3] = np.arange(20, 28)
+    (tree,) = drafter.propose([one])
+    assert len(tree) == 1 + 8 + 8
+    assert tree.max_depth == 2
+
+
+# The update ----------------------------------------------------------------------------------------------------------
+
+
+def observe(drafter: Recycling, one: Row, tree: DraftTree, path: list[int], best: torch.Tensor) -> None:
+    values = torch.zeros(best.shape)
+    verdict = Verdict(torch.empty(len(tree), 0), [0, len(tree)], top_k=(values, best))
+    drafter.observe([one], [tree], verdict, [Accepted(path, [0] * len(path))])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(2, 12))
+def test_the_matrix_is_written_by_the_rule(seed, n, alphabet):
+    """Nodes of the accepted path first, then shallow ones, then those that come first; whoever drafted the tree."""
+    random = np.random.default_rng(seed)
+    drafter, one = bound(), row("a")
+    drafter.start(one)
+    before = drafter.matrix.copy()
+    parent = [-1, *(int(random.integers(i + 1)) for i in range(n - 1))]
+    tree = DraftTree(random.integers(0, alphabet, n), np.array(parent))
+    path = [0]
+    while (children := [i for i in range(n) if parent[i] == path[-1]]) and random.random() < 0.8:
+        path.append(int(random.choice(children)))
+    best = torch.from_numpy(random.integers(0, 200, (n, 8)))
+    observe(drafter, one, tree, path, best)
+    for token in range(200):
+        nodes = [i for i in range(n) if tree.tokens[i] == token]
+        if nodes:
+            wins = min(nodes, key=lambda i: (i not in path, tree.depth[i], i))
+            assert drafter.matrix[token].tolist() == best[wins].tolist()
+        else:
+            assert (drafter.matrix[token] == before[token]).all()
+
+
+def test_another_drafter_may_ask_for_more_or_the_target_have_less():
+    drafter, one = bound(k=3), row("a")
+    drafter.start(one)
+    observe(drafter, one, DraftTree.root(5), [0], torch.arange(8).reshape(1, 8))
+    assert drafter.matrix[5].tolist() == [0, 1, 2]
+    drafter = bound(TableTarget(vocab_size=4))
+    assert drafter.needs.top_k == 4
+    drafter.start(one)
+    observe(drafter, one, DraftTree.root(2), [0], torch.tensor([[3, 1, 0, 2]]))
+    assert drafter.matrix[2].tolist() == [3, 1, 0, 2, -1, -1, -1, -1]
+
+
+def test_scope_row_keeps_requests_apart():
+    drafter = bound(scope="row")
+    one, other = row("a", id=1), row("a", id=2)
+    drafter.start(one)
+    drafter.start(other)
+    observe(drafter, one, DraftTree.root(ord("a")), [0], torch.arange(8).reshape(1, 8))
+    assert [len(tree) for tree in drafter.propose([one, other])] == [9, 1]
+    drafter.drop(one)
+    drafter.drop(one)
+    assert (drafter.matrix == -1).all()
+    drafter.start(row("a", id=3))
+    assert set(drafter._matrices) == set(drafter._ends) == {2, 3}
+
+
+# In the engine -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_forward_over_an_empty_matrix_verifies_one_position():
+    target = TableTarget(vocab_size=50, seed=1)
+    engine = Engine(target, "recycling")
+    engine.add([1, 2, 3], SamplingParams(max_tokens=10))
+    gained = []
+    for _ in range(2):  # the prompt, then the first draft: nothing is known of the token it starts at
+        before = target.nodes
+        (delta,) = engine.step()
+        gained.append((target.nodes - before, len(delta.tokens)))
+    assert gained == [(3, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_in_a_language_it_knows_every_round_is_as_long_as_the_shape_is_deep(size):
+    target = cycle(16)
+    drafter = Recycling(RecyclingConfig(tree=size))
+    engine = Engine(target, drafter)
+    drafter.matrix[:] = (np.arange(16)[:, None] + 1 + np.arange(8)) % 16
+    depth = len(drafter.template.levels) - 1
+    (done,) = engine.generate([[2, 3]], SamplingParams(max_tokens=1 + 5 * (depth + 1)))
+    assert done.tokens == [(4 + i) % 16 for i in range(1 + 5 * (depth + 1))]
+    assert done.rounds == 1 + 5
+    assert done.stats.accepted[depth] == 5
+
+
+@pytest.mark.parametrize("room", range(1, 9))
+def test_a_small_budget_gets_the_levels_that_fit(room):
+    target = cycle(16)
+    drafter = Recycling()
+    engine = Engine(target, drafter)
+    drafter.matrix[:] = (np.arange(16)[:, None] + 1 + np.arange(8)) % 16
+    (done,) = engine.generate([[2, 3]], SamplingParams(max_tokens=room))
+    assert done.tokens == [(4 + i) % 16 for i in range(room)]
+    assert len(done.stats.drafted) - 1 <= max(room - 2, 0)
+
+
+def test_an_end_inside_a_path_ends_the_answer_and_the_round_is_learnt_from():
+    target = cycle(16, eos=(9,))
+    drafter = Recycling()
+    engine = Engine(target, drafter)
+    drafter.matrix[:] = (np.arange(16)[:, None] + 1 + np.arange(8)) % 16
+    drafter.matrix[9] = -1
+    (done,) = engine.generate([[4, 5]], SamplingParams(max_tokens=50))
+    assert done.tokens == [6, 7, 8, 9]
+    assert done.finish_reason == "stop"
+    assert done.rounds == 2
+    assert drafter.matrix[9, 0] == 10
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 12])
+@pytest.mark.parametrize("vocab_size", [5, 71])
+def test_any_k_and_any_vocabulary(k, vocab_size):
+    target = TableTarget(vocab_size, order=1, seed=3)
+    prompts = [[1], [4, 4, 2], [0, 3] * 5]
+    for params in (SamplingParams(max_tokens=60), SamplingParams(max_tokens=40, temperature=0.9, top_k=4, seed=2)):
+        done = Engine(target, f"recycling,k={k}", max_batch=2).generate(prompts, params)
+        assert [one.tokens for one in done] == [target.plain(p, params).new_tokens.tolist() for p in prompts]
+        assert mean_accepted(done) > 1.2
+
+
+def test_two_runs_are_one():
+    target = TableTarget(vocab_size=40, order=2, seed=9)
+    runs = []
+    for _ in range(2):
+        drafter = Recycling()
+        done = Engine(target, drafter, max_batch=3).generate([[1], [2, 3], [4], [5]], SamplingParams(max_tokens=60))
+        runs.append((drafter.matrix.tolist(), [(one.tokens, one.rounds, one.stats.draft_tokens) for one in done]))
+    assert runs[0] == runs[1]
+
+
+def test_it_learns_from_the_rounds_of_a_drafter_in_front():
+    target = TableTarget(vocab_size=30, order=1, seed=5)
+    engine = Engine(target, "sam,min_match=1+recycling")
+    done = engine.generate([[1, 2, 3] * 4], SamplingParams(max_tokens=80))
+    assert {who for who, _ in done[0].runs} == {"", "sam", "recycling"} or mean_accepted(done) > 3
+    matrix = engine.drafter.parts[1].matrix  # type: ignore[attr-defined]
+    for token in set(done[0].tokens[:-1]):
+        best = target.logits_after([token]).topk(8).indices
+        assert matrix[token].tolist() == best.tolist()
+
+
+def test_nothing_is_compiled_in_a_round():
+    Engine(TableTarget(), "recycling").generate([[1, 2]], SamplingParams(max_tokens=20))
+    Engine(TableTarget(), "sam+recycling,k=3").generate([[1, 2] * 5], SamplingParams(max_tokens=20))
+    assert len(recycling._grow.signatures) == len(recycling._update.signatures) == 1
+
+
+# Prompts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 512])
+def test_prompts_are_learnt_from_if_asked(chunk):
+    target = native.of(models.model("llama2"))
+    prompt = np.random.default_rng(0).integers(0, target.vocab_size, 14).tolist()
+    drafter = Recycling(RecyclingConfig(prompt=True))
+    Engine(target, drafter, prefill_chunk=chunk).generate([prompt], SamplingParams(max_tokens=1))
+    model = models.model("llama2")
+    with torch.inference_mode():
+        best = model(torch.tensor([prompt])).logits[0].topk(8).indices
+    for at, token in enumerate(prompt):
+        if token not in prompt[at + 1 :]:
+            assert drafter.matrix[token].tolist() == best[at].tolist()
+    assert (drafter.matrix[sorted(set(range(target.vocab_size)) - set(prompt))] == -1).all()
+
+
+def test_prompts_need_a_target_whose_head_can_be_asked():
+    with pytest.raises(MethodError, match="prompt=true needs the native decoder, and table does not"):
+        Engine(TableTarget(), "recycling,prompt=true")
+
+
+# The saved matrix ----------------------------------------------------------------------------------------------------
+
+
+def with_tokenizer(vocab_size: int = 30, fingerprint: str = "f00d") -> TableTarget:
+    target = TableTarget(vocab_size, order=1, seed=5)
+    speller = Spelling([b"x"] * vocab_size)
+    target.tokenizer = SimpleNamespace(fingerprint=fingerprint, name="toy", decoder=lambda _: speller)  # type: ignore
+    return target
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """What was learnt from one answer of 60 tokens."""
+    target = with_tokenizer()
+    drafter = Recycling()
+    Engine(target, drafter, tokenizer=target.tokenizer).generate([[0, 1]], SamplingParams(max_tokens=60))
+    drafter.save(tmp_path / "matrix")
+    return tmp_path / "matrix"
+
+
+@pytest.mark.parametrize("scope", ["shared", "row"])
+def test_a_saved_matrix_is_a_warm_start(saved, scope):
+    target = with_tokenizer()
+    params = SamplingParams(max_tokens=40)
+    (cold,) = Engine(target, "recycling", tokenizer=target.tokenizer).generate([[0, 1]], params)
+    (warm,) = Engine(target, f"recycling:{saved},scope={scope}", tokenizer=target.tokenizer).generate([[0, 1]], params)
+    assert warm.tokens == cold.tokens
+    assert warm.rounds < cold.rounds
+    assert warm.rounds == 1 + -(-39 // 7)  # it knows all of this language
+
+
+def test_a_saved_matrix_of_something_else_is_refused(saved, tmp_path):
+    def error(spec: str, target: TableTarget) -> str:
+        with pytest.raises(StoreError) as error:
+            Engine(target, spec, tokenizer=target.tokenizer)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "has 30 x 8 int32 entries; this target and k need 31 x 8" in error(f"recycling:{saved}", with_tokenizer(31))
+    assert "need 30 x 4 int32: give its own k" in error(f"recycling:{saved},k=4", with_tokenizer())
+    assert "another tokenizer (toy)" in error(f"recycling:{saved}", with_tokenizer(fingerprint="beef"))
+    nowhere = error(f"recycling:{tmp_path}/nowhere", with_tokenizer())
+    assert nowhere == f"there is no saved matrix {tmp_path}/nowhere: Recycling.save writes one"
+    file = saved / "matrix.npy"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-7])
+    assert "truncated" in error(f"recycling:{saved}", with_tokenizer())
+    file.write_bytes(whole[:-4] + (30).to_bytes(4, "little"))
+    assert "tokens that do not exist" in error(f"recycling:{saved}", with_tokenizer())
+
+
+def test_there_may_be_nothing_to_save(tmp_path):
+    with pytest.raises(MethodError, match="no engine has it yet"):
+        Recycling().save(tmp_path / "x")
+    with pytest.raises(MethodError, match="every request has its own"):
+        bound(scope="row").save(tmp_path / "x")
+
+
+def test_impossible_options():
+    with pytest.raises(MethodError, match="recycling: k is 0; it must be 1 or more"):
+        RecyclingConfig(k=0)
