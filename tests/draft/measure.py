@@ -13,15 +13,18 @@ import numpy as np
 
 from paceline.automaton import SuffixAutomaton
 from paceline.draft.registry import create
+from paceline.replay.run import OVERALL, Report, start
+from paceline.replay.walk import Recording
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 from tests.conftest import SHARED
 from tests.draft.rows import target
-from tests.draft.trace import Replayed, replay, turns
+from tests.draft.trace import EOS, conversations
 
 SPECS = ("prompt-lookup", "prompt-lookup,variant=transformers", "prompt-lookup,variant=vllm", "sam")
 CONTEXTS = (256, 2048, 16384)
 ROUNDS, GAINED = 200, 3
+VOCAB_SIZE = 32_000
 
 
 def text(n: int) -> np.ndarray:
@@ -77,15 +80,17 @@ def print_times() -> None:
 
 
 def print_replays(specs: list[str]) -> None:
-    answers = list(turns(SHARED))
+    """What `paceline replay` says of each drafter, in three columns."""
+    answers = conversations(SHARED)
+    report = Report(specs, answers)
+    for done in start(answers, specs, Recording(None, (EOS,), VOCAB_SIZE)):
+        report.add(done)
     print("| | tokens a round | drafted a round | rounds with a draft |")
     print("|---|---:|---:|---:|")
-    for spec in specs:
-        drafter, done = create(spec), Replayed()
-        for id, turn in enumerate(answers):
-            done += replay(drafter, turn, id)
-        drafted, share = done.drafted / done.rounds, done.draft_rounds / done.rounds
-        print(f"| {spec} | {done.mean_accepted_tokens:.3f} | {drafted:.1f} | {share:.1%} |", flush=True)
+    for s, spec in enumerate(specs):
+        tally = report.tallies[s, OVERALL]
+        drafted = tally.verified_per_round - 1
+        print(f"| {spec} | {tally.mean_accepted_tokens:.3f} | {drafted:.1f} | {tally.draft_rate:.1%} |", flush=True)
 
 
 if __name__ == "__main__":

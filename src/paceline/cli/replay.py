@@ -1,0 +1,229 @@
+"""`paceline replay`: what drafters would have had accepted on recorded answers, without the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.cli.drive import Interrupt
+    from paceline.replay.predict import Cost
+    from paceline.replay.record import Exchange
+    from paceline.replay.run import Report
+    from paceline.replay.tokens import Conversation, Transcriber
+
+SIDE_BY_SIDE = 8
+"""Drafters in one table of the by-category kind, so that it fits 80 columns."""
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="Recorded answers: JSON Lines, .gz or not.")],
+    tokenizer: Annotated[
+        str, typer.Option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
+    ],
+    draft: Annotated[
+        list[str] | None,
+        typer.Option("--draft", "-d", help="A drafter; may be repeated. [default: all that need no checkpoint]"),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(help="vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's own]"),
+    ] = None,
+    questions: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, for an answer file.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Replay the first conversations only.", min=1)] = None,
+    categories: Annotated[str | None, typer.Option(help="Replay these only, joined by commas.")] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="option=value,value,...: every drafter that has it, with each value.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes. [default: one a core]", min=1)] = None,
+    verify_cost: Annotated[
+        str | None,
+        typer.Option(help="Predict a speed-up: flat, linear:X, or a JSON file of nodes and forward times."),
+    ] = None,
+    forward_ms: Annotated[
+        float | None, typer.Option(help="Milliseconds of a plain forward, to count the drafter's time too.", min=1e-6)
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the report to this file, as one page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
+) -> int:
+    """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
+
+    Drafters that look at tokens alone propose the same, and have the same accepted, beside the model and on a
+    recording of its greedy answers.
+
+    \b
+    paceline replay log.jsonl --tokenizer models/demo
+    paceline replay log.jsonl.gz --tokenizer MODEL -d sam -d sam,draft=10 --html report.html
+    paceline replay log.jsonl --tokenizer MODEL -d sam --sweep draft=5,10,20,40 --verify-cost linear:0.01
+    """
+    from paceline.cli.drive import Interrupt
+    from paceline.draft.registry import create
+    from paceline.replay.predict import read_cost
+    from paceline.replay.record import read_trace
+    from paceline.replay.run import Report, start
+    from paceline.replay.sweep import sweep as swept
+    from paceline.replay.tokens import Transcriber, open_tokenizer
+    from paceline.replay.walk import Recording, tokens_only
+
+    if forward_ms is not None and verify_cost is None:
+        raise PacelineError("--forward-ms is there for --verify-cost: add that, flat for instance")
+    if html is not None and not html.absolute().parent.is_dir():
+        raise PacelineError(f"{html} cannot be written: there is no folder {html.parent}")
+    cost = read_cost(verify_cost, forward_ms) if verify_cost is not None else None
+    exchanges = read_trace(
+        trace, questions, limit=limit, categories=[c.strip() for c in categories.split(",")] if categories else None
+    )
+    for spec in draft or ():
+        create(spec)  # a misspelt method is named before a tokenizer is read
+    reader = open_tokenizer(tokenizer)
+    end = reader.eos_token_id
+    assert end is not None  # open_tokenizer sees to it
+    recording = Recording(reader, (end,), reader.vocab_size)
+    variants = swept(draft or tokens_only(recording), sweep)
+    specs = [variant.spec for variant in variants]
+    with Interrupt() as interrupt:
+        began = perf_counter()
+        conversations = _transcribe(exchanges, Transcriber(reader, template), interrupt)
+        report = Report(specs, conversations)
+        # Workers are hired before a progress bar's thread runs: a fork should find none.
+        replays = start(conversations, specs, recording, workers or _cores())
+        total = len(specs) * sum(conversation.new_tokens for conversation in conversations)
+        with _bar("replaying", total) as bar, closing(replays):
+            for done in replays:
+                report.add(done)
+                bar(conversations[done.conversation].new_tokens)
+                if interrupt.pressed:
+                    break
+        seconds = perf_counter() - began
+    told = {
+        "trace": str(trace),
+        "tokenizer": tokenizer,
+        "template": template,
+        "answers": report.answers,
+        "complete": report.is_complete and not interrupt.pressed,
+        "seconds": round(seconds, 2),
+        "results": report.results(cost),
+    }
+    if html is not None:
+        _write_page(html, told, [variant.base for variant in variants])
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        _show(report, cost, seconds)
+    if interrupt.pressed:
+        Console(stderr=True).print("interrupted; the above is what there was", soft_wrap=True)
+    return 130 if interrupt.pressed else 0
+
+
+def _cores() -> int:
+    import os
+
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable is not None else os.cpu_count() or 1
+
+
+def _transcribe(exchanges: Sequence[Exchange], transcriber: Transcriber, interrupt: Interrupt) -> list[Conversation]:
+    """Every exchange in tokens, or those before Ctrl-C."""
+    conversations: list[Conversation] = []
+    with _bar("reading", len(exchanges)) as bar:
+        for exchange in exchanges:
+            conversations.append(transcriber.conversation(exchange))
+            bar(1)
+            if interrupt.pressed:
+                break
+    return conversations
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Any]:
+    """A progress bar with the time left, on standard error if that is a terminal; call what it yields to advance."""
+    err = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.advance(task, done)
+
+
+def _write_page(file: Path, told: dict[str, Any], bases: Sequence[str]) -> None:
+    from paceline.replay.page import page
+
+    try:
+        file.write_text(page(told, bases), "utf-8")
+    except OSError as error:
+        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _show(report: Report, cost: Cost | None, seconds: float) -> None:
+    console = Console(highlight=False)
+    console.print(_overview(report, cost))
+    for first in range(0, len(report.specs), SIDE_BY_SIDE):
+        numbers = range(first, min(first + SIDE_BY_SIDE, len(report.specs)))
+        if len(report.categories) > 1:
+            console.print("\ntokens a round, by category")
+            console.print(_by_category(report, numbers))
+        console.print("\ndrafts accepted to a depth, of those that reach it")
+        console.print(_by_depth(report, numbers))
+    drafters = f"{len(report.specs)} drafter{'s' if len(report.specs) > 1 else ''}"
+    console.print(f"\n{report.answers:,} answers, {drafters}, {seconds:.1f} s", soft_wrap=True)
+
+
+def _overview(report: Report, cost: Cost | None) -> Table:
+    from paceline.replay.predict import predict
+    from paceline.replay.run import OVERALL
+
+    columns = ["tokens\n/round", "rounds\ndrafted", "verified\n/token", "drafter\nus/round"]
+    table = _table(["#", "draft", *columns, *(["speed-up\npredicted"] if cost is not None else [])])
+    for s, spec in enumerate(report.specs):
+        tally = report.tallies[s, OVERALL]
+        part = "" if tally.answers == report.answers else f" ({tally.answers:,} answers)"
+        cells = [
+            f"{tally.mean_accepted_tokens:.3f}",
+            f"{tally.draft_rate:.1%}",
+            f"{tally.verified_per_token:.2f}",
+            f"{tally.draft_us_per_round:.1f}",
+        ]
+        cells += [f"{predict(tally, cost):.2f}"] if cost is not None else []
+        table.add_row(str(s + 1), escape(spec + part), *cells)
+    return table
+
+
+def _by_category(report: Report, numbers: range) -> Table:
+    table = _table(["category", *(f"#{s + 1}" for s in numbers)])
+    for category in report.categories:
+        tallies = [report.tallies[s, category] for s in numbers]
+        table.add_row(escape(category), *(f"{t.mean_accepted_tokens:.3f}" if t.answers else "-" for t in tallies))
+    return table
+
+
+def _by_depth(report: Report, numbers: range) -> Table:
+    from paceline.replay.run import OVERALL
+
+    table = _table(["depth", *(f"#{s + 1}" for s in numbers)])
+    shares = [report.tallies[s, OVERALL].accepted_by_depth() for s in numbers]
+    for depth in DEPTHS:
+        if any(len(share) >= depth for share in shares):
+            cells = [f"{share[depth - 1]:.1%}" if len(share) >= depth else "-" for share in shares]
+            table.add_row(str(depth), *cells)
+    return table
+
+
+def _table(columns: Sequence[str]) -> Table:
+    """Text to the left and folded where it is long, figures to the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        text = column in ("draft", "category")
+        table.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")
+    return table

@@ -1,0 +1,207 @@
+"""Read recorded generations: what was asked, what the model answered. Text only; knows no tokenizer and no drafter.
+
+A trace is a JSON Lines file, gzipped or not, and each line one of
+
+    {"prompt": "text", "response": "text"}              {"instruction": ..., "output": ...} is the same
+    {"messages": [{"role": "user", "content": "text"}, ...], "response": "text"}
+    {"messages": [..., {"role": "assistant", "content": "text"}]}
+    {"question_id": 81, "choices": [{"turns": ["text", ...]}]}
+
+where "messages" with a "response" hold one answer, messages without one an answer for each assistant's message; the
+last is Spec-Bench's answer file, whose questions come from a file of their own. A "category" may stand beside them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+"""Spec-Bench counts MT-bench's eight categories as one task."""
+
+PAIRS = (("prompt", "response"), ("instruction", "output"))
+FORMS = '{"prompt": ..., "response": ...}, {"messages": [...]} or a Spec-Bench answer'
+
+Message = Mapping[str, str]
+
+
+class TraceError(PacelineError):
+    """A recording that cannot be read or replayed."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One conversation.
+
+    messages  all of it, from the system's or the user's first to the assistant's last.
+    answers   which of the messages are replayed: indices of the assistant's.
+    where     "file, line 3", for error messages."""
+
+    messages: Sequence[Message]
+    answers: Sequence[int]
+    category: str = ""
+    where: str = ""
+
+
+def read_trace(
+    path: str | Path,
+    questions: str | Path | None = None,
+    *,
+    limit: int | None = None,
+    categories: Sequence[str] | None = None,
+) -> list[Exchange]:
+    """Every conversation of a trace, or the first `limit` of those in `categories`.
+
+    questions  Spec-Bench's question.jsonl, for an answer file.
+
+    Raises TraceError, one line: what is wrong, and in which line of which file."""
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise TraceError(f"{path} holds no answers; a line is {FORMS}")
+    rows = _chain(first, lines)
+    if _is_answer(first[1]):
+        exchanges = _answers(rows, path, questions)
+    elif questions is not None:
+        raise TraceError(f"{path} is no Spec-Bench answer file, so questions mean nothing to it; leave --questions out")
+    else:
+        exchanges = (_exchange(record, where) for where, record in rows)
+    if categories is None:
+        return list(islice(exchanges, limit))
+    every = list(exchanges)
+    there = list(dict.fromkeys(exchange.category for exchange in every if exchange.category))
+    absent = [name for name in categories if name not in there]
+    if absent:
+        has = f"its categories: {', '.join(there)}" if there else "its lines name none"
+        raise TraceError(f"{path} has no category {absent[0]!r}; {has}")
+    return [exchange for exchange in every if exchange.category in categories][:limit]
+
+
+def _chain(first: tuple[str, Any], rest: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    yield first
+    yield from rest
+
+
+def _lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, object) of every line that is not blank."""
+    path = Path(path)
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if zipped else path.open("rb") as content:
+            for number, line in enumerate(content, 1):
+                if line.strip():
+                    yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path} is cut off or damaged ({error})") from error
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{where}: not UTF-8 at byte {error.start}") from None
+    if not isinstance(found, dict):
+        raise TraceError(f"{where}: a JSON object is wanted ({FORMS}), not a {type(found).__name__}")
+    return found
+
+
+def _is_answer(record: Mapping[str, Any]) -> bool:
+    return "question_id" in record and "choices" in record
+
+
+def _answers(
+    rows: Iterator[tuple[str, Any]], path: str | Path, questions: str | Path | None
+) -> Iterator[Exchange]:
+    """Spec-Bench's answers joined with their questions."""
+    if questions is None:
+        raise TraceError(f"{path} is a Spec-Bench answer file and holds no questions; add --questions FILE")
+    asked = {record.get("question_id"): (where, record) for where, record in _lines(questions)}
+    every = list(rows)
+    absent = [record.get("question_id") for _, record in every if record.get("question_id") not in asked]
+    if absent:
+        raise TraceError(
+            f"{len(absent)} of the {len(every)} answers in {path} have no question in {questions}; "
+            f"the first is question_id {absent[0]}"
+        )
+    for where, record in every:
+        yield _joined(record, where, *asked[record["question_id"]])
+
+
+def _joined(answer: Mapping[str, Any], where: str, beside: str, question: Mapping[str, Any]) -> Exchange:
+    try:
+        said = answer["choices"][0]["turns"]
+    except (KeyError, IndexError, TypeError):
+        raise TraceError(f"{where}: an answer without a response: it has no choices[0].turns") from None
+    asked = _texts(question.get("turns"))
+    if not _texts(said):
+        raise TraceError(f"{where}: choices[0].turns must be a list of texts")
+    if len(asked) < len(said):
+        raise TraceError(f"{where}: {len(said)} answers, and {beside} has {len(asked) or 'no'} turns for them")
+    messages: list[Message] = []
+    for ask, say in zip(asked, said, strict=False):
+        messages += [{"role": "user", "content": ask}, {"role": "assistant", "content": say}]
+    category = _category(answer, where) or _category(question, beside)
+    return Exchange(
+        messages, range(1, len(messages), 2), "mt-bench" if category in MT_BENCH else category, where
+    )
+
+
+def _texts(found: object) -> list[str]:
+    """`found` if it is a list of texts, else an empty one."""
+    return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else []
+
+
+def _exchange(record: Mapping[str, Any], where: str) -> Exchange:
+    """A server's log: a prompt or messages, and what came back."""
+    category = _category(record, where)
+    if "messages" in record:
+        messages = _messages(record["messages"], where)
+        if "response" in record:
+            messages.append({"role": "assistant", "content": _text(record, "response", where)})
+            return Exchange(messages, [len(messages) - 1], category, where)
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i > 0]
+        if not answers:
+            raise TraceError(f'{where}: no response: neither a "response" nor a message of the assistant')
+        return Exchange(messages[: answers[-1] + 1], answers, category, where)
+    for asked, said in PAIRS:
+        if asked in record:
+            messages = [
+                {"role": "user", "content": _text(record, asked, where)},
+                {"role": "assistant", "content": _text(record, said, where)},
+            ]
+            return Exchange(messages, [1], category, where)
+    raise TraceError(f"{where}: neither a prompt nor messages in it (keys: {', '.join(record)}); a line is {FORMS}")
+
+
+def _category(record: Mapping[str, Any], where: str) -> str:
+    return _text(record, "category", where) if record.get("category") is not None else ""
+
+
+def _text(record: Mapping[str, Any], key: str, where: str) -> str:
+    if key not in record:
+        raise TraceError(f'{where}: no response: there is no "{key}"')
+    if not isinstance(record[key], str):
+        raise TraceError(f'{where}: "{key}" must be a text, not a {type(record[key]).__name__}')
+    return str(record[key])
+
+
+def _messages(found: object, where: str) -> list[Message]:
+    fits = isinstance(found, list) and all(
+        isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+        for each in found
+    )
+    if not fits or not found:
+        raise TraceError(f'{where}: "messages" must be a list of {{"role": "user", "content": "text"}}')
+    return [{"role": each["role"], "content": each["content"]} for each in found]  # type: ignore[attr-defined]

@@ -1,0 +1,206 @@
+"""`paceline replay`: recorded answers in, figures out; and one line for what cannot be replayed."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import models
+from tests.cli.conftest import Command
+
+RESULT_KEYS = {
+    "draft", "category", "mean_accepted_tokens", "answers", "rounds", "new_tokens", "draft_rate", "verified_per_round",
+    "verified_per_token", "draft_us_per_round", "accepted_by_depth",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer alone, chat template and all."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def records(count: int) -> list[dict[str, Any]]:
+    said = "the little cat and the little dog sat on the mat; "
+    return [{"prompt": said * 2, "response": said * 3, "category": "odd" if i % 2 else "even"} for i in range(count)]
+
+
+def write(file: Path, lines: list[dict[str, Any]]) -> Path:
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    file.write_bytes(gzip.compress(text.encode()) if file.suffix == ".gz" else text.encode())
+    return file
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write(tmp_path / "log.jsonl", records(12))
+
+
+def test_a_table_that_fits_80_columns(command: Command, tokenizer: Path, log: Path) -> None:
+    many = [word for n in (3, 5, 7, 9, 11, 13, 15, 17, 19, 21) for word in ("-d", f"sam,draft={n}")]
+    result = command("replay", log, "--tokenizer", tokenizer, *many, "--verify-cost", "flat")
+    assert result.code == 0, result.err
+    assert max(len(line) for line in result.out.splitlines()) <= 80
+    for words in ("/round", "speed-up", "even", "odd", "overall", "#10", "12 answers, 10 drafters"):
+        assert words in result.out
+    assert "sam,draft=21" in result.out
+    assert result.err == ""
+
+
+def test_json(command: Command, tokenizer: Path, log: Path) -> None:
+    result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "-d", "none", "--json")
+    assert (result.code, result.err) == (0, "")
+    told = json.loads(result.out)
+    assert told["complete"] is True
+    assert told["answers"] == 12
+    assert [(r["draft"], r["category"]) for r in told["results"]] == [
+        (draft, category) for draft in ("sam", "none") for category in ("even", "odd", "overall")
+    ]
+    assert all(set(r) == RESULT_KEYS for r in told["results"])
+    sam, none = (r for r in told["results"] if r["category"] == "overall")
+    assert sam["mean_accepted_tokens"] > 3
+    assert none["mean_accepted_tokens"] == none["verified_per_token"] == 1
+    assert none["rounds"] == none["new_tokens"] == sam["new_tokens"]
+
+
+def test_gzip_templates_limits_workers_and_a_prediction(command: Command, tokenizer: Path, tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl.gz", records(20))
+    how = ("--template", "vicuna", "--limit", 18, "--categories", "odd", "--workers", 2, "--verify-cost", "linear:0.1")
+    result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", *how, "--forward-ms", 20, "--json")
+    (odd, overall) = json.loads(result.out)["results"]
+    assert odd["answers"] == overall["answers"] == 10
+    assert 1 < odd["predicted_speedup"] < odd["mean_accepted_tokens"]
+
+
+def test_without_a_draft_all_that_can_be_replayed(command: Command, tokenizer: Path, log: Path) -> None:
+    told = json.loads(command("replay", log, "--tokenizer", tokenizer, "--json", "--limit", 2).out)
+    assert {"none", "prompt-lookup", "sam"} <= {r["draft"] for r in told["results"]}
+
+
+def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--sweep", "draft=4,8", "--html", page)
+    assert result.code == 0
+    html = page.read_text("utf-8")
+    assert html.startswith("<!doctype html>")
+    assert "sam,draft=4" in html
+    assert "sam,draft=8" in html
+
+
+def test_help_teaches_by_example(command: Command) -> None:
+    assert "Try drafters on recorded answers." in command("--help").out
+    assert "paceline replay log.jsonl --tokenizer" in command("replay", "--help").out
+
+
+@pytest.mark.slow
+def test_prompt_lookup_on_vicunas_answers_to_spec_bench(command: Command, shared: Path) -> None:
+    """Figures noted beside the recording, from other code; tests/draft/test_trace.py has them without the command."""
+    data = shared / "data"
+    trace = data / "traces" / "spec-bench-vicuna-7b-v1.3-greedy.jsonl"
+    if not trace.exists():
+        pytest.skip("no recorded generations in the shared data")
+    pytest.importorskip("sentencepiece")
+    reads = ("--tokenizer", data / "tokenizers/llama/tokenizer.model", "--template", "vicuna")
+    result = command(
+        "replay", trace, "--questions", data / "spec-bench/question.jsonl", *reads, "-d", "prompt-lookup", "--json"
+    )
+    told = json.loads(result.out)
+    assert told["answers"] == 560
+    found = {r["category"]: round(r["mean_accepted_tokens"], 3) for r in told["results"]}
+    assert found.pop("overall") == pytest.approx(1.736, abs=0.005)
+    assert list(found.items()) == [
+        ("mt-bench", 1.679), ("translation", 1.102), ("summarization", 2.709), ("qa", 1.413),
+        ("math_reasoning", 1.796), ("rag", 1.712),
+    ]  # fmt: skip
+
+
+def complains(command: Command, *arguments: object, of: tuple[str, ...]) -> None:
+    result = command("replay", *arguments)
+    assert result.code == 2, result
+    assert result.out == ""
+    (line,) = result.err.splitlines()
+    assert line.startswith("error: ")
+    for words in of:
+        assert words in line
+
+
+def test_a_recording_that_cannot_be_read(command: Command, tokenizer: Path, tmp_path: Path) -> None:
+    with_it = ("--tokenizer", tokenizer, "-d", "sam")
+    complains(command, tmp_path / "none.jsonl", *with_it, of=("none.jsonl", "No such file"))
+    file = tmp_path / "log.jsonl"
+    file.write_text("\n \n")
+    complains(command, file, *with_it, of=("log.jsonl holds no answers", '"prompt"'))
+    file.write_text(json.dumps(records(1)[0]) + '\n{"prompt": "cut off')
+    complains(command, file, *with_it, of=("log.jsonl, line 2", "not JSON"))
+    file.write_text('{"prompt": "a"}')
+    complains(command, file, *with_it, of=("log.jsonl, line 1", "no response"))
+    write(file, [{"question_id": 81, "choices": [{"turns": ["a"]}]}])
+    complains(command, file, *with_it, of=("Spec-Bench", "--questions"))
+    questions = write(tmp_path / "questions.jsonl", [{"question_id": 82, "turns": ["A?"]}])
+    complains(command, file, *with_it, "--questions", questions, of=("1 of the 1 answers", "question_id 81"))
+
+
+def test_a_drafter_that_cannot_be_replayed(command: Command, tokenizer: Path, log: Path) -> None:
+    complains(command, log, "--tokenizer", tokenizer, "-d", "samm", of=("'samm'", "Did you mean 'sam'"))
+    complains(command, log, "--tokenizer", tokenizer, "-d", "sam,drft=1", of=("'drft'", "Did you mean 'draft'"))
+    complains(command, log, "--tokenizer", tokenizer, "-d", "none", "--sweep", "draft=1", of=("none has an option",))
+
+
+def test_a_tokenizer_that_cannot_be_used(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
+    complains(command, log, of=("--tokenizer",))
+    complains(command, log, "--tokenizer", tmp_path / "nowhere", of=("there is no folder", "nowhere"))
+    shutil.copy(tokenizer / "tokenizer.json", tmp_path)
+    complains(command, log, "--tokenizer", tmp_path, of=("no end token",))
+    bare = models.tokenizer()
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path / "bare")
+    complains(command, log, "--tokenizer", tmp_path / "bare", of=("no chat template", "--template", "vicuna"))
+    complains(command, log, "--tokenizer", tokenizer, "--template", "vicunna", of=("Did you mean 'vicuna'",))
+
+
+def test_options_that_make_no_sense(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:
+    with_it = (log, "--tokenizer", tokenizer, "-d", "sam")
+    complains(command, *with_it, "--verify-cost", "falt", of=("falt", "flat, linear:X"))
+    complains(command, *with_it, "--forward-ms", 20, of=("--forward-ms", "--verify-cost"))
+    complains(command, *with_it, "--html", tmp_path / "no" / "page.html", of=("page.html cannot be written",))
+    complains(command, *with_it, "--categories", "even,prime", of=("'prime'", "even, odd"))
+    complains(command, *with_it, "--workers", 0, of=("--workers",))
+
+
+def test_ctrl_c_prints_what_is_done(tokenizer: Path, tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", records(1500))
+    page = tmp_path / "page.html"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "replay", str(log), "--tokenizer", str(tokenizer), "--html", str(page),
+         "-d", "prompt-lookup", "-d", "sam", "--sweep", "draft=1,2,3,4", "--workers", "2", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    _wait_for_workers(running.pid)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: everybody gets it
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    told = json.loads(out)
+    assert told["complete"] is False
+    assert err.splitlines() == ["interrupted; the above is what there was"]
+    assert "Interrupted" in page.read_text("utf-8")
+
+
+def _wait_for_workers(pid: int) -> None:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    if not children.exists():
+        pytest.skip("cannot see when the workers are there")
+    for _ in range(600):
+        if len(children.read_text().split()) >= 2:
+            time.sleep(0.2)
+            return
+        time.sleep(0.05)
+    raise AssertionError("no workers")

@@ -1,0 +1,117 @@
+"""Recorded text in the tokens a model would have read and written."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.replay.record import Exchange, TraceError
+from paceline.replay.tokens import Transcriber, open_tokenizer, template_names
+from paceline.target.tokenizer import Tokenizer
+from tests import models
+
+CHAT = [
+    {"role": "user", "content": "the cat"},
+    {"role": "assistant", "content": "and the dog"},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "a mat"},
+]
+BOTH = Exchange(CHAT, [1, 3], "pets")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(models.tokenizer(), "tiny")
+
+
+def spelled(tokenizer: Tokenizer, ids: object) -> str:
+    return str(tokenizer.inner.decode(ids, skip_special_tokens=False))
+
+
+def test_the_tokenizers_own_template_gives_the_prompt_that_a_server_gives(tokenizer: Tokenizer) -> None:
+    first, second = Transcriber(tokenizer).conversation(BOTH).turns
+    assert first.prompt.tolist() == tokenizer.encode_chat(CHAT[:1])
+    assert second.prompt.tolist() == tokenizer.encode_chat(CHAT[:3])
+    assert first.answer.tolist() == [*tokenizer.encode_text("and the dog"), models.EOS]
+
+
+def test_turn_two_goes_on_from_turn_one(tokenizer: Tokenizer) -> None:
+    """The prompt of the second answer holds the first, token for token."""
+    for template in (None, "vicuna", "llama-2"):
+        first, second = Transcriber(tokenizer, template).conversation(BOTH).turns
+        whole = [*first.prompt.tolist(), *first.answer.tolist()]
+        assert second.prompt[: len(whole)].tolist() == whole
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "answer"),
+    [
+        ("none", "<s>the cat", "and the dog</s>"),
+        ("vicuna", "<s>A chat between a curious user and .* USER: the cat ASSISTANT:", " and the dog</s>"),
+        ("llama-2", r"<s>\[INST\] the cat \[/INST\]", " and the dog</s>"),
+        ("chatml", r"<\|im_start\|>user\nthe cat<\|im_end\|>\n<\|im_start\|>assistant\n", "and the dog</s>"),
+    ],
+)
+def test_templates_of_the_package(tokenizer: Tokenizer, template: str, prompt: str, answer: str) -> None:
+    """A model writes the space between prompt and answer itself."""
+    render = Transcriber(tokenizer, template)._render
+    assert re.fullmatch(prompt.removeprefix("<s>"), render(CHAT[:1], True).removeprefix("<s>"), re.DOTALL)
+    assert template in template_names()
+    turn = Transcriber(tokenizer, template).conversation(BOTH).turns[0]
+    assert turn.answer[-1] == models.EOS
+    assert Transcriber(tokenizer, template)._lead == (" " if answer.startswith(" ") else "")
+
+
+def test_a_system_message_has_its_place(tokenizer: Tokenizer) -> None:
+    system = [{"role": "system", "content": "Be kind."}, *CHAT[:1]]
+    assert "<<SYS>>\nBe kind.\n<</SYS>>\n\nthe cat" in Transcriber(tokenizer, "llama-2")._render(system, True)
+    vicuna = Transcriber(tokenizer, "vicuna")._render(system, True)
+    assert "Be kind. USER: the cat" in vicuna
+    assert "curious" not in vicuna
+
+
+def test_a_template_of_ones_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}\n{{ m.role }}: {{ m.content }}\n{% endfor %}\n{{ eos_token }}")
+    assert Transcriber(tokenizer, str(file))._render(CHAT[:2], True) == "user: the cat\nassistant: and the dog\n</s>"
+    file.write_text("{% for m in")
+    with pytest.raises(TraceError, match=r"mine\.jinja is broken"):
+        Transcriber(tokenizer, str(file))
+    file.write_text("{{ raise_exception('no pets') }}")
+    with pytest.raises(TraceError, match=r"log, line 3: the chat template refuses these messages: no pets"):
+        Transcriber(tokenizer, str(file)).conversation(Exchange(CHAT, [1], where="log, line 3"))
+    with pytest.raises(TraceError, match=r"Did you mean 'vicuna'\? Templates: chatml"):
+        Transcriber(tokenizer, "vicunna")
+
+
+def test_a_tokenizer_without_a_template_asks_for_one() -> None:
+    bare = models.tokenizer()
+    bare.chat_template = None
+    with pytest.raises(ModelError, match=r"no chat template of its own; .*--template chatml, llama-2"):
+        Transcriber(Tokenizer(bare, "bare"))
+
+
+def test_tokenizers_are_folders_or_files(tmp_path: Path) -> None:
+    models.tokenizer().save_pretrained(tmp_path)
+    assert open_tokenizer(tmp_path / "tokenizer.json").encode_text("cat") == open_tokenizer(tmp_path).encode_text("cat")
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelError, match="names no end token"):
+        open_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(ModelError, match="there is no folder"):
+        open_tokenizer(tmp_path / "nowhere")
+
+
+def test_sentencepiece_knows_special_tokens_where_they_are_spelled(shared: Path) -> None:
+    file = shared / "data" / "tokenizers" / "llama" / "tokenizer.model"
+    if not file.exists():
+        pytest.skip("no LLaMA tokenizer in the shared data")
+    pytest.importorskip("sentencepiece")
+    llama = open_tokenizer(file)
+    first, second = Transcriber(llama, "vicuna").conversation(BOTH).turns
+    assert first.prompt.tolist().count(1) == 1
+    assert first.prompt[0] == 1
+    whole = [*first.prompt.tolist(), *first.answer.tolist()]
+    assert whole[-1] == 2
+    assert second.prompt[: len(whole)].tolist() == whole
+    assert llama.decode(first.answer.tolist()) == "and the dog"

@@ -1,0 +1,219 @@
+"""One answer against one drafter: what the engine would have accepted, counted."""
+
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.accept import Accepted, accept
+from paceline.draft import registry
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.errors import MethodError
+from paceline.replay.tokens import Turn
+from paceline.replay.walk import RecordedRow, Recording, Tally, replay, replayable, tokens_only
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Needs, Verdict
+from paceline.tree import DraftTree
+from tests import drafters
+from tests.fakes import TableTarget
+
+EOS = 7
+
+
+def turn(prompt: Sequence[int], answer: Sequence[int]) -> Turn:
+    return Turn(np.array(prompt, np.int64), np.array(answer, np.int64))
+
+
+class Fixed(Drafter):
+    """Hangs the same tree on whatever the last token is, and keeps what it is told."""
+
+    name = "fixed"
+
+    def __init__(self, tokens: Sequence[int], parent: Sequence[int], probe: Sequence[bool] | None = None):
+        self.tokens, self.parent = list(tokens), list(parent)
+        self.probe = None if probe is None else np.array([False, *probe])
+        self.told: list[Accepted] = []
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [DraftTree.of(row.last_token, self.tokens, self.parent, probe=self.probe) for row in rows]
+
+    def observe(
+        self, rows: Sequence[Row], trees: Sequence[DraftTree], verdict: Verdict, accepted: Sequence[Accepted]
+    ) -> None:
+        self.told += accepted
+        assert rows[0].tokens[-len(accepted[0].tokens) :].tolist() == accepted[0].tokens
+
+
+def of(drafter: Drafter, one: Turn) -> Tally:
+    tally = Tally()
+    replay(drafter, one, 0, tally)
+    return tally
+
+
+def test_a_chain_is_kept_up_to_its_first_wrong_token() -> None:
+    tally = of(Fixed([1, 2, 9], [0, 1, 2]), turn([5], [1, 2, 3, 1, 2, 3, EOS]))
+    assert (tally.rounds, tally.new_tokens, tally.answers) == (3, 7, 1)
+    assert tally.accepted[:3].tolist() == [1, 0, 2]
+    assert tally.mean_accepted_tokens == 7 / 3
+    assert tally.verified_per_round == 4
+    assert tally.verified_per_token == 12 / 7
+    assert tally.accepted_by_depth() == [2 / 3, 2 / 3, 0]
+    assert tally.sizes[4] == 3
+
+
+def test_a_tree_is_walked_by_tokens_and_the_drafter_is_told_the_path() -> None:
+    drafter = Fixed([9, 1, 2, 2, 3], [0, 0, 1, 2, 4])
+    tally = of(drafter, turn([5], [1, 2, 3, 4, EOS]))
+    assert [told.path for told in drafter.told] == [[0, 2, 4, 5], [0]]
+    assert [told.tokens for told in drafter.told] == [[1, 2, 3, 4], [EOS]]
+    assert tally.accepted[[0, 3]].tolist() == [1, 1]
+    assert tally.depths[3] == 2
+
+
+def test_probes_are_verified_and_never_accepted() -> None:
+    tally = of(Fixed([1, 1], [0, 0], probe=[True, False]), turn([5], [1, 1, EOS]))
+    assert tally.accepted[:2].tolist() == [1, 1]
+    assert tally.drafted == 4
+    tally = of(Fixed([1], [0], probe=[True]), turn([5], [1, 1, EOS]))
+    assert tally.rounds == 3
+
+
+def test_an_accepted_end_token_is_not_followed_by_another() -> None:
+    tally = of(Fixed([1, EOS, 4], [0, 1, 2]), turn([5], [1, EOS]))
+    assert (tally.rounds, tally.new_tokens) == (1, 2)
+
+
+def test_a_root_that_is_not_the_last_token_is_an_error() -> None:
+    class Wrong(Drafter):
+        name = "wrong"
+
+        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+            return [DraftTree.root(99)]
+
+    with pytest.raises(ValueError, match="wrong proposed a tree whose root"):
+        of(Wrong(), turn([5], [1, EOS]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_is_accepted_is_what_the_acceptance_rule_accepts(data: st.DataObject) -> None:
+    """Against `accept` with logits that say the recorded answer."""
+    answer = [*data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=8)), EOS]
+    size = data.draw(st.integers(0, 12))
+    tokens = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+    parent = [data.draw(st.integers(0, i)) for i in range(size)]
+    drafter = Fixed(tokens, parent)
+    tally = of(drafter, turn([5], answer))
+
+    row, expected = Row(1, [5], SamplingParams(max_tokens=99), max_context=999, eos_token_ids=(EOS,)), []
+    while row.finish_reason is None:
+        tree = DraftTree.of(row.last_token, tokens, parent)
+        logits = torch.zeros(len(tree), EOS + 1)
+        for node, depth in enumerate(tree.depth.tolist()):
+            logits[node, ([*answer, 6] + [6] * 12)[row.num_new + depth]] = 1.0
+        (done,) = accept([row], [tree], [logits])
+        taken = row.extend(done.tokens)
+        expected.append(done.tokens[:taken])
+    assert [told.tokens[: len(tokens)] for told, tokens in zip(drafter.told, expected, strict=True)] == expected
+    assert tally.rounds == len(expected)
+
+
+@pytest.mark.parametrize("spec", tokens_only(Recording(None, (EOS,), EOS + 1)))
+def test_the_engine_accepts_what_a_replay_of_its_answer_accepts(spec: str) -> None:
+    """The engine runs a prompt in a round of its own, so its first token counts as prompt here."""
+    target = TableTarget(vocab_size=EOS + 1, order=2, seed=3, eos=(EOS,))
+    engine = Engine(target, spec)
+    prompts = [[1, 2, 3, a, b] for a in range(4) for b in range(4)]
+    answers = engine.generate(prompts, SamplingParams(max_tokens=60))
+    drafter = replayable(spec, Recording(None, (EOS,), EOS + 1))
+    compared = 0
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        if answer.finish_reason != "stop" or len(answer.tokens) < 2:
+            continue
+        tally = Tally()
+        replay(drafter, turn([*prompt, answer.tokens[0]], answer.tokens[1:]), i, tally)
+        kept = answer.stats.accepted
+        assert tally.accepted[: len(kept)].tolist() == [kept[0] - 1, *kept[1:]]
+        assert tally.drafted == answer.stats.draft_tokens
+        assert tally.rounds == answer.rounds - 1
+        compared += 1
+    assert compared > 3
+
+
+def test_a_row_says_what_a_row_says() -> None:
+    row = RecordedRow(4, turn([5, 6], [1, 2, EOS]))
+    assert (row.id, row.prompt_length, row.last_token, row.num_new) == (4, 2, 6, 0)
+    assert row.tokens.tolist() == [5, 6]
+    row.advance(2)
+    assert row.tokens.tolist() == [5, 6, 1, 2]
+    assert row.new_tokens.tolist() == [1, 2]
+    assert row.finish_reason is None
+    assert row.max_draft > 100, "a drafter must not learn from it where the answer ends"
+    row.advance(1)
+    assert row.finish_reason == "stop"
+
+
+def test_a_drafter_is_started_and_dropped_as_by_an_engine() -> None:
+    events: list[tuple[str, object]] = []
+
+    class Watching(Drafter):
+        def start(self, row: Row) -> None:
+            events.append(("start", row.tokens.tolist()))
+
+        def drop(self, row: Row) -> None:
+            events.append(("drop", (row.tokens.tolist(), row.finish_reason)))
+
+    of(Watching(), turn([5], [1, EOS]))
+    assert events == [("start", [5]), ("drop", ([5, 1, EOS], "stop"))]
+
+
+class Wanting(Drafter):
+    """Asks for logits."""
+
+    name = "wanting"
+    lossless = paper = "-"
+    needs = Needs(top_k=3, hidden_layers=(1,))
+
+
+class Reading(Drafter):
+    """Reads logits that it has not asked for."""
+
+    name = "reading"
+    lossless = paper = "-"
+
+    def observe(
+        self, rows: Sequence[Row], trees: Sequence[DraftTree], verdict: Verdict, accepted: Sequence[Accepted]
+    ) -> None:
+        verdict.logits.sum()
+
+
+def test_drafters_that_need_a_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [EntryPoint(kind.name, f"{__name__}:{kind.__name__}", registry.GROUP) for kind in (Wanting, Reading)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: here)
+    recording = Recording(None, (EOS,), 8)
+    with pytest.raises(MethodError, match="wanting asks the target for hidden states and its best logits") as raised:
+        replayable("sam+wanting", recording)
+    assert "these can be replayed: none, prompt-lookup, sam" in str(raised.value)
+    assert "reading" not in tokens_only(recording)
+    with pytest.raises(MethodError, match="reading reads the target's logits"):
+        of(create("reading"), turn([5], [1, EOS]))
+    with pytest.raises(MethodError, match="runs the target"):
+        recording.verify([])
+
+
+def test_any_tree_at_all() -> None:
+    """Random trees, deeper than anything sensible, of every shape."""
+    drafter = drafters.Random(seed=1, deep=30)
+    drafter.vocab_size = 3
+    tally = of(drafter, turn([1, 2], [*np.random.default_rng(0).integers(0, 3, 300).tolist(), EOS]))
+    assert tally.new_tokens == 301
+    assert tally.accepted.sum() == tally.depths.sum() == tally.sizes.sum() == tally.rounds
+    assert (tally.accepted * np.arange(len(tally.accepted))).sum() + tally.rounds >= tally.new_tokens
+    assert (tally.sizes * np.arange(len(tally.sizes))).sum() == tally.drafted + tally.rounds
