@@ -425,7 +425,7 @@ def run_stage(
     the weights as written. start: the model that this stage went on from, whose logs are kept. wrap: another stream
     around the mixture of rows."""
     data, out = job.data, job.out
-    first = PartialState().is_main_process
+    first = PartialState(cpu=not torch.cuda.is_available()).is_main_process
     console = Console(stderr=True, quiet=not first)
     began = time.monotonic()
     training, valid = load_documents(job.sources, data)

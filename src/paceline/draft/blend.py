@@ -1,0 +1,289 @@
+"""blend: one tree out of everything that was read, the most probable nodes first.
+
+Prediction by partial matching (Cleary and Witten 1984; escape method C of Moffat 1990) over several texts at once: the
+row's own, finished requests, and a corpus. Every node of the tree asks what followed the tokens before it, at every
+length: the longest context speaks first, and passes what it is not sure of to the next shorter one (its escape). The
+product along a path estimates the chance that the target says it, and the tree is grown best first until it has
+`nodes` nodes. Copying drafters follow one match; this one hedges between all of them, which pays where a target
+verifies some dozens of tokens about as fast as one. It is our combination, not a published method.
+
+    P(t | context) = sum over contexts, longest first, of  (mass left) * n(t) / (n + e * d)
+    mass left      <- mass left * e * d / (n + e * d)
+
+n: how often the context was seen, d: how many different tokens followed, e: doubt, by text and length of context.
+
+Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from paceline.copying import end_tokens
+from paceline.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
+from paceline.draft.base import Drafter
+from paceline.errors import MethodError
+from paceline.frozen import FRONT, FrozenAutomaton, from_parts, transfer
+from paceline.row import Row
+from paceline.store import open_store
+from paceline.target.base import Target
+from paceline.tree import DraftTree
+
+OWN_DOUBT = (3.0, 5.0, 2.0, 1.5, 1.5, 1.0, 0.8, 0.5)
+"""e by length of context, 1, 2, ... tokens, in the row's own text and in finished requests."""
+CORPUS_DOUBT = (4.0, 3.5, 4.5, 4.2, 2.1, 3.0, 2.5, 2.0)
+"""The same in the corpus. Both were tuned on recorded answers; docs/methods/blend.md says how."""
+ENOUGH = 0.02
+"""Mass that may be left over before shorter contexts are not asked any more."""
+
+
+@dataclass(frozen=True)
+class BlendConfig:
+    """Options of blend."""
+
+    nodes: int = field(default=40, metadata={"help": "drafted tokens in a tree; more are accepted, and verified"})
+    longest: int = field(
+        default=4, metadata={"help": "tokens of the longest context asked for in the text itself, 1 to 8"}
+    )
+    least: float = field(
+        default=0.003, metadata={"help": "a node is not drafted if its estimated chance is below this"}
+    )
+    corpus: str | None = field(
+        default=None, metadata={"help": "folder of a corpus to read too, made by `paceline corpus build`"}
+    )
+    past: int = field(
+        default=0, metadata={"help": "tokens of finished requests to remember and read too; 0: none"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or not 1 <= self.longest <= len(OWN_DOUBT):
+            raise MethodError(
+                f"blend: nodes is {self.nodes} and longest {self.longest}; "
+                f"nodes must be 1 or more, longest 1 to {len(OWN_DOUBT)}."
+            )
+        if not 0 <= self.least < 1 or self.past < 0:
+            raise MethodError(
+                f"blend: least is {self.least} and past {self.past}; least must be from 0 to 1, past 0 or more."
+            )
+
+
+class Blend(Drafter):
+    """Grows one tree from the row's text, finished requests and a corpus, the most probable tokens first."""
+
+    name = "blend"
+    lossless = "yes"
+    paper = "our own; prediction by partial matching, Cleary and Witten 1984"
+    Config = BlendConfig
+
+    def __init__(self, config: BlendConfig = BlendConfig()):
+        self.config = config
+        self._counts: dict[int, ContextCounts] = {}
+        self._past = [self._empty(), self._empty()]
+        self._corpus: tuple[NDArray[Any], ...] = _NO_CORPUS
+        self._borders: frozenset[int] = frozenset()
+        self._eos: tuple[int, ...] = ()
+
+    def bind(self, target: Target) -> None:
+        """Take the end tokens; open the corpus; compile."""
+        self._eos = tuple(target.eos_token_ids)
+        self._borders = frozenset(self._eos)
+        if self.config.corpus is not None:
+            fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
+            store = open_store(self.config.corpus, kind="corpus", tokenizer=fingerprint)
+            self._corpus = from_parts(store.array).arrays
+            self._borders |= {store.header["eos"]}
+        counts = self._empty()
+        counts.extend([0, 0])
+        self._grow(counts, np.zeros(1, np.int64), np.zeros(0, np.int64), 1, 1)
+
+    def start(self, row: Row) -> None:
+        self._counts[row.id] = ContextCounts(self.config.longest, 2 * len(row))
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return [self._draft(row) for row in rows]
+
+    def drop(self, row: Row) -> None:
+        if self._counts.pop(row.id, None) is not None and self.config.past and row.finish_reason != "abort":
+            self._learn(row)
+
+    def _draft(self, row: Row) -> DraftTree:
+        counts = self._counts[row.id]
+        counts.extend(row.tokens[len(counts) :])
+        if row.max_draft < 1:
+            return DraftTree.root(row.last_token)
+        ends = np.array(sorted(end_tokens(row, self._eos) | self._borders), np.int64)
+        tokens, parents = self._grow(counts, row.tokens[-_TAIL:], ends, self.config.nodes, row.max_draft)
+        return DraftTree(
+            np.append(row.last_token, tokens), np.append(-1, parents), source=self.name if len(tokens) else ""
+        )
+
+    def _grow(
+        self, counts: ContextCounts, tail: NDArray[np.int64], ends: NDArray[np.int64], nodes: int, depth: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        config = self.config
+        return _tree(
+            counts.arrays, self._past[0].arrays, self._past[1].arrays, self._corpus, np.array(tail), ends,
+            nodes, depth, config.longest, config.least, _OWN, _CORPUS,
+        )  # fmt: skip
+
+    def _learn(self, row: Row) -> None:
+        """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
+        if len(self._past[0]) + len(row) > self.config.past // 2 and len(self._past[0]):
+            self._past = [self._empty(), self._past[0]]
+        self._past[0].extend(row.tokens[-max(self.config.past // 2, 1) :])
+        self._past[0].cut()
+
+    def _empty(self) -> ContextCounts:
+        return ContextCounts(self.config.longest, 1)
+
+
+_TAIL = 64  # tokens of a row that find its place in the corpus
+_OWN, _CORPUS = np.array(OWN_DOUBT), np.array(CORPUS_DOUBT)
+_NO_CORPUS = FrozenAutomaton.of(np.zeros(0, np.uint16)).arrays
+_MOST = 256  # different tokens that one node's estimate keeps
+
+
+@njit(cache=True)
+def _tree(  # type: ignore[no-untyped-def]
+    own, newer, older, corpus, tail, ends, nodes, depth, longest, least, own_doubt, corpus_doubt
+):
+    """Best first: tokens [m] and parents [m] (0 is the row's last token, 1 the first node).
+
+    What waits is kept sorted, the best last, and never longer than the nodes still wanted."""
+    tokens, parents, levels = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    places = np.empty((nodes + 1, 2), np.int64)  # in the corpus: state, length
+    text, states, targets, blocks, edges = corpus
+    places[0, 0], places[0, 1] = transfer(text, states, targets, blocks, edges, 0, 0, tail)
+    behind = np.empty((nodes + 1, longest), np.int64)  # the tokens before a child of the node, the latest first
+    known = np.zeros(nodes + 1, np.int64)  # how many of them there are
+    known[0] = min(longest, len(tail))
+    for i in range(known[0]):
+        behind[0, i] = tail[len(tail) - 1 - i]
+    waiting, chance = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)  # token, parent
+    found, mass = np.empty(_MOST, np.int64), np.empty(_MOST)
+    done, num_waiting, node, level, probability = 0, 0, 0, 0, 1.0
+    while True:
+        if level < depth and not (node > 0 and (ends == tokens[node - 1]).any()):
+            num_found = _predict(
+                own, newer, older, corpus, behind[node, : known[node]], places[node], found, mass,
+                own_doubt, corpus_doubt,
+            )  # fmt: skip
+            for i in range(num_found):
+                if probability * mass[i] >= least:
+                    num_waiting = _wait(
+                        waiting, chance, num_waiting, nodes - done, found[i], node, probability * mass[i]
+                    )
+        if num_waiting == 0 or done == nodes:
+            break
+        num_waiting -= 1
+        token, parent, probability = waiting[num_waiting, 0], waiting[num_waiting, 1], chance[num_waiting]
+        tokens[done], parents[done] = token, parent
+        levels[done] = levels[parent - 1] + 1 if parent > 0 else 1
+        level = levels[done]
+        done += 1
+        node = done
+        places[node, 0], places[node, 1] = transfer(
+            text, states, targets, blocks, edges, places[parent, 0], places[parent, 1], tokens[done - 1 : done]
+        )
+        known[node] = min(longest, known[parent] + 1)
+        behind[node, 0] = token
+        for i in range(1, known[node]):
+            behind[node, i] = behind[parent, i - 1]
+    return tokens[:done], parents[:done]
+
+
+@njit
+def _wait(waiting, chance, count, most, token, parent, probability):  # type: ignore[no-untyped-def]
+    """Put a node among those that wait, the best last; the worst goes when there are more than `most`."""
+    if count >= most:
+        if most == 0 or probability <= chance[0]:
+            return count
+        for i in range(1, count):
+            waiting[i - 1], chance[i - 1] = waiting[i], chance[i]
+        count -= 1
+    at = count
+    while at > 0 and chance[at - 1] >= probability:
+        waiting[at], chance[at] = waiting[at - 1], chance[at - 1]
+        at -= 1
+    waiting[at, 0], waiting[at, 1], chance[at] = token, parent, probability
+    return count + 1
+
+
+@njit
+def _predict(  # type: ignore[no-untyped-def]
+    own, newer, older, corpus, behind, place, found, mass, own_doubt, corpus_doubt
+):
+    """What may follow `behind`: fills found and mass, how many. The longest context first, own text before others."""
+    states = corpus[1]
+    rows = np.empty((3, len(behind)), np.int64)
+    key = np.int64(0)
+    for i in range(len(behind)):
+        key = mixed(key, behind[i])
+        rows[0, i] = locate(own[0], own[1], key)
+        rows[1, i] = locate(newer[0], newer[1], key)
+        rows[2, i] = locate(older[0], older[1], key)
+    left, count = 1.0, 0
+    state, length = place[0], place[1]
+    for longer in range(len(behind), 0, -1):
+        doubt = own_doubt[longer - 1]
+        left, count = _hear(own, rows[0, longer - 1], left, doubt, found, mass, count)
+        left, count = _hear(newer, rows[1, longer - 1], left, doubt, found, mass, count)
+        left, count = _hear(older, rows[2, longer - 1], left, doubt, found, mass, count)
+        while state > 0 and length >= longer:
+            doubt = corpus_doubt[min(length, len(corpus_doubt)) - 1]
+            left, count = _consult(corpus, state, left, doubt, found, mass, count)
+            state = np.int64(states[state, 1])
+            length = np.int64(states[state, 0])
+        if left < ENOUGH:
+            break
+    return count
+
+
+@njit
+def _hear(counts, row, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
+    """One context of a text that is counted; what is left, and how many tokens are found by now."""
+    if row < 0:
+        return left, count
+    contexts, items = counts[2], counts[3]
+    unsure = doubt * contexts[row, DISTINCT]
+    share = left / (contexts[row, TOTAL] + unsure)
+    item = contexts[row, HEAD]
+    while item >= 0:
+        count = _add(found, mass, count, items[item, TOKEN], share * items[item, COUNT])
+        item = items[item, NEXT]
+    return share * unsure, count
+
+
+@njit
+def _consult(corpus, state, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
+    """One context of the corpus, of which the most frequent successors are known."""
+    text, states, _, blocks, edges = corpus
+    num_blocks = len(blocks) - 1
+    if state >= num_blocks:  # one successor; how often it occurs would be a long walk to learn, and is mostly once
+        count = _add(found, mass, count, np.int64(text[states[state, 2]]), left / (1 + doubt))
+        return left * doubt / (1 + doubt), count
+    begin, end = np.int64(blocks[state, 0]), np.int64(blocks[state + 1, 0])
+    total, unsure = blocks[state, 1], doubt * (end - begin)
+    share = left / (total + unsure)
+    for edge in range(begin, min(begin + FRONT, end)):
+        count = _add(found, mass, count, np.int64(edges[edge, 0]), share * edges[edge, 2])
+    return share * unsure, count
+
+
+@njit
+def _add(found, mass, count, token, probability):  # type: ignore[no-untyped-def]
+    for i in range(count):
+        if found[i] == token:
+            mass[i] += probability
+            return count
+    if count < len(found):
+        found[count], mass[count] = token, probability
+        count += 1
+    return count
+
