@@ -91,7 +91,8 @@ def worked(name: str, out: Sequence[Completion]) -> None:
     """A drafter that drafts nothing, or of which nothing is ever accepted, would prove nothing."""
     if name != "none":
         assert sum(done.stats.draft_tokens for done in out) > 0
-    if name.startswith(("oracle", "probes", "sam", "prompt-lookup", "hierarchy", "recycling", "blend")) and "vllm" not in name:
+    accepts = ("oracle", "probes", "sam", "prompt-lookup", "hierarchy", "recycling", "blend")
+    if name.startswith(accepts) and "vllm" not in name:
         assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
 
 

@@ -27,9 +27,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_a_store_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = made(tmp_path / "s")
-    with pytest.raises(RuntimeError), writing(path, kind="corpus", tokenizer="new") as store:
-        store.add("text", np.zeros(3))
-        raise RuntimeError
+
+    def fail() -> None:
+        with writing(path, kind="corpus", tokenizer="new") as store:
+            store.add("text", np.zeros(3))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert open_store(path, kind="corpus").header["tokenizer"] == "abc"
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
     made(path, again=True)

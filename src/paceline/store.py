@@ -94,7 +94,8 @@ def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -
     folder = Path(folder)
     file = folder / HEADER
     if not file.exists():
-        raise StoreError(f"there is no store {folder}: build one with `paceline corpus build`")
+        made = ": build one with `paceline corpus build`" if kind == "corpus" else ""
+        raise StoreError(f"there is no store {folder}{made}")
     try:
         header = json.loads(file.read_text("utf-8"))
         version, found, of = header["version"], header["kind"], header["tokenizer"]

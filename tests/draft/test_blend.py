@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
+from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
 from paceline.frozen import build_part
 from paceline.row import Row
@@ -14,6 +15,7 @@ from paceline.sampling import SamplingParams
 from paceline.store import writing
 from paceline.tree import DraftTree
 from tests.draft.rows import letters, row, tokens
+from tests.fakes import TableTarget
 
 
 def corpus(folder: Path, documents: list[list[int]], eos: int = 0) -> str:
@@ -190,3 +192,18 @@ def test_bad_options_and_a_wrong_store_are_refused(tmp_path: Path) -> None:
     path = corpus(tmp_path, [tokens("abc")])
     with pytest.raises(StoreError, match="there is no store"):
         Blend(BlendConfig(corpus=path + "x")).bind(with_tokenizer())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_lossless_with_a_corpus_and_a_past(tmp_path: Path, temperature: float, batch: int) -> None:
+    fake = TableTarget(vocab_size=8, order=2, seed=4)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    prompts = [[1], [3, 3], [1, 2, 3, 1, 2], [5, 4, 0, 7] * 9]
+    plain = [fake.plain(prompt, params).new_tokens.tolist() for prompt in prompts]
+    store = corpus(tmp_path, [answer[:40] for answer in plain])
+    engine = Engine(fake, f"blend,corpus={store},past=200,nodes=12", max_batch=batch)
+    for _ in range(2):  # the second time with what the first one left in memory
+        done = engine.generate(prompts, params)
+        assert [one.tokens for one in done] == plain
+    assert sum(one.new_tokens for one in done) > 1.2 * sum(one.rounds for one in done)
