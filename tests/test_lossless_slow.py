@@ -104,6 +104,9 @@ CASES: dict[str, tuple[Callable[[], Drafter], str, dict[str, float]]] = {
     "tree without replacement": (drawing((4, 2, 1)), "Tom", {"temperature": 0.8, "top_k": 20}),
     "tree with replacement": (drawing((4, 2, 1), True), "The", {"temperature": 1.2, "top_p": 0.9}),
     "sam": (lambda: registry.create("sam"), LOOP, {"temperature": 0.9}),
+    "recycling": (lambda: registry.create("recycling,tree=16"), LOOP, {"temperature": 0.9, "top_p": 0.95}),
+    "ngram-pool": (lambda: registry.create("ngram-pool,level=3,window=3"), LOOP, {"temperature": 0.9}),
+    "blend": (lambda: registry.create("blend,nodes=12"), LOOP, {"temperature": 0.8, "top_k": 40}),
 }
 
 
@@ -124,7 +127,7 @@ def test_sampled_text_has_the_targets_distribution(stories: Path, case: str) -> 
     target, tokenizer = load(stories, dtype="float32", device="cpu"), load_tokenizer(stories)
     model = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     # One token to begin with where drafts are drawn: the first token of an answer is then drafted too.
-    prompt = tokenizer.encode(begun)[-1:] if case != "sam" else tokenizer.encode(begun)
+    prompt = tokenizer.encode(begun)[-1:] if begun != LOOP else tokenizer.encode(begun)
     # One token more than is looked at: the last of an answer is never drafted.
     wishes = [SamplingParams(max_tokens=DEPTH + 1, ignore_eos=True, seed=i, **warping) for i in range(SAMPLES)]  # type: ignore[arg-type]
     engine = Engine(target, make(), max_batch=64, prefill_chunk=4096)
@@ -158,6 +161,13 @@ DRAFTERS = [
     "prompt-lookup,variant=vllm",
     "sam",
     "sam+prompt-lookup",
+    "sam+recycling,tree=16",
+    "suffix,shape=tree",
+    "hierarchy",
+    "recycling",
+    "recycling,tree=16",
+    "ngram-pool",
+    "blend",
 ]
 
 

@@ -72,6 +72,15 @@ def test_json(command: Command, tokenizer: Path, log: Path) -> None:
     assert none["rounds"] == none["new_tokens"] == sam["new_tokens"]
 
 
+def test_the_cost_of_verifying_chooses_the_drafter(command: Command, tokenizer: Path, log: Path) -> None:
+    """Where every node costs half a forward, it is dear to be wrong; where they cost nothing, more is better."""
+    sweep = ("replay", log, "--tokenizer", tokenizer, "-d", "sam,grow=0", "--sweep", "draft=1,20")
+    free, dear = (command(*sweep, "--verify-cost", cost).out for cost in ("flat", "linear:2"))
+    assert "fastest at this cost: sam,grow=0,draft=20" in free
+    assert "fastest at this cost: sam,grow=0,draft=1\n" in dear
+    assert "fastest" not in command(*sweep).out
+
+
 def test_gzip_templates_limits_workers_and_a_prediction(command: Command, tokenizer: Path, tmp_path: Path) -> None:
     log = write(tmp_path / "log.jsonl.gz", records(20))
     how = ("--template", "vicuna", "--limit", 18, "--categories", "odd", "--workers", 2, "--verify-cost", "linear:0.1")

@@ -169,6 +169,8 @@ def _write_page(file: Path, told: dict[str, Any], bases: Sequence[str]) -> None:
 def _show(report: Report, cost: Cost | None, seconds: float) -> None:
     console = Console(highlight=False)
     console.print(_overview(report, cost))
+    if cost is not None and len(report.specs) > 1:
+        console.print(f"\nfastest at this cost: {escape(_fastest(report, cost))}", soft_wrap=True)
     for first in range(0, len(report.specs), SIDE_BY_SIDE):
         numbers = range(first, min(first + SIDE_BY_SIDE, len(report.specs)))
         if len(report.categories) > 1:
@@ -198,6 +200,15 @@ def _overview(report: Report, cost: Cost | None) -> Table:
         cells += [f"{predict(tally, cost):.2f}"] if cost is not None else []
         table.add_row(str(s + 1), escape(spec + part), *cells)
     return table
+
+
+def _fastest(report: Report, cost: Cost) -> str:
+    """The drafter that the cost model would choose."""
+    from paceline.replay.predict import predict
+    from paceline.replay.run import OVERALL
+
+    gains = [predict(report.tallies[s, OVERALL], cost) for s in range(len(report.specs))]
+    return report.specs[max(range(len(gains)), key=gains.__getitem__)]
 
 
 def _by_category(report: Report, numbers: range) -> Table:
