@@ -227,3 +227,28 @@ def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedToke
     assert {f.name for f in out.glob("training-*")} == {
         f"training-{stage}.{kind}" for stage in ("pretrain", "chat") for kind in ("json", "jsonl")
     }
+
+
+def test_muon_has_the_matrices_inside_and_adamw_the_rest() -> None:
+    from paceline.train.loop import make_optimisers
+
+    module = torch.nn.ModuleDict(
+        {"embed_tokens": torch.nn.Embedding(5, 4), "proj": torch.nn.Linear(4, 4), "norm": torch.nn.LayerNorm(4)}
+    )
+    muon, adamw = make_optimisers(module, LoopConfig(tokens=1))
+    assert [p.shape for g in muon.param_groups for p in g["params"]] == [(4, 4)]
+    decays = [(g["weight_decay"], len(g["params"])) for g in adamw.param_groups]
+    assert decays == [(0.1, 1), (0.0, 3)]
+    (alone,) = make_optimisers(module, LoopConfig(tokens=1, optimiser="adamw"))
+    assert sum(len(g["params"]) for g in alone.param_groups) == 5
+    with pytest.raises(PacelineError, match="no optimiser 'sgd'"):
+        LoopConfig(tokens=1, optimiser="sgd")
+
+
+def test_rows_are_cut_short_until_the_decay() -> None:
+    config = DataConfig(length=8, rows=2, weights={"a": 1}, decay_weights={"a": 1}, short=4, decay_from=0.5)
+    ids = np.arange(80).reshape(10, 8)
+    mixture = Mixture({"a": (ids, ids + 1)}, config)
+    early, late = mixture.next(0.0), mixture.next(0.6)
+    assert (early["input_ids"].shape, late["input_ids"].shape) == ((4, 4), (2, 8))
+    assert torch.equal(early["labels"], early["input_ids"] + 1)

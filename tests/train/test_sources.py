@@ -107,3 +107,34 @@ def test_the_split_depends_on_content_alone(tmp_path: Path) -> None:
     assert not {d.text for d in train} & {d.text for d in valid}
     again = documents(write_jsonl(tmp_path / "b.jsonl", rows[::-1]))
     assert {d.text for d in again if held_out(d)} == {d.text for d in valid}
+
+
+def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load_dataset(name: str, config: str | None, split: str) -> list[dict[str, str]]:
+        asked.append((name, config, split))
+        return [{"question": "2 + 2?", "answer": "4"}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    plain, full = parse_source("hf:openai/gsm8k"), parse_source("sums=hf:openai/gsm8k:main@test")
+    assert (plain.name, full.name) == ("gsm8k", "sums")
+    (document,) = read(full)
+    assert document.messages[1]["content"] == "4"
+    list(read(plain))
+    assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", None, "train")]
+    with pytest.raises(SourceError, match="is not hf:OWNER/DATA"):
+        parse_source("x=hf:gsm8k")
+
+
+def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load_dataset(*args: object, **kw: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(SourceError, match=r"cannot be had from the hub \(no network\); give a file instead: x=PATH"):
+        list(read(parse_source("x=hf:a/b")))

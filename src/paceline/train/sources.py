@@ -74,7 +74,7 @@ def parse_source(spec: str) -> Source:
     if path.startswith(HUB):
         if not re.fullmatch(r"hf:[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.-]+)?", path):
             raise SourceError(f"source {name!r}: {path} is not hf:OWNER/DATA, hf:OWNER/DATA:CONFIG or ...@SPLIT")
-        return Source(re.split("[/:@]", path)[1] if not equals else name, path)
+        return Source(re.split("[/:@]", path)[2] if not equals else name, path)
     file = Path(path).expanduser()
     if not file.is_file():
         raise SourceError(f"source {name!r}: no such file: {file}")
