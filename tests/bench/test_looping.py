@@ -1,9 +1,15 @@
 """The definition of looping, at its edges."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from paceline.bench.looping import is_looping
+from paceline.bench.looping import MT_BENCH, count_loops, is_looping, read_prompts, run, table
+from paceline.engine import Engine
+from paceline.errors import PromptError
+from tests.fakes import TableTarget
 
 
 @pytest.mark.parametrize("period", [1, 2, 5, 16])
@@ -49,3 +55,35 @@ def test_text_that_quotes_itself_once_is_no_loop() -> None:
 def test_arrays_do() -> None:
     assert is_looping(np.array([1, 2] * 50))
     assert not is_looping(np.arange(100))
+
+
+def test_loops_of_a_model_are_counted() -> None:
+    """Order-1 tables: one that cycles through three tokens, one that ends its answers."""
+    import torch
+    from tests.fakes import TableTarget
+
+    cycle = torch.full((8, 8), -50.0)
+    cycle[torch.arange(8), torch.tensor([1, 2, 3, 1, 5, 6, 7, 7])] = 50.0  # 1 2 3 1 2 3 ..., and 4 5 6 7, the end
+    engine = Engine(TableTarget(8, logits=cycle, order=1, eos=(7,)), max_batch=2)
+    found = count_loops(engine, [[1], [4], [3], [1] * 5000], "x", temperature=0.0, tokens=80)
+    assert (found.answers, found.looping, found.ended, found.too_long) == (3, 2, 1, 1)
+    assert found.mean_tokens == pytest.approx((80 + 80 + 3) / 3)
+    assert table([found]).splitlines()[-1] == "| x | 0 | 3 | 2 (66.7%) | 1 | 54 |"
+
+
+def test_prompts_of_a_file(tmp_path: Path) -> None:
+    lines = [
+        {"turns": ["first", "second"], "category": "math"},
+        {"turns": ["other"], "category": "rag"},
+        {"prompt": "text"},
+        {"messages": [{"role": "user", "content": "hi"}]},
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert [m[-1]["content"] for m in read_prompts(path)] == ["first", "other", "text", "hi"]
+    assert [m[-1]["content"] for m in read_prompts(path, MT_BENCH)] == ["first", "text", "hi"]
+    path.write_text('{"question": "?"}')
+    with pytest.raises(PromptError, match='line 1: a line is an object with "messages", "prompt" or "turns"'):
+        read_prompts(path)
+    with pytest.raises(SystemExit):
+        run(["no/such/model", "--prompts", str(tmp_path / "none.jsonl")])

@@ -22,7 +22,8 @@ def prepared(folder: Path) -> list[str]:
     tokenizer = folder / "tokenizer"
     command = [sys.executable, "-m", "paceline.train", "tokenizer", f"story={source}", "--out", str(tokenizer)]
     subprocess.run([*command, "--vocabulary", "400", "--generated", "50"], check=True, capture_output=True)
-    return ["pretrain", f"story={source}", "--tokenizer", str(tokenizer), "--size", "tiny", "--no-compiled"]
+    small = ["--size", "tiny", "--no-compiled", "--generated", "500"]
+    return ["pretrain", f"story={source}", "--tokenizer", str(tokenizer), *small]
 
 
 def run(arguments: list[str], folder: Path, name: str, tokens: int, processes: int = 1) -> subprocess.Popen[bytes]:

@@ -47,6 +47,7 @@ class LoopCount:
     looping: int
     ended: int  # by themselves, within the tokens they had
     mean_tokens: float
+    too_long: int = 0  # prompts left out because the model's context cannot hold them
 
     @property
     def share(self) -> float:
@@ -59,8 +60,12 @@ def count_loops(
     """Answer every prompt (chat messages) with at most `tokens` tokens; sampling is seeded by the prompt's number."""
     from paceline.sampling import SamplingParams
 
-    params = [SamplingParams(max_tokens=tokens, temperature=temperature, seed=i) for i in range(len(prompts))]
-    rows = [engine.add(list(prompt), one) for prompt, one in zip(prompts, params, strict=True)]
+    rows, too_long = [], 0
+    for seed, prompt in enumerate(prompts):
+        try:
+            rows.append(engine.add(prompt, SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed)))
+        except PromptError:
+            too_long += 1
     while engine.has_work:
         engine.step()
     answers = [row.new_tokens.tolist() for row in rows]
@@ -71,6 +76,7 @@ def count_loops(
         sum(is_looping(answer) for answer in answers),
         sum(row.finish_reason == "stop" for row in rows),
         sum(map(len, answers)) / max(len(answers), 1),
+        too_long,
     )
 
 

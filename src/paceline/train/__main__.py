@@ -33,6 +33,7 @@ Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall c
 Tokens = Annotated[int | None, typer.Option(help="Budget in tokens; exactly repeatable.")]
 Threads = Annotated[int, typer.Option(help="torch threads.")]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.")]
+Generated = Annotated[int, typer.Option(help="Generated examples (sums, translation, reading) mixed in; 0: none.")]
 SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.")]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
 
@@ -113,6 +114,7 @@ def pretrain_command(
     tokens: Tokens = None,
     lr: Rate = 2e-3,
     size: Annotated[str, typer.Option(help="tiny, demo (13 million parameters) or large (90 million).")] = "demo",
+    generated: Generated = 150_000,
     save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
@@ -123,6 +125,8 @@ def pretrain_command(
     --out build/base --checkpoints build/pretrain --minutes 50
     """
     _threads(threads)
+    from dataclasses import replace
+
     from paceline.errors import meant
     from paceline.train.lm import PRETRAIN, SIZES, pretrain
     from paceline.train.loop import LoopConfig
@@ -133,7 +137,8 @@ def pretrain_command(
         raise PacelineError(f"no size {size!r}.{meant(size, SIZES)} Sizes: {', '.join(SIZES)}.")
     loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, save_every=save_every)
     read, words = parse_sources(sources), load_tokenizer(tokenizer)
-    if not pretrain(read, words, out, run, loop, PRETRAIN, SIZES[size], compiled):
+    data = replace(PRETRAIN, generated=generated)
+    if not pretrain(read, words, out, run, loop, data, SIZES[size], compiled):
         raise typer.Exit(130)
 
 
@@ -146,6 +151,7 @@ def chat_command(
     minutes: Minutes = None,
     tokens: Tokens = None,
     lr: Rate = 1e-3,
+    generated: Generated = 150_000,
     save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
@@ -156,13 +162,16 @@ def chat_command(
     --checkpoints build/chat --minutes 20
     """
     _threads(threads)
-    from paceline.train.lm import chat
+    from dataclasses import replace
+
+    from paceline.train.lm import CHAT, chat
     from paceline.train.loop import LoopConfig
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
     loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=50, decay=0.6, save_every=save_every)
-    if not chat(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
+    data = replace(CHAT, generated=generated)
+    if not chat(parse_sources(sources), load_tokenizer(model), model, out, run, loop, data, compiled):
         raise typer.Exit(130)
 
 
@@ -175,6 +184,7 @@ def settle_command(
     minutes: Minutes = None,
     tokens: Tokens = None,
     lr: Rate = 2e-4,
+    generated: Generated = 150_000,
     save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
@@ -185,13 +195,17 @@ def settle_command(
     --checkpoints build/settle --tokens 2000000
     """
     _threads(threads)
+    from dataclasses import replace
+
+    from paceline.train.lm import CHAT
     from paceline.train.loop import LoopConfig
     from paceline.train.settle import settle
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
     loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=20, decay=0.5, save_every=save_every)
-    if not settle(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
+    data = replace(CHAT, generated=generated)
+    if not settle(parse_sources(sources), load_tokenizer(model), model, out, run, loop, data, compiled=compiled):
         raise typer.Exit(130)
 
 
@@ -204,6 +218,7 @@ def distil_command(
     minutes: Minutes = None,
     tokens: Tokens = None,
     lr: Rate = 2e-3,
+    generated: Generated = 150_000,
     save_every: SaveEvery = 5.0,
     compiled: Compiled = True,
     threads: Threads = 1,
@@ -214,13 +229,16 @@ def distil_command(
     --checkpoints build/draft --tokens 40000000
     """
     _threads(threads)
-    from paceline.train.distil import distil
+    from dataclasses import replace
+
+    from paceline.train.distil import DISTIL, distil
     from paceline.train.loop import LoopConfig
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
     loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, save_every=save_every)
-    if not distil(parse_sources(sources), load_tokenizer(model), model, out, run, loop, compiled=compiled):
+    data = replace(DISTIL, generated=generated)
+    if not distil(parse_sources(sources), load_tokenizer(model), model, out, run, loop, data, compiled=compiled):
         raise typer.Exit(130)
 
 

@@ -438,10 +438,12 @@ def run_stage(
         learnt = int((labels != IGNORE).sum())
         console.print(f"  {name:10} {len(ids):6} rows  {ids.size:>10,} tokens, {learnt:>10,} learnt")
     console.print(f"text ready after {time.monotonic() - began:.0f} s")
+    # Short rows where training has them: a model that has read nothing longer cannot say how good it is on long ones.
+    width = data.short or data.length
     validation = {
-        name: [_batch(ids[: data.validation_rows], labels[: data.validation_rows])]
-        for name, (ids, labels) in held.items()
-        if len(ids)
+        name: [_batch(*(side[: data.validation_rows].reshape(-1, width) for side in sides))]
+        for name, sides in held.items()
+        if len(sides[0])
     }
     mixture = Mixture(rows, data)
     stream = wrap(mixture, training) if wrap else mixture
