@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.fakes import TableTarget
 
 from paceline.bench.looping import MT_BENCH, count_loops, is_looping, read_prompts, run, table
 from paceline.engine import Engine
 from paceline.errors import PromptError
-from tests.fakes import TableTarget
 
 
 @pytest.mark.parametrize("period", [1, 2, 5, 16])
@@ -59,12 +59,12 @@ def test_arrays_do() -> None:
 
 def test_loops_of_a_model_are_counted() -> None:
     """Order-1 tables: one that cycles through three tokens, one that ends its answers."""
-    import torch
-    from tests.fakes import TableTarget
+    after = [1, 2, 3, 1, 5, 6, 7, 7]  # 1 2 3 1 2 3 ..., and 4 5 6 7, the end
 
-    cycle = torch.full((8, 8), -50.0)
-    cycle[torch.arange(8), torch.tensor([1, 2, 3, 1, 5, 6, 7, 7])] = 50.0  # 1 2 3 1 2 3 ..., and 4 5 6 7, the end
-    engine = Engine(TableTarget(8, logits=cycle, order=1, eos=(7,)), max_batch=2)
+    def logits(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.where(np.arange(8) == after[prefix[-1]], 50.0, -50.0)
+
+    engine = Engine(TableTarget(8, logits=logits, order=1, eos=(7,)), max_batch=2)
     found = count_loops(engine, [[1], [4], [3], [1] * 5000], "x", temperature=0.0, tokens=80)
     assert (found.answers, found.looping, found.ended, found.too_long) == (3, 2, 1, 1)
     assert found.mean_tokens == pytest.approx((80 + 80 + 3) / 3)
