@@ -47,13 +47,16 @@ class Delta:
 
     index   the request's number among the prompts of this call; pieces (source, text), source "" for the target's
             own tokens and the drafter's name for accepted ones. Text may lag behind tokens inside a character or
-            before what may become a stop string."""
+            before what may become a stop string.
+    nodes   drafted tokens that were verified in this round, depth the longest path among them."""
 
     index: int
     row: Row
     tokens: list[int]
     pieces: list[tuple[str, str]]
     finished: bool
+    nodes: int = 0
+    depth: int = 0
 
     @property
     def text(self) -> str:
@@ -205,7 +208,8 @@ class Engine:
             taken = row.extend(accepted.tokens, tree.source)
             row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(accepted.tokens) - 1))
         tokens = accepted.tokens[:taken]
-        return Delta(row.id, row, tokens, row.take_pieces(), row.finish_reason is not None)
+        ended = row.finish_reason is not None
+        return Delta(row.id, row, tokens, row.take_pieces(), ended, tree.num_drafted, tree.max_depth)
 
     # Rows come and go -----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import jinja2
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paceline.errors import ModelError, meant
+from paceline.errors import ModelError, PromptError, meant
 from paceline.replay.record import Exchange, Message, TraceError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
@@ -80,6 +80,13 @@ class Transcriber:
         if isinstance(tokenizer.inner, SentencePiece):
             self._special = {str(token): id for id, token in tokenizer.inner.added_tokens_decoder.items()}
         self._lead = self._before_an_answer()
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
+        try:
+            return self._encode(self._render(messages, True))
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise PromptError(f"the chat template refuses these messages: {error}") from error
 
     def conversation(self, exchange: Exchange) -> Conversation:
         """An exchange in tokens; TraceError if the template refuses its messages."""

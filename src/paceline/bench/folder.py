@@ -1,0 +1,157 @@
+"""A run's folder: what was run (run.json), every answer as it is finished (answers.jsonl), and the figures.
+
+One run, one folder. A run that was killed goes on in its folder when it is the same run; another run is refused.
+Answers are appended line by line; a line that was cut off is dropped, so that what is there is whole. Knows nothing
+of engines.
+
+    with RunFolder.open(path, run) as folder:
+        folder.append([answer])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.bench.record import Answer, read_answers
+from paceline.errors import PacelineError
+
+RUN, ANSWERS, SUMMARY, CALIBRATION = "run.json", "answers.jsonl", "summary.json", "calibration.json"
+
+IDENTITY = ("model", "fingerprint", "as_large", "suite", "options", "machine")
+"""What two runs must share to be one: they are compared when a run goes on."""
+
+
+class RunFolder:
+    """The folder of a run that is under way; `answers` are those it held when it was opened."""
+
+    def __init__(self, path: Path, lines: FileIO, answers: list[Answer]):
+        self.path, self.answers = path, answers
+        self._lines = lines
+
+    @classmethod
+    def open(cls, path: Path, run: Mapping[str, Any]) -> RunFolder:
+        """Begin the run that `run` describes in `path`, or go on with it there.
+
+        Raises PacelineError if the folder holds something else, another run, or a run that is still going on."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _check(path, run)
+            lines = (path / ANSWERS).open("a+b", buffering=0)
+        except OSError as error:
+            raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
+        try:
+            _lock(lines, path)
+            if not (path / RUN).exists():
+                _write(path / RUN, run)
+            return cls(path, lines, _whole(lines, path))
+        except BaseException:
+            lines.close()
+            raise
+
+    def append(self, answers: Sequence[Answer]) -> None:
+        """Write answers, in one piece: if that fails, the file is as it was."""
+        end = self._lines.seek(0, os.SEEK_END)
+        rest = memoryview("".join(answer.to_json() + "\n" for answer in answers).encode())
+        try:
+            while rest:
+                rest = rest[self._lines.write(rest) :]
+        except OSError as error:
+            self._lines.truncate(end)
+            raise PacelineError(
+                f"{self.path / ANSWERS} cannot be written: {error.strerror}; what was answered before is safe, and the "
+                "same command goes on from there"
+            ) from error
+        self.answers += answers
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run; the one before stays until the new one is whole."""
+        _write(self.path / name, value)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the run; None if there is none, or none that can be read."""
+        try:
+            found = json.loads((self.path / name).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lines.close()  # which unlocks it
+
+
+def _check(path: Path, run: Mapping[str, Any]) -> None:
+    """PacelineError unless `path` is empty or holds this very run."""
+    if not (path / RUN).exists():
+        if any(entry.name != ANSWERS or entry.stat().st_size for entry in path.iterdir()):
+            raise PacelineError(f"{path} holds other files and no run; name a new folder with --out")
+        return
+    try:
+        before = json.loads((path / RUN).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise PacelineError(f"{path / RUN} cannot be read: {error}; name a new folder with --out") from None
+    now = json.loads(json.dumps(run))
+    different = [key for key in IDENTITY if before.get(key) != now.get(key)]
+    if different:
+        key = different[0]
+        was, is_now = _difference(before.get(key), now.get(key))
+        raise PacelineError(
+            f"{path} holds another run: its {key} {was} and now {is_now}; "
+            "name a new folder with --out, or run the same command to go on"
+        )
+
+
+def _difference(before: Any, now: Any) -> tuple[str, str]:
+    """The two in words; of objects, only what differs."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        before, now = ({key: side.get(key) for key in keys} for side in (before, now))
+    return f"was {_short(before)}", f"is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _lock(lines: FileIO, path: Path) -> None:
+    """Only one process at a time writes into a folder."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system; two runs in one folder are then the user's to avoid
+        return
+    try:
+        fcntl.flock(lines.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise PacelineError(f"another run is writing into {path}; wait for it, or name another folder") from None
+
+
+def _whole(lines: FileIO, path: Path) -> list[Answer]:
+    """Every whole answer of the file; a last line that was cut off is removed."""
+    lines.seek(0)
+    content = lines.read()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        lines.truncate(end)
+    return read_answers(content[:end], str(path / ANSWERS))
+
+
+def _write(file: Path, value: Mapping[str, Any]) -> None:
+    """A whole file or none."""
+    draft = file.with_name(file.name + ".part")
+    try:
+        draft.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error

@@ -1,0 +1,519 @@
+"""Metrics: every figure of a benchmark, defined once, worked out from answers. Knows no engine, suite or file.
+
+    none, sam = ([a for a in answers if a.method == name] for name in ("none", "sam"))
+    speedup(sam, none), speedup_interval(sam, none), mean_accepted_tokens(sam)
+    summarize(answers, facts)                       # all of them, for every method and task
+
+A figure is over the answers it is given and pools their repeats; answers that failed count in none. It is None where
+there is nothing to count, or where an engine does not tell what it takes. Sources: Spec-Bench (Xia et al. 2024, arXiv
+2401.07851, and its evaluation/speed.py), VocabTrim (arXiv 2506.22694), Leviathan et al. 2023 (arXiv 2211.17192).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.bench.looping import is_looping
+from paceline.bench.record import Answer, Turn
+
+Floats = NDArray[np.float64]
+Answers = Sequence[Answer]
+
+BASELINE = "none"
+"""The method that all are compared with: plain decoding in the same engine."""
+OVERALL = "overall"
+"""The category of all tasks together; no task may have this name."""
+RESAMPLES = 1000
+
+
+# Tokens a round --------------------------------------------------------------------------------------------------
+
+
+def length_histogram(answers: Answers) -> list[int] | None:
+    """Entry i: rounds that brought i tokens, the target's own included. A round is a forward of the target that
+    brought tokens; the one that ended the prompt is a round of one token."""
+    lengths = [n for turn in _turns(answers) for n in turn.lengths or ()]
+    return np.bincount(lengths).tolist() if lengths else None
+
+
+def mean_accepted_tokens(answers: Answers) -> float | None:
+    """Mean of all rounds' lengths, pooled: new tokens / rounds. Plain decoding is 1.
+
+    Spec-Bench's "#Mean accepted tokens": the target's own token counts, and so does the round that ended the prompt."""
+    return _mean(n for turn in _turns(answers) for n in turn.lengths or ())
+
+
+def block_efficiency(answers: Answers) -> float | None:
+    """Mean length of the rounds behind the prompt: what a round that could draft brought. Plain decoding is 1.
+
+    tau of Leviathan et al. 2023 and VocabTrim; mean accepted tokens without each turn's first round."""
+    return _mean(n for turn in _turns(answers) for n in (turn.lengths or ())[1:])
+
+
+def accepted_by_depth(answers: Answers) -> list[float] | None:
+    """Entry d-1: of the rounds whose draft reached depth d, the share in which at least d drafted tokens stood.
+
+    A share of rounds, not of drafted tokens, and not conditional on the depth before."""
+    turns = [turn for turn in _turns(answers) if turn.lengths and turn.depths]
+    if not turns:
+        return None
+    depths = np.array([depth for turn in turns for depth in turn.depths or ()])
+    accepted = np.array([count for turn in turns for count in _accepted(turn)])
+    return [float(np.mean(accepted[depths >= d] >= d)) for d in range(1, depths.max() + 1)]
+
+
+def _accepted(turn: Turn) -> list[int]:
+    """Drafted tokens kept in each round. An answer may end inside a draft: its last token is then a drafted one."""
+    accepted = [n - 1 for n in turn.lengths or ()]
+    if turn.runs and turn.runs[-1][0]:
+        accepted[-1] += 1
+    return accepted
+
+
+def drafted_per_round(answers: Answers) -> float | None:
+    """Drafted tokens (nodes of the tree but for its root) that a round behind the prompt had verified."""
+    return _mean(n for turn in _turns(answers) for n in (turn.nodes or ())[1:])
+
+
+def calls_per_round(answers: Answers) -> float | None:
+    """Forwards of a draft model, one after another, for each round behind the prompt; 0 for drafters without one."""
+    turns = [turn for turn in _turns(answers) if turn.lengths]
+    rounds = sum(len(turn.lengths or ()) - 1 for turn in turns)
+    return sum(turn.calls for turn in turns) / rounds if rounds else None
+
+
+def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int) -> float:
+    """Memory-bound speed-up, tau / (1 + g c): g calls of the draft model a round, c = draft_bytes / target_bytes.
+
+    VocabTrim: the speed-up on a machine that does nothing but read weights: verifying costs a plain step whatever its
+    size, drafting what its weights weigh, everything else nothing. Without calls it is tau. Bytes are those a forward
+    reads (the head once, of the input embedding nothing). ValueError if they are needed and not given."""
+    if not calls_per_round:
+        return tau
+    if draft_bytes <= 0 or target_bytes <= 0:
+        raise ValueError(f"draft and target must weigh something, not {draft_bytes} and {target_bytes} bytes")
+    return tau / (1 + calls_per_round * draft_bytes / target_bytes)
+
+
+# Time ------------------------------------------------------------------------------------------------------------
+
+
+def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None:
+    """All new tokens over all seconds. Of each group and turn the medians over the repeats count; questions answered
+    together are a group, and its seconds count once.
+
+    decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
+            are the tokens that came until then."""
+    timed = _timed(answers, decode).values()
+    by_group: dict[int, list[Floats]] = {}
+    for cell in timed:
+        by_group.setdefault(cell.group, []).append(cell.turns)
+    if not by_group:
+        return None
+    stack, counts = _stack(list(by_group.values()))
+    tokens, seconds = _totals(stack, counts)
+    return float(tokens / seconds) if seconds > 0 else None
+
+
+def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float | None:
+    """Tokens per second over plain decoding's (see `tokens_per_second`): a ratio of totals, so long answers weigh
+    more. Only groups that both answered, repeat for repeat, count.
+
+    Spec-Bench's own ratio, in which every question weighs the same, is `speedup_spec_bench`."""
+    pairs = _pairs(answers, plain, decode)
+    return _ratio(_totals(pairs.mine, pairs.counts), _totals(pairs.plain, pairs.counts)) if pairs else None
+
+
+def speedup_interval(
+    answers: Answers, plain: Answers, *, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float] | None:
+    """95 % interval of `speedup`: 2.5th and 97.5th percentile over bootstrap resamples (Efron 1979).
+
+    Paired: a resample takes a group's times with the method and with plain decoding together. Hierarchical: groups are
+    drawn within their task, and then repeats within a group. Seeded: the same answers give the same interval. It says
+    how far the figure would move with other questions of the same kinds, and with other runs; not with another machine.
+    None where a task has a single group: how much questions of its kind differ is then not known."""
+    pairs = _pairs(answers, plain, decode=False)
+    if pairs is None or min(map(len, pairs.members)) < 2:
+        return None
+    random = np.random.default_rng(seed)
+    ratios = np.concatenate([_resampled(pairs, size, random) for size in _portions(resamples, 100)])
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def tokens_per_second_spec_bench(answers: Answers) -> float | None:
+    """As Spec-Bench's speed.py: the mean over questions of new tokens / seconds, each of all turns, then over the
+    repeats. Plain decoding's tokens are those of its text encoded again, less one (`Turn.plain_tokens`).
+
+    Short answers weigh as much as long ones. Meant for questions answered one at a time."""
+    speeds = _spec_bench(answers)
+    return _mean(_mean(of_repeat.values()) or 0.0 for of_repeat in speeds.values())
+
+
+def speedup_spec_bench(answers: Answers, plain: Answers) -> float | None:
+    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, then the mean over
+    repeats. Only questions that both answered count, which is all of them in a whole run."""
+    mine, others = _spec_bench(answers), _spec_bench(plain)
+    ratios = []
+    for repeat in mine.keys() & others.keys():
+        both = sorted(mine[repeat].keys() & others[repeat].keys())
+        if below := sum(others[repeat][question] for question in both):
+            ratios.append(sum(mine[repeat][question] for question in both) / below)
+    return _mean(ratios)
+
+
+def _spec_bench(answers: Answers) -> dict[int, dict[str, float]]:
+    """Tokens per second of every question, by repeat."""
+    speeds: dict[int, dict[str, float]] = {}
+    for answer in _good(answers):
+        recounted = sum(turn.plain_tokens for turn in answer.turns)
+        tokens = recounted if answer.method == BASELINE else answer.num_new
+        if answer.seconds > 0:
+            speeds.setdefault(answer.repeat, {})[answer.question] = tokens / answer.seconds
+    return speeds
+
+
+def round_cost(tau: float, speedup_decode: float) -> float:
+    """R: what a round behind the prompt costs, in rounds of plain decoding: block efficiency / speed-up of decoding.
+
+    1 would be a draft that costs nothing and a forward over many tokens as fast as over one. It tells the cost of a
+    method from what it has accepted; of two machines it is what differs."""
+    return tau / speedup_decode
+
+
+def draft_share(answers: Answers) -> float | None:
+    """Share of the time of all parts that drafting takes, 0 to 1, prompts included."""
+    parts = _parts(answers)
+    whole = sum(parts.values())
+    return parts.get("draft", 0.0) / whole if whole else None
+
+
+def parts_ms(answers: Answers) -> dict[str, float] | None:
+    """Milliseconds of a round by part, the prompt's rounds included: each part's time over the number of rounds."""
+    parts = _parts(answers)
+    rounds = sum(len(turn.lengths or ()) for turn in _turns(answers) if turn.parts)
+    return {part: 1e3 * seconds / rounds for part, seconds in parts.items()} if rounds else None
+
+
+def _parts(answers: Answers) -> dict[str, float]:
+    parts: dict[str, float] = {}
+    for turn in _turns(answers):
+        for part, seconds in turn.parts.items():
+            parts[part] = parts.get(part, 0.0) + seconds
+    return parts
+
+
+def first_token_ms(answers: Answers) -> float | None:
+    """Median over turns of the milliseconds from handing the prompt over to its first token."""
+    times = [1e3 * turn.times[0] for turn in _turns(answers) if turn.times]
+    return float(np.median(times)) if times else None
+
+
+def inter_token_ms(answers: Answers) -> tuple[float, float] | None:
+    """Median and 99th percentile of the milliseconds between two deliveries of tokens, pooled over all turns.
+
+    As a reader of a stream sees it: the tokens of a round arrive together and are one delivery. So a method that
+    accepts much has fewer, not necessarily shorter, waits; time per token is 1 / tokens per second."""
+    waits = [1e3 * (after - before) for turn in _turns(answers) for before, after in pairwise(turn.times or ())]
+    if not waits:
+        return None
+    middle, slow = np.percentile(waits, [50, 99])
+    return float(middle), float(slow)
+
+
+def peak_bytes(answers: Answers) -> int | None:
+    """Most memory of the process while answering, in bytes, everything that was loaded included."""
+    return max((turn.peak_bytes for turn in _turns(answers) if turn.peak_bytes is not None), default=None)
+
+
+# What was said ---------------------------------------------------------------------------------------------------
+
+
+def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
+    """(turn, position) of the first token that is not plain decoding's, both from 0; None if all are the same.
+
+    The position may be one behind the shorter answer's end."""
+    for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
+        if mine.tokens != other.tokens:
+            same = [a == b for a, b in zip(mine.tokens, other.tokens, strict=False)]
+            return number, same.index(False) if False in same else len(same)
+    same_turns = len(answer.turns) == len(plain.turns)
+    return None if same_turns else (min(len(answer.turns), len(plain.turns)), 0)
+
+
+def identical(answers: Answers, plain: Answers) -> float | None:
+    """Share of answers whose tokens, in all turns, are plain decoding's for that question and repeat.
+
+    Tokens, where Spec-Bench's equal.py compares texts. Answers that plain decoding did not give do not count."""
+    others = {(other.question, other.repeat): other for other in _good(plain)}
+    both = [(a, others[a.question, a.repeat]) for a in _good(answers) if (a.question, a.repeat) in others]
+    return _mean(first_divergence(answer, other) is None for answer, other in both)
+
+
+def looping(answers: Answers) -> float | None:
+    """Share of answers of which a turn ends in a loop (`paceline.bench.looping.is_looping`): easy text to draft."""
+    return _mean(any(is_looping(turn.tokens) for turn in answer.turns) for answer in _good(answers))
+
+
+# All of them -----------------------------------------------------------------------------------------------------
+
+
+def summarize(
+    answers: Iterable[Answer],
+    facts: Mapping[str, Mapping[str, Any]],
+    *,
+    judged: Iterable[Mapping[str, Any]] = (),
+    predicted: Mapping[tuple[str, str], float] = {},
+    resamples: int = RESAMPLES,
+) -> list[dict[str, Any]]:
+    """Every figure of every method: a dict each for "overall" and for its tasks, plain decoding first.
+
+    facts      of each method: draft_bytes and target_bytes. A method of which there is no answer gets its overall
+               dict too, with what facts say under "unavailable" as the reason.
+    judged     differing answers, with "method" and "question": the dicts come back under "differs".
+    predicted  speed-ups by (method, category).
+
+    answers is how many there are of the method, compared how many of those count in its speed-up; failed is None or
+    why it failed; new_tokens, seconds and rounds are of all repeats. None where a figure is not told."""
+    every = list(answers)
+    by_method: dict[str, list[Answer]] = {}
+    for answer in every:
+        by_method.setdefault(answer.method, []).append(answer)
+    for method in facts:
+        by_method.setdefault(method, [])
+    methods = sorted(by_method, key=lambda method: method != BASELINE)
+    tasks = list(dict.fromkeys(answer.task for answer in every))
+    task_of = {answer.question: answer.task for answer in every}
+    differing = list(judged)
+    told = []
+    for method in methods:
+        of_method = facts.get(method, {})
+        for category in (OVERALL, *tasks):
+            mine, plain = _of(by_method[method], category), _of(by_method.get(BASELINE, []), category)
+            if not mine and category != OVERALL:
+                continue
+            differs = [
+                dict(one)
+                for one in differing
+                if one["method"] == method and category in (OVERALL, task_of.get(one["question"]))
+            ]
+            told.append(
+                {
+                    "method": method,
+                    "category": category,
+                    "answers": len(_good(mine)),
+                    "failed": _failed(mine, of_method),
+                    **_figures(mine, plain, of_method, resamples),
+                    "differs": differs,
+                    "predicted": predicted.get((method, category)),
+                }
+            )
+    return told
+
+
+def _of(answers: Answers, category: str) -> list[Answer]:
+    return [answer for answer in answers if category in (OVERALL, answer.task)]
+
+
+def _failed(answers: Answers, facts: Mapping[str, Any]) -> str | None:
+    """Why a method failed, or has not answered; None if all is well."""
+    if not answers:
+        return str(facts.get("unavailable") or "no answers yet")
+    return next((answer.failed for answer in answers if answer.failed is not None), None)
+
+
+def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples: int) -> dict[str, Any]:
+    tau, decode = block_efficiency(mine), speedup(mine, plain, decode=True)
+    interval = speedup_interval(mine, plain, resamples=resamples) or (None, None)
+    waits = inter_token_ms(mine) or (None, None)
+    lengths = length_histogram(mine)
+    timed, pairs = _timed(mine, decode=False).values(), _pairs(mine, plain, decode=False)
+    return {
+        "compared": pairs.answers if pairs else 0,
+        "speedup": speedup(mine, plain),
+        "speedup_low": interval[0],
+        "speedup_high": interval[1],
+        "speedup_decode": decode,
+        "speedup_spec_bench": speedup_spec_bench(mine, plain),
+        "tokens_per_second": tokens_per_second(mine),
+        "tokens_per_second_decode": tokens_per_second(mine, decode=True),
+        "tokens_per_second_spec_bench": tokens_per_second_spec_bench(mine),
+        "mean_accepted_tokens": mean_accepted_tokens(mine),
+        "block_efficiency": tau,
+        "round_cost": round_cost(tau, decode) if tau and decode else None,
+        "mbsu": _mbsu(mine, tau, facts),
+        "accepted_by_depth": accepted_by_depth(mine),
+        "drafted_per_round": drafted_per_round(mine),
+        "draft_share": draft_share(mine),
+        "parts_ms": parts_ms(mine),
+        "lengths": lengths,
+        "rounds": sum(lengths) if lengths else None,
+        "new_tokens": sum(answer.num_new for answer in _good(mine)),
+        "seconds": float(sum(cell.turns[:, 1].sum() for cell in timed)),
+        "peak_bytes": peak_bytes(mine),
+        "first_token_ms": first_token_ms(mine),
+        "inter_token_ms_p50": waits[0],
+        "inter_token_ms_p99": waits[1],
+        "identical": identical(mine, plain),
+        "looping": looping(mine),
+    }
+
+
+def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> float | None:
+    """None for a draft model whose calls, or whose target's bytes, are not told."""
+    calls, draft, target = calls_per_round(answers), facts.get("draft_bytes", 0), facts.get("target_bytes", 0)
+    if tau is None or calls is None or bool(calls) != bool(draft) or (calls and not target):
+        return None
+    return mbsu(tau, calls, draft, target)
+
+
+# Answers into arrays ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One group in one repeat. turns: float64 [turns, 2], new tokens and seconds."""
+
+    group: int
+    repeat: int
+    task: str
+    questions: frozenset[str]
+    turns: Floats
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """What a method and plain decoding both answered. mine, plain: float64 [groups, repeats, turns, 2]; of a group's
+    repeats the first `counts` are there. members: the groups of each task; answers: how many, of the method."""
+
+    mine: Floats
+    plain: Floats
+    counts: NDArray[np.int64]
+    members: list[NDArray[np.int64]]
+    answers: int
+
+
+def _good(answers: Answers) -> list[Answer]:
+    return [answer for answer in answers if answer.failed is None]
+
+
+def _turns(answers: Answers) -> Iterator[Turn]:
+    return (turn for answer in _good(answers) for turn in answer.turns)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return float(np.mean(found)) if found else None
+
+
+def _timed(answers: Answers, decode: bool) -> dict[tuple[int, int], _Cell]:
+    """Every group in every repeat; with `decode` only those whose times are told."""
+    together: dict[tuple[int, int], list[Answer]] = {}
+    for answer in _good(answers):
+        together.setdefault((answer.group, answer.repeat), []).append(answer)
+    cells = {}
+    for (group, repeat), members in together.items():
+        if decode and not all(_tells_times(turn) for turn in _turns(members)):
+            continue
+        depth = max(len(answer.turns) for answer in members)
+        turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
+        measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
+        questions = frozenset(answer.question for answer in members)
+        cells[group, repeat] = _Cell(group, repeat, members[0].task, questions, measured)
+    return cells
+
+
+def _tells_times(turn: Turn) -> bool:
+    return bool(turn.times) and len(turn.times or ()) == len(turn.lengths or ())
+
+
+def _measure(turns: Sequence[Turn], decode: bool) -> tuple[float, float]:
+    """New tokens and seconds of one turn of a group, all of which have the same seconds."""
+    seconds = max(turn.seconds for turn in turns)
+    if not decode:
+        return sum(len(turn.tokens) for turn in turns), seconds
+    start = max(turn.times[0] for turn in turns if turn.times)
+    return sum(_num_after(turn, start) for turn in turns), seconds - start
+
+
+def _num_after(turn: Turn, start: float) -> int:
+    """Tokens that came later than `start`."""
+    return sum(n for n, when in zip(turn.lengths or (), turn.times or (), strict=True) if when > start)
+
+
+def _pairs(answers: Answers, plain: Answers, decode: bool) -> _Pairs | None:
+    """The (group, repeat) that both answered, all questions of it; None if there is none."""
+    mine, others = _timed(answers, decode), _timed(plain, decode)
+    by_group: dict[int, list[tuple[_Cell, _Cell]]] = {}
+    for key, cell in mine.items():
+        other = others.get(key)
+        if other is not None and other.questions == cell.questions:
+            by_group.setdefault(cell.group, []).append((cell, other))
+    if not by_group:
+        return None
+    groups = list(by_group.values())
+    stack, counts = _stack([[cell.turns for cell, _ in group] for group in groups])
+    plain_stack, _ = _stack([[other.turns for _, other in group] for group in groups])
+    tasks: dict[str, list[int]] = {}
+    for i, group in enumerate(groups):
+        tasks.setdefault(group[0][0].task, []).append(i)
+    num_answers = sum(len(cell.questions) for group in groups for cell, _ in group)
+    return _Pairs(stack, plain_stack, counts, [np.array(at) for at in tasks.values()], num_answers)
+
+
+def _stack(groups: Sequence[Sequence[Floats]]) -> tuple[Floats, NDArray[np.int64]]:
+    """Groups of repeats of [turns, 2] in one array [groups, repeats, turns, 2], and how many repeats each has.
+
+    A turn that is not there is one of no tokens and no seconds."""
+    counts = np.array([len(repeats) for repeats in groups])
+    depth = max(len(turns) for repeats in groups for turns in repeats)
+    stack = np.zeros((len(groups), counts.max(), depth, 2))
+    for g, repeats in enumerate(groups):
+        for r, turns in enumerate(repeats):
+            stack[g, r, : len(turns)] = turns
+    return stack, counts
+
+
+def _totals(stack: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Tokens and seconds, [..., 2], of [..., groups, repeats, turns, 2]: medians over repeats, summed."""
+    return _medians(stack, counts).sum(axis=(-3, -2))
+
+
+def _medians(stack: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Medians over the first `counts` [..., groups] of the repeats: [..., groups, turns, 2]."""
+    absent = np.arange(stack.shape[-3]) >= counts[..., None]
+    ordered = np.sort(np.where(absent[..., None, None], np.inf, stack), axis=-3)
+    below, above = (counts - 1) // 2, counts // 2
+    middle = [np.take_along_axis(ordered, at[..., None, None, None], axis=-3) for at in (below, above)]
+    return np.mean(middle, axis=0).squeeze(-3)
+
+
+def _ratio(mine: Floats, plain: Floats) -> float | None:
+    """Tokens per second over tokens per second; None where nothing was measured."""
+    if not (mine[0] > 0 < mine[1] and plain[0] > 0 < plain[1]):
+        return None
+    return float(mine[0] * plain[1] / (mine[1] * plain[0]))  # exactly 1 of the same answers
+
+
+def _resampled(pairs: _Pairs, size: int, random: np.random.Generator) -> Floats:
+    """`size` speed-ups, each of groups drawn anew within their tasks and repeats drawn anew within a group."""
+    drawn = np.concatenate(
+        [members[random.integers(len(members), size=(size, len(members)))] for members in pairs.members], axis=1
+    )
+    counts = pairs.counts[drawn]
+    repeats = random.random((*drawn.shape, pairs.mine.shape[1])) * counts[..., None]
+    which = repeats.astype(np.int64)
+    mine, plain = (_totals(stack[drawn[..., None], which], counts) for stack in (pairs.mine, pairs.plain))
+    return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
+
+
+def _portions(whole: int, portion: int) -> Iterator[int]:
+    """`whole` in portions, so that resamples of a large run need not lie in memory together."""
+    return (min(portion, whole - done) for done in range(0, whole, portion))

@@ -1,0 +1,104 @@
+"""Our engine as a contestant: one target for every drafter, an engine each. Knows nothing of suites or peers.
+
+    Ours("sam", target, tokenizer, batch=1).answer([tokens], Ask(max_tokens=64))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from time import perf_counter
+from typing import Any
+
+from paceline import __version__
+from paceline.bench.contestant import Ask, Contestant
+from paceline.bench.record import Turn
+from paceline.draft.registry import create
+from paceline.engine import Delta, Engine
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Target
+from paceline.target.tokenizer import Tokenizer
+
+
+class Ours(Contestant):
+    """A drafter, by its spec, on a target that is shared with the other drafters of a run."""
+
+    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, target_bytes: int = 0):
+        super().__init__(spec, target_bytes=target_bytes)
+        self.target, self.tokenizer, self.batch = target, tokenizer, batch
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; made anew by `open` and `forget`."""
+        assert self._engine is not None, "open it first"
+        return self._engine
+
+    def open(self) -> None:
+        self.forget()
+        parts = getattr(self.engine.drafter, "parts", (self.engine.drafter,))
+        self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in parts)
+        self.settings = {"engine": f"paceline {__version__}", "drafter": {part.name: _options(part) for part in parts}}
+
+    def forget(self) -> None:
+        self._engine = Engine(self.target, create(self.name), max_batch=self.batch, tokenizer=self.tokenizer)
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+        engine, arrived = self.engine, []
+        began = perf_counter()
+        rows = [engine.add(prompt, params) for prompt, params in zip(prompts, _params(ask, len(prompts)), strict=True)]
+        try:
+            while engine.has_work:
+                deltas = engine.step()
+                arrived += [(perf_counter() - began, delta) for delta in deltas]
+            seconds = perf_counter() - began
+        finally:  # a drafter that fails must leave no rows behind for the next question
+            for row in rows:
+                engine.abort(row)
+        by_row: dict[int, list[tuple[float, Delta]]] = {row.id: [] for row in rows}
+        for when, delta in arrived:
+            by_row[delta.row.id].append((when, delta))
+        return [self._turn(row, by_row[row.id], seconds) for row in rows]
+
+    def _turn(self, row: Row, rounds: Sequence[tuple[float, Delta]], seconds: float) -> Turn:
+        return Turn(
+            prompt_tokens=row.prompt_length,
+            tokens=row.new_tokens.tolist(),
+            text=self.tokenizer.decode(row.new_tokens.tolist()),
+            seconds=seconds,
+            lengths=[len(delta.tokens) for _, delta in rounds],
+            times=[when for when, _ in rounds],
+            nodes=[delta.nodes for _, delta in rounds],
+            depths=[delta.depth for _, delta in rounds],
+            runs=_runs(row, self.tokenizer),
+            parts=dict(row.stats.seconds),
+            finish=row.finish_reason or "abort",
+        )
+
+
+def _params(ask: Ask, count: int) -> list[SamplingParams]:
+    seeds = ask.seeds or (None,) * count
+    return [
+        SamplingParams(max_tokens=ask.max_tokens, temperature=ask.temperature, seed=seed, stop_token_ids=ask.ends)
+        for seed in seeds
+    ]
+
+
+def _runs(row: Row, tokenizer: Tokenizer) -> list[tuple[str, str, int]]:
+    """Text of every run; a character made of several tokens belongs to the run that completes it."""
+    decoder, tokens, at = tokenizer.decoder(), row.new_tokens.tolist(), 0
+    runs = []
+    for who, count in row.runs:
+        runs.append((who, "".join(map(decoder.push, tokens[at : at + count])), count))
+        at += count
+    if runs and (rest := decoder.flush()):
+        who, text, count = runs[-1]
+        runs[-1] = (who, text + rest, count)
+    return runs
+
+
+def _options(drafter: Any) -> dict[str, Any]:
+    """A drafter's options, defaults included."""
+    config = getattr(drafter, "config", None)
+    return asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}

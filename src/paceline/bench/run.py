@@ -1,0 +1,434 @@
+"""A benchmark from its options to its figures: `bench(Plan(...))` is what `paceline bench` does.
+
+    outcome = bench(Plan("models/demo", drafts=("sam",), suite="demo", out=Path("run")))
+    outcome.results[0]["speedup"]
+
+Calibrates the cost model, lets the runner ask every contestant, finds out why answers differ that should not, works
+out the figures and writes the files that others read. Knows nothing of terminals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.bench import specbench
+from paceline.bench.calibrate import (
+    Calibration,
+    calibrate,
+    calibrate_transformers,
+    predict_run,
+    recorded_rounds,
+)
+from paceline.bench.contestant import Contestant
+from paceline.bench.environment import environment, machine
+from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, check
+from paceline.bench.judge import Judge
+from paceline.bench.large import Enlargement, Proportions, large_folder, parse_size
+from paceline.bench.metrics import first_divergence, summarize
+from paceline.bench.ours import Ours
+from paceline.bench.peers import create_peer, parse_peer
+from paceline.bench.peers.setup import model_bytes
+from paceline.bench.record import Answer, settled
+from paceline.bench.runner import Group, LeftOut, Options, Runner, fitting, grouped
+from paceline.bench.suites import Question, Suite, read_suite
+from paceline.cost import DEVICES, Machine, Size, predict
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.errors import PacelineError, PromptError
+from paceline.replay.tokens import Transcriber
+from paceline.target.base import Target
+from paceline.target.decoder import Shape, unsupported
+from paceline.target.load import SMALL_FILES, find, load, load_tokenizer, read_config
+from paceline.target.tokenizer import Tokenizer
+
+JUDGED = 20
+"""Differing answers of a method that are looked into; a method that differs more often has a common cause."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. drafts and peers: specs; plain decoding ("none") is always there, as what others are compared to.
+
+    as_large  "1B" and the like: the model, and every draft model, enlarged without changing what it says.
+    template  the chat template, as for replay; None: the tokenizer's own."""
+
+    model: str
+    drafts: Sequence[str] = ()
+    peers: Sequence[str] = ()
+    suite: str = "demo"
+    out: Path = Path("bench")
+    limit: int | None = None
+    categories: Sequence[str] = ()
+    options: Options = field(default_factory=Options)
+    as_large: str | None = None
+    template: str | None = None
+    peer_python: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    calibrate: bool = True
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What a run tells whoever waits for it. say: a sentence; total: answers there will be; answered: one more."""
+
+    say: Callable[[str], None] = lambda text: None
+    total: Callable[[int], None] = lambda count: None
+    answered: Callable[[Answer], None] = lambda answer: None
+    stopped: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """results: one dict per method and category, see `metrics.summarize`; notes: what else there is to say."""
+
+    out: Path
+    complete: bool
+    results: list[dict[str, Any]]
+    unavailable: dict[str, str]
+    notes: list[str]
+
+
+@dataclass
+class _Setting:
+    """Everything that is loaded."""
+
+    folder: Path
+    target: Target
+    tokenizer: Tokenizer
+    transcriber: Transcriber
+    suite: Suite
+    groups: list[Group]
+    left_out: list[LeftOut]
+    enlarged: str | None
+
+    def question(self, id: str) -> Question:
+        """The question of that id."""
+        return next(question for question in self.suite.questions if question.id == id)
+
+
+def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
+    """Run, or go on with, the benchmark in `plan.out`.
+
+    Raises PacelineError for what the caller has to mend, before anything is timed."""
+    # What is misspelt is named before a large model is read, another run's folder before an engine is started.
+    for spec in plan.drafts:
+        create(spec)
+    for spec in plan.peers:
+        parse_peer(spec)
+    setting = _set_up(plan, watch)
+    contestants = _contestants(plan, setting)
+    identity = _identity(plan, setting, contestants)
+    check(plan.out, identity)
+    try:
+        unavailable = _open(contestants, watch)
+        present = [contestant for contestant in contestants if contestant.name not in unavailable]
+        with RunFolder.open(plan.out, identity | _describe(setting, contestants, unavailable)) as folder:
+            calibrations = _calibrate(plan, setting, folder, present, watch) if plan.calibrate else {}
+            complete = _run(plan, setting, folder, present, watch)
+            return _close(plan, setting, folder, contestants, unavailable, calibrations, complete, watch)
+    finally:
+        for contestant in contestants:
+            contestant.close()
+
+
+# What is needed ---------------------------------------------------------------------------------------------------
+
+
+def _set_up(plan: Plan, watch: Watch) -> _Setting:
+    suite = read_suite(plan.suite, limit=plan.limit, categories=plan.categories)
+    size = parse_size(plan.as_large) if plan.as_large else 0
+    folder, enlarged = find(plan.model, [*SMALL_FILES, "*.safetensors"]), None
+    if size:
+        watch.say(f"enlarging {plan.model} to {plan.as_large}")
+        folder = large_folder(folder, size)
+        enlarged = Enlargement.read(folder).describe()
+    target = load(folder, dtype=plan.dtype, device=plan.device)
+    tokenizer = load_tokenizer(folder)
+    transcriber = Transcriber(tokenizer, plan.template)
+    fit, left_out = fitting(
+        suite.questions, transcriber.prompt, max_context=target.max_context, max_tokens=plan.options.max_tokens
+    )
+    if not fit:
+        raise PromptError(f"no question of {suite.name} fits: {left_out[0].why}; try a smaller --max-tokens")
+    groups = grouped(fit, plan.options.batch)
+    return _Setting(folder, target, tokenizer, transcriber, suite, groups, left_out, enlarged)
+
+
+def _contestants(plan: Plan, setting: _Setting) -> list[Contestant]:
+    """Plain decoding first, then our drafters, then the peers."""
+    size = model_bytes(str(setting.folder), setting.target.dtype)
+    specs = dict.fromkeys(["none", *plan.drafts])
+    ours = [
+        Ours(spec, setting.target, setting.tokenizer, batch=plan.options.batch, target_bytes=size) for spec in specs
+    ]
+    return [*ours, *(_peer(spec, plan, setting) for spec in dict.fromkeys(plan.peers))]
+
+
+def _peer(spec: str, plan: Plan, setting: _Setting) -> Contestant:
+    """A peer, its draft model enlarged like the target."""
+    _, config = parse_peer(spec)
+    checkpoint = getattr(config, "checkpoint", None)
+    put = spec
+    if plan.as_large and checkpoint:
+        put = spec.replace(checkpoint, str(_in_proportion(spec, checkpoint, setting.folder)), 1)
+    peer = create_peer(
+        put,
+        str(setting.folder),
+        dtype=_dtype_name(setting.target),
+        threads=torch.get_num_threads(),
+        python=plan.peer_python,
+        batch=plan.options.batch,
+        max_context=setting.target.max_context,
+        decode=setting.tokenizer.decode,
+    )
+    peer.name = f"peer:{spec}"
+    return peer
+
+
+def _in_proportion(spec: str, checkpoint: str, target: Path) -> Path:
+    """The draft model `checkpoint`, as many times larger as the target was made."""
+    if not Path(checkpoint).is_dir():
+        raise PacelineError(f"--peer {spec}: --as-large enlarges model folders, and {checkpoint} is none")
+    done, own = Enlargement.read(target), find(checkpoint, [*SMALL_FILES, "*.safetensors"])
+    times = done.large.parameters / done.small.parameters
+    return large_folder(own, round(times * Proportions.of(Shape.of(read_config(own))).parameters))
+
+
+def _dtype_name(target: Target) -> str:
+    return str(target.dtype).removeprefix("torch.")
+
+
+def _open(contestants: Sequence[Contestant], watch: Watch) -> dict[str, str]:
+    """Open everyone; why those that cannot take part cannot. A drafter of ours that cannot is the caller's to mend."""
+    unavailable = {}
+    for contestant in contestants:
+        watch.say(f"starting {contestant.name}")
+        try:
+            contestant.open()
+        except PacelineError as error:
+            if isinstance(contestant, Ours):
+                raise
+            unavailable[contestant.name] = " ".join(str(error).split())
+    return unavailable
+
+
+def _identity(plan: Plan, setting: _Setting, contestants: Sequence[Contestant]) -> dict[str, Any]:
+    """The part of run.json that makes it this run and no other."""
+    suite = setting.suite
+    return {
+        "model": plan.model,
+        "fingerprint": weights_fingerprint(setting.folder),
+        "as_large": setting.enlarged,
+        "suite": {
+            "name": suite.name,
+            "source": suite.source,
+            "fingerprint": suite.fingerprint,
+            "questions": sum(len(group.questions) for group in setting.groups),
+        },
+        "options": {
+            **asdict(plan.options),
+            "limit": plan.limit,
+            "categories": list(plan.categories),
+            "template": plan.template,
+            "methods": [contestant.name for contestant in contestants],
+        },
+        "machine": machine(environment(dtype=_dtype_name(setting.target), device=str(setting.target.device))),
+    }
+
+
+def _describe(
+    setting: _Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]
+) -> dict[str, Any]:
+    """The rest of run.json: what explains the figures."""
+    return {
+        "model_name": setting.target.name,
+        "environment": environment(dtype=_dtype_name(setting.target), device=str(setting.target.device)),
+        "left_out": [asdict(question) for question in setting.left_out],
+        "methods": [
+            {
+                "method": contestant.name,
+                "settings": contestant.settings,
+                "draft_bytes": contestant.draft_bytes,
+                "target_bytes": contestant.target_bytes,
+                "lossless": contestant.lossless,
+                "unavailable": unavailable.get(contestant.name),
+            }
+            for contestant in contestants
+        ],
+    }
+
+
+def weights_fingerprint(folder: Path, sample: int = 1 << 20) -> str:
+    """Short hash of a model's configuration and of its weights' beginning, end and size: another training differs
+    everywhere, and a large model need not be read for it."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as raw:
+            digest.update(raw.read(sample))
+            raw.seek(max(size - sample, 0))
+            digest.update(raw.read(sample))
+    return digest.hexdigest()[:16]
+
+
+# The run ----------------------------------------------------------------------------------------------------------
+
+
+def _calibrate(
+    plan: Plan, setting: _Setting, folder: RunFolder, present: Sequence[Contestant], watch: Watch
+) -> dict[str, Calibration]:
+    """What rounds cost on this machine, measured once for a folder: "paceline", and "transformers" if it is there."""
+    found = folder.read(CALIBRATION) or {}
+    calibrations = {name: Calibration.from_json(json.dumps(told)) for name, told in found.items()}
+    if "paceline" not in calibrations:
+        watch.say("calibrating the cost model")
+        engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
+        calibrations["paceline"] = calibrate(engine, batch=plan.options.batch)
+    model = next((m for c in present if (m := getattr(c, "model", None)) is not None), None)
+    if model is not None and "transformers" not in calibrations:
+        watch.say("calibrating the cost model of transformers")
+        calibrations["transformers"] = calibrate_transformers(model, batch=plan.options.batch)
+    folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
+    return calibrations
+
+
+def _run(
+    plan: Plan, setting: _Setting, folder: RunFolder, present: Sequence[Contestant], watch: Watch
+) -> bool:
+    questions = sum(len(group.questions) for group in setting.groups)
+    watch.total(len(present) * questions * plan.options.repeats)
+    ends = tuple(setting.target.eos_token_ids)
+    runner = Runner(
+        folder,
+        present,
+        setting.groups,
+        plan.options,
+        prompt=setting.transcriber.prompt,
+        recount=lambda text: max(len(setting.tokenizer.encode(text)) - 1, 0) if text else 0,
+        ends=ends,
+        device=setting.target.device,
+        stopped=watch.stopped,
+        progress=watch.answered,
+    )
+    return runner.run()
+
+
+# What it says -----------------------------------------------------------------------------------------------------
+
+
+def _close(
+    plan: Plan,
+    setting: _Setting,
+    folder: RunFolder,
+    contestants: Sequence[Contestant],
+    unavailable: dict[str, str],
+    calibrations: dict[str, Calibration],
+    complete: bool,
+    watch: Watch,
+) -> Outcome:
+    """Work out the figures of all answers there are and write the files that others read."""
+    answers = settled(folder.answers)
+    facts = {
+        c.name: {"draft_bytes": c.draft_bytes, "target_bytes": c.target_bytes, "unavailable": unavailable.get(c.name)}
+        for c in contestants
+    }
+    judged = _judge(plan, setting, answers, watch)
+    predicted = predict_run(answers, calibrations, facts) if calibrations else {}
+    results = summarize(answers, facts, judged=judged, predicted=predicted)
+    summary = {"complete": complete, "results": results, "predictions": {"devices": _elsewhere(setting, answers, plan)}}
+    folder.write(SUMMARY, summary)
+    notes = specbench.export(
+        answers,
+        folder.path / "spec-bench",
+        model=Path(plan.model).name or plan.model,
+        dtype=_dtype_name(setting.target),
+        temperature=plan.options.temperature,
+        suite=setting.suite,
+    )
+    return Outcome(folder.path, complete, results, unavailable, notes)
+
+
+def _elsewhere(setting: _Setting, answers: Sequence[Answer], plan: Plan) -> dict[str, dict[str, list[float]]]:
+    """{device: {method: [low, speed-up, high]}} for this model on machines that are not here; our drafters alone."""
+    config = read_config(setting.folder)
+    if unsupported(config):
+        return {}
+    size = Size.of(config, setting.target.dtype.itemsize, setting.target.dtype.itemsize)
+    context = int(np.mean([t.prompt_tokens + len(t.tokens) / 2 for a in answers for t in a.turns] or [0]))
+    told: dict[str, dict[str, list[float]]] = {name: {} for name in DEVICES}
+    for method in dict.fromkeys(answer.method for answer in answers):
+        rounds = recorded_rounds(answer for answer in answers if answer.method == method)
+        if method == "none" or method.startswith("peer:") or rounds is None:
+            continue
+        for name, device in DEVICES.items():
+            found = predict(rounds, size, Machine(device), batch=plan.options.batch, context=context)
+            told[name][method] = [found.low, found.speedup, found.high]
+    return told
+
+
+def _judge(plan: Plan, setting: _Setting, answers: Sequence[Answer], watch: Watch) -> list[dict[str, Any]]:
+    """Where answers leave plain decoding's, and whether that is a tie or a bug; sampled ones cannot be judged."""
+    plain = {(a.repeat, a.question): a for a in answers if a.method == "none" and a.failed is None}
+    found = []
+    for answer in answers:
+        other = plain.get((answer.repeat, answer.question))
+        if answer.method == "none" or answer.failed is not None or other is None:
+            continue
+        if where := first_divergence(answer, other):
+            found.append((answer, other, *where))
+    if not found:
+        return []
+    judge = None if plan.options.temperature else _judge_of(plan, setting, watch)
+    counts: dict[str, int] = {}
+    told = []
+    for answer, other, turn, at in found:
+        counts[answer.method] = counts.get(answer.method, 0) + 1
+        said: dict[str, Any] = {"verdict": "sampled" if judge is None else "not judged", "gap": None, "noise": None}
+        if judge is not None and counts[answer.method] <= JUDGED:
+            said = _verdict(judge, setting, answer, other, turn, at)
+        told.append(
+            {
+                "method": answer.method,
+                "task": answer.task,
+                "question": answer.question,
+                "repeat": answer.repeat,
+                "turn": turn,
+                "at": at,
+                **said,
+            }
+        )
+    return told
+
+
+def _judge_of(plan: Plan, setting: _Setting, watch: Watch) -> Judge:
+    exact = setting.target
+    if exact.dtype != torch.float32:
+        watch.say("comparing differing answers with the model in float32")
+        exact = load(setting.folder, dtype="float32", device=plan.device)
+    return Judge(setting.target, exact)
+
+
+def _verdict(
+    judge: Judge, setting: _Setting, answer: Answer, plain: Answer, turn: int, at: int
+) -> dict[str, Any]:
+    """Of the first token that differs. An answer that merely ends sooner or later than it must is a bug."""
+    mine, others = answer.turns[turn].tokens, plain.turns[turn].tokens
+    if at >= min(len(mine), len(others)):
+        return {"verdict": "bug", "gap": None, "noise": None}
+    messages: list[dict[str, str]] = []
+    for n in range(turn + 1):
+        messages.append({"role": "user", "content": setting.question(answer.question).turns[n]})
+        if n < turn:
+            messages.append({"role": "assistant", "content": plain.turns[n].text})
+    prefix = [*setting.transcriber.prompt(messages), *others[:at]]
+    return asdict(judge.verdict(prefix, others[at], mine[at]))

@@ -1,0 +1,100 @@
+"""A run's answers in the files of Spec-Bench, for its own scripts (evaluation/speed.py and equal.py) to read.
+
+    export(answers, Path("run/spec-bench"), model="demo", dtype="bfloat16", temperature=0.0, suite=suite)
+
+What speed.py and equal.py take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository
+(hemingkx/Spec-Bench). Knows nothing of engines; figures of our own are in `metrics.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from paceline.bench.metrics import BASELINE
+from paceline.bench.record import Answer
+from paceline.bench.suites import Suite, write_whole
+
+VANILLA = "vanilla"
+"""What Spec-Bench calls plain decoding."""
+RUNS = 3
+"""Runs that speed.py's mean report is over."""
+
+
+def export(
+    answers: Sequence[Answer], folder: Path, *, model: str, dtype: str, temperature: float, suite: Suite
+) -> list[str]:
+    """Write `folder`/model_answer/MODEL-METHOD-DTYPE-temp-T.jsonl for every method, and, of a run with three repeats
+    or more, model_answer_temp0_run_1 to 3 with a file for each of the first three; plain decoding is "vanilla".
+
+    A line is a question, in the order of question_id: the suite's ids where all of them are whole numbers, else its
+    questions counted from 1. Returns notes, a sentence each, on what could not be written or is not whole.
+    PacelineError if a file cannot be written; those that are there are whole."""
+    repeats = sorted({answer.repeat for answer in answers})
+    places = {"model_answer": repeats[:1]}
+    if len(repeats) >= RUNS:
+        places |= {f"model_answer_temp0_run_{n}": [repeat] for n, repeat in enumerate(repeats[:RUNS], 1)}
+    ids = _ids(suite)
+    asked = len({answer.question for answer in answers})
+    notes = []
+    for method, name in _names(answers, f"{model}-{{}}-{dtype}-temp-{float(temperature)}").items():
+        of_method = [answer for answer in answers if answer.method == method and answer.failed is None]
+        if any(turn.lengths is None for answer in of_method for turn in answer.turns):
+            notes.append(f"{method} has no Spec-Bench file: its engine does not tell the tokens of each round")
+            continue
+        for place, wanted in places.items():
+            lines = {ids[a.question]: _line(a, ids[a.question], name) for a in of_method if a.repeat in wanted}
+            if not lines:
+                notes.append(f"{method} has no file in {place}: no answers")
+                continue
+            if len(lines) < asked:
+                notes.append(f"{method} has {len(lines)} of {asked} questions in {place}")
+            content = "".join(json.dumps(lines[id], ensure_ascii=False) + "\n" for id in sorted(lines))
+            write_whole(folder / place / f"{name}.jsonl", content.encode("utf-8"))
+    return notes
+
+
+def _ids(suite: Suite) -> dict[str, int]:
+    """question_id of every question of the suite; Spec-Bench's are whole numbers."""
+    ids = [question.id for question in suite.questions]
+    whole = all(id.isascii() and id.isdigit() and id == str(int(id)) for id in ids)
+    return {id: int(id) if whole else number for number, id in enumerate(ids, 1)}
+
+
+def _names(answers: Sequence[Answer], pattern: str) -> dict[str, str]:
+    """A file's name for every method, without its ending; no two the same."""
+    names: dict[str, str] = {}
+    for method in dict.fromkeys(answer.method for answer in answers):
+        name = pattern.format(VANILLA if method == BASELINE else method)
+        name = re.sub(r"[^\w.=+-]+", "_", name)
+        while name in names.values():
+            name += "_"
+        names[method] = name
+    return names
+
+
+def _line(answer: Answer, id: int, model_id: str) -> dict[str, Any]:
+    """One answer. accept_lengths holds the rounds of all turns, the target's own token included in each."""
+    turns = answer.turns
+    return {
+        "question_id": id,
+        "category": answer.category,
+        "answer_id": uuid5(NAMESPACE_URL, f"{model_id}/{answer.repeat}/{id}").hex[:22],
+        "model_id": model_id,
+        "choices": [
+            {
+                "index": 0,
+                "turns": [turn.text.strip() for turn in turns],
+                "decoding_steps": [len(turn.lengths or ()) for turn in turns],
+                "new_tokens": [len(turn.tokens) for turn in turns],
+                "wall_time": [turn.seconds for turn in turns],
+                "accept_lengths": [n for turn in turns for n in turn.lengths or ()],
+            }
+        ],
+        "tstamp": time.time(),
+    }

@@ -1,0 +1,248 @@
+"""Suites: the questions a benchmark asks. Texts and tasks alone; knows no tokenizer, model or method.
+
+    suite = read_suite("demo", limit=12)                    # two of each of its six tasks
+    suite = read_suite("my-questions.jsonl", categories=["rag"])
+
+`demo` is ours and shipped; `spec-bench` is downloaded once from its public home; anything else is the path of a JSON
+Lines file. Spec-Bench: Xia et al. 2024, arXiv 2401.07851.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import get_session
+from huggingface_hub.errors import HTTPError
+
+from paceline.bench.looping import MT_BENCH
+from paceline.bench.metrics import OVERALL
+from paceline.errors import PacelineError, meant
+
+ALL = "all"
+"""The one task of a file that names no categories."""
+
+SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+SPEC_BENCH_QUESTIONS = 480
+SHIPPED = ("demo", "spec-bench")
+FORMS = '{"turns": [...]}, {"prompt": ...} or {"messages": [...]}'
+
+
+class SuiteError(PacelineError):
+    """A suite that does not exist or cannot be read."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One conversation to be had. turns: what the user says, turn by turn; task: the group it is counted in."""
+
+    id: str
+    category: str
+    task: str
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The chosen questions. source: where they are from; fingerprint: a hash over ids, categories and texts."""
+
+    name: str
+    source: str
+    fingerprint: str
+    questions: tuple[Question, ...]
+
+
+def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str] = ()) -> Suite:
+    """The questions of `demo`, `spec-bench`, or a JSON Lines file.
+
+    limit       so many questions, spread evenly over the tasks: the first ones of each.
+    categories  tasks or categories to take; none: all.
+
+    A line of a file is {"turns": [...]}, {"prompt": ...} or {"messages": [...]} with user messages only, optionally
+    with "category" and "question_id" or "id". Raises SuiteError, one line: what is wrong, and where."""
+    content, name, source = _find(name)
+    questions = _questions(content, source)
+    if categories:
+        questions = _of(questions, categories, name)
+    if limit is not None:
+        if limit < 1:
+            raise SuiteError(f"a limit of {limit} questions leaves nothing to ask; give 1 or more")
+        questions = _spread(questions, limit)
+    return Suite(name, source, fingerprint(questions), tuple(questions))
+
+
+def fingerprint(questions: Sequence[Question]) -> str:
+    """16 hex digits of SHA-256 over ids, categories and texts: two runs asked the same if theirs are the same."""
+    told = [[question.id, question.category, question.turns] for question in questions]
+    return sha256(json.dumps(told, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
+
+
+def task_of(category: str) -> str:
+    """The task a category is counted in: MT-bench's eight are one, as in Spec-Bench."""
+    return "mt-bench" if category in MT_BENCH else category
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: $XDG_CACHE_HOME/paceline, or ~/.cache/paceline."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, its folder with it; PacelineError if that fails."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(content)
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+# Where the lines are ---------------------------------------------------------------------------------------------
+
+
+def _find(name: str) -> tuple[bytes, str, str]:
+    """Content, short name and source of a suite."""
+    if name == "demo":
+        return (files("paceline.bench") / "demo.jsonl").read_bytes(), name, "shipped with paceline"
+    if name == "spec-bench":
+        return _spec_bench(), name, SPEC_BENCH
+    path = Path(name).expanduser()
+    try:
+        return path.read_bytes(), path.stem, str(path)
+    except FileNotFoundError:
+        raise SuiteError(
+            f"there is no suite and no file {name!r}; suites are {' and '.join(SHIPPED)}, a file is JSON Lines with "
+            f"{FORMS} in each.{meant(name, SHIPPED)}"
+        ) from None
+    except OSError as error:
+        raise SuiteError(f"the suite {path} cannot be read: {error.strerror or error}") from error
+
+
+def _spec_bench() -> bytes:
+    """question.jsonl, from the cache or its public home."""
+    path = cache_folder() / "spec-bench" / "question.jsonl"
+    if path.is_file() and _num_lines(content := path.read_bytes()) == SPEC_BENCH_QUESTIONS:
+        return content
+    content = _download(SPEC_BENCH)
+    write_whole(path, content)
+    return content
+
+
+def _download(url: str) -> bytes:
+    """What lies at `url`, if it is all of Spec-Bench's questions."""
+    otherwise = "with question.jsonl from elsewhere, --suite path/to/question.jsonl works offline"
+    try:
+        response = get_session().get(url, timeout=30)
+        response.raise_for_status()
+    except (OSError, HTTPError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise SuiteError(f"Spec-Bench's questions cannot be downloaded ({why}); {otherwise}") from error
+    if (count := _num_lines(response.content)) != SPEC_BENCH_QUESTIONS:
+        raise SuiteError(f"{url} holds {count} lines, not Spec-Bench's {SPEC_BENCH_QUESTIONS}; {otherwise}")
+    return response.content
+
+
+def _num_lines(content: bytes) -> int:
+    return sum(bool(line.strip()) for line in content.split(b"\n"))
+
+
+# What is in them -------------------------------------------------------------------------------------------------
+
+
+def _questions(content: bytes, source: str) -> list[Question]:
+    """Every line's question; SuiteError for a broken line, an id that occurs twice, or no questions at all."""
+    questions: dict[str, Question] = {}
+    # Not splitlines: JSON allows its other line ends inside strings.
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{source}, line {number}"
+        question = _question(_object(line, where), number, where)
+        if question.id in questions:
+            raise SuiteError(f"{where}: a question with the id {question.id!r} is there already; ids must differ")
+        questions[question.id] = question
+    if not questions:
+        raise SuiteError(f"{source} holds no questions; a line is {FORMS}")
+    return list(questions.values())
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise SuiteError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise SuiteError(f"{where}: not UTF-8 at byte {error.start}") from None
+    if not isinstance(found, dict):
+        raise SuiteError(f"{where}: a JSON object is wanted ({FORMS}), not a {type(found).__name__}")
+    return found
+
+
+def _question(record: Mapping[str, Any], number: int, where: str) -> Question:
+    category = record.get("category") or ALL
+    if not isinstance(category, str) or category == OVERALL:
+        raise SuiteError(f"{where}: the category is {category!r}; it must be a text, and not {OVERALL!r}")
+    id = record.get("question_id", record.get("id", number))
+    if not isinstance(id, (str, int)) or isinstance(id, bool):
+        raise SuiteError(f"{where}: the id is {id!r}; it must be a number or a text")
+    return Question(str(id), category, task_of(category), _turns(record, where))
+
+
+def _turns(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """What the user says, whichever form the line has."""
+    if "turns" in record:
+        turns = record["turns"]
+    elif "prompt" in record:
+        turns = [record["prompt"]]
+    elif "messages" in record:
+        turns = _contents(record["messages"], where)
+    else:
+        raise SuiteError(f"{where}: a line is {FORMS}")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise SuiteError(f"{where}: a question is one or more texts, none of them empty")
+    return tuple(turns)
+
+
+def _contents(messages: Any, where: str) -> list[Any]:
+    """Contents of user messages; others are refused, since the model being measured is to answer for itself."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise SuiteError(f'{where}: "messages" is a list of objects with "role" and "content"')
+    others = [role for message in messages if (role := message.get("role")) != "user"]
+    if others:
+        raise SuiteError(
+            f"{where}: a message of role {others[0]!r}; a benchmark has the model answer every turn itself, "
+            'so give messages of role "user" only'
+        )
+    return [message.get("content") for message in messages]
+
+
+# Which of them ---------------------------------------------------------------------------------------------------
+
+
+def _of(questions: Sequence[Question], categories: Sequence[str], name: str) -> list[Question]:
+    there = list(dict.fromkeys(known for question in questions for known in (question.task, question.category)))
+    for wanted in categories:
+        if wanted not in there:
+            raise SuiteError(f"{name} has no category {wanted!r}; it has {', '.join(there)}.{meant(wanted, there)}")
+    return [question for question in questions if {question.task, question.category} & set(categories)]
+
+
+def _spread(questions: Sequence[Question], limit: int) -> list[Question]:
+    """The first `limit` of the tasks' first questions, then their second ones, and so on; in the suite's order."""
+    by_task: dict[str, list[int]] = {}
+    for i, question in enumerate(questions):
+        by_task.setdefault(question.task, []).append(i)
+    in_turn = [i for layer in zip_longest(*by_task.values()) for i in layer if i is not None]
+    return [questions[i] for i in sorted(in_turn[:limit])]

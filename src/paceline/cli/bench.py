@@ -1,0 +1,241 @@
+"""`paceline bench`: every drafter and every peer on the same prompts in one run, and how fast each was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paceline.cli import options
+
+if TYPE_CHECKING:
+    from paceline.bench.record import Answer
+    from paceline.bench.run import Outcome
+
+SPOKEN = 60.0
+"""Seconds between two lines of progress where there is no terminal to draw a bar on."""
+METHODS_WIDE = 7
+"""Tasks in one table, so that it fits 80 columns."""
+
+
+def bench(
+    model: options.Model,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option("--draft", "-d", help="A drafter; may be repeated. Plain decoding is always there."),
+    ] = None,
+    suite: Annotated[
+        str, typer.Option("--suite", "-s", help="demo, spec-bench, or a JSON Lines file of questions.")
+    ] = "demo",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", help="Another engine, such as transformers-lookup or vllm-ngram; may be repeated."),
+    ] = None,
+    peer_python: Annotated[
+        str | None, typer.Option(help="The interpreter of the environment that vLLM is installed in.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="So many questions, spread evenly over the tasks.", min=1)] = None,
+    categories: Annotated[str | None, typer.Option(help="These tasks or categories only, joined by commas.")] = None,
+    temperature: options.Temperature = 0.0,
+    batch: Annotated[int, typer.Option("--batch", "-b", help="Questions answered together.", min=1)] = 1,
+    max_tokens: options.MaxTokens = 128,
+    repeats: Annotated[int, typer.Option(help="Ask everything so often; medians count.", min=1)] = 1,
+    warm_up: Annotated[
+        int, typer.Option(help="Answers of every method to the first question before anything is timed.", min=0)
+    ] = 3,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of this run; a run that was stopped goes on there. [default: a new one]")
+    ] = None,
+    as_large: Annotated[
+        str | None,
+        typer.Option(help="Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."),
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling, at a temperature above 0.", min=0)] = 0,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
+) -> int:
+    """Measure drafters and other engines: same model, same prompts, one run.
+
+    Methods answer in turns, question by question, so that a machine that drifts is fair to all. Every answer is
+    written down at once; the same command goes on with a run that was stopped.
+
+    \b
+    paceline bench models/demo -d sam -d recycling,tree=16
+    paceline bench MODEL -d sam --peer transformers --peer transformers-lookup --suite spec-bench --limit 120
+    paceline bench models/demo -d sam --as-large 1B --out runs/large
+    paceline report runs/large
+    """
+    import torch
+    import transformers
+
+    from paceline.bench.run import Plan, Watch
+    from paceline.bench.run import bench as run
+    from paceline.bench.runner import Options
+    from paceline.cli.drive import Interrupt
+
+    transformers.logging.set_verbosity_error()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    plan = Plan(
+        model,
+        drafts=draft or (),
+        peers=peer or (),
+        suite=suite,
+        out=out or _new_folder(model, suite),
+        limit=limit,
+        categories=[name.strip() for name in categories.split(",")] if categories else (),
+        options=Options(max_tokens, temperature, batch, repeats, warm_up, seed),
+        as_large=as_large,
+        template=template,
+        peer_python=peer_python,
+        dtype=dtype,
+        device=device,
+    )
+    with Interrupt() as interrupt, _Progress() as progress:
+        outcome = run(plan, Watch(progress.say, progress.begin, progress.answered, lambda: interrupt.pressed))
+    if as_json:
+        print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
+    else:
+        _show(outcome)
+    if interrupt.pressed:
+        Console(stderr=True).print(
+            "interrupted; the above is what there was, and the same command with "
+            f"--out {escape(str(outcome.out))} goes on",
+            soft_wrap=True,
+        )
+        return 130
+    return 1 if any(r["failed"] and r["method"] not in outcome.unavailable for r in outcome.results) else 0
+
+
+def _new_folder(model: str, suite: str) -> Path:
+    """A folder of its own for every run that is not named."""
+    name = f"{Path(model).name}-{Path(suite).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    return Path("runs") / name
+
+
+class _Progress:
+    """On a terminal a bar with the time left, elsewhere a line a minute; both on standard error."""
+
+    def __init__(self) -> None:
+        self._err = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._err, transient=True, disable=not self._err.is_terminal)
+        self._task = self._bar.add_task("starting", total=None)
+        self._total = self._done = self._found = 0
+        self._began = self._spoke = monotonic()
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """What is done before and after the questions."""
+        if self._bar.disable:
+            self._err.print(text, markup=False, soft_wrap=True)
+        else:
+            self._bar.update(self._task, description=text)
+
+    def begin(self, total: int) -> None:
+        """So many answers are to come, those that are there already included."""
+        self._total, self._began = total, monotonic()
+        self._bar.update(self._task, total=total, description="answering")
+
+    def answered(self, answer: Answer) -> None:
+        """One more."""
+        if answer.failed:
+            self._err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)
+        now = monotonic()
+        if now - self._began < 1:  # found in the folder, not answered now
+            self._found = self._done
+        if self._bar.disable and now - self._spoke > SPOKEN:
+            self._spoke = now
+            left = (now - self._began) / max(self._done - self._found, 1) * (self._total - self._done)
+            self._err.print(f"{self._done} of {self._total} answers, {left / 60:.0f} min left", soft_wrap=True)
+
+
+def _show(outcome: Outcome) -> None:
+    console = Console(file=sys.stdout, highlight=False)
+    overall = [result for result in outcome.results if result["category"] == "overall"]
+    console.print(_overview(overall))
+    tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != "overall"))
+    for first in range(0, len(tasks), METHODS_WIDE):
+        if len(tasks) > 1:
+            console.print("\nspeed-up by task")
+            console.print(_by_task(outcome.results, overall, tasks[first : first + METHODS_WIDE]))
+    for result in overall:
+        if result["failed"] and result["method"] not in outcome.unavailable:
+            console.print(f"{result['method']} failed: {result['failed']}", markup=False, soft_wrap=True)
+    for name, why in outcome.unavailable.items():
+        console.print(f"{name} did not take part: {why.removeprefix(f'{name}: ')}", markup=False, soft_wrap=True)
+    for note in outcome.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    console.print(
+        f"\nspeed-up: all tokens over all seconds against plain decoding, prompts included, with a 95 % interval.\n"
+        f"Loops flatter drafters: {_looping(overall)}.\n"
+        f"{outcome.out} holds it all; paceline report {outcome.out} makes a page of it.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _looping(overall: list[dict[str, Any]]) -> str:
+    plain = next((result for result in overall if result["method"] == "none"), None)
+    if plain is None or plain["looping"] is None:
+        return "no plain answers to count them in"
+    return f"{plain['looping']:.1%} of the plain answers run into one"
+
+
+def _overview(overall: list[dict[str, Any]]) -> Table:
+    table = _table("method", "speed-up", "95 %", "tok/s", "mean\naccepted", "identical", "looping", "predicted")
+    for r in overall:
+        table.add_row(
+            escape(r["method"]),
+            _figure(r["speedup"], ".2f"),
+            f"{r['speedup_low']:.2f}-{r['speedup_high']:.2f}" if r["speedup_low"] is not None else "",
+            _figure(r["tokens_per_second"], ".1f"),
+            _figure(r["mean_accepted_tokens"], ".2f"),
+            _figure(r["identical"], ".0%"),
+            _figure(r["looping"], ".0%"),
+            _figure(r["predicted"], ".2f"),
+        )
+    return table
+
+
+def _by_task(results: list[dict[str, Any]], overall: list[dict[str, Any]], tasks: list[str]) -> Table:
+    found = {(r["method"], r["category"]): r["speedup"] for r in results}
+    table = _table("method", *(task.replace("_", "\n") for task in tasks))
+    for method in (result["method"] for result in overall):
+        table.add_row(escape(method), *(_figure(found.get((method, task)), ".2f") for task in tasks))
+    return table
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in columns:
+        first = column == "method"
+        table.add_column(column, justify="left" if first else "right", no_wrap=not first, overflow="fold")
+    return table
+

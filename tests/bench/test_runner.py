@@ -1,0 +1,177 @@
+"""The runner: who is asked what, and when; what is left behind by a failure, a stop and a kill."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.bench.test_folder import RUN
+
+from paceline.bench.contestant import Ask, Contestant
+from paceline.bench.folder import RunFolder
+from paceline.bench.record import Answer, Turn
+from paceline.bench.runner import Messages, Options, Runner, fitting, grouped
+from paceline.bench.suites import Question
+from paceline.errors import PacelineError
+
+QUESTIONS = [
+    Question("a", "writing", "mt-bench", ("one", "two")),
+    Question("b", "math", "mt-bench", ("three",)),
+    Question("c", "qa", "qa", ("four",)),
+    Question("d", "qa", "qa", ("five",)),
+    Question("e", "qa", "qa", ("six",)),
+]
+
+
+def prompt(messages: Messages) -> list[int]:
+    """A token a character."""
+    return [ord(letter) for message in messages for letter in message["content"]]
+
+
+class Echo(Contestant):
+    """Answers the prompt backwards, and notes when it was asked what."""
+
+    asked: list[tuple[str, str, Ask]] = []
+
+    def __init__(self, name: str, fails_at: str | None = None, max_batch: int = 8):
+        super().__init__(name, max_batch=max_batch)
+        self.fails_at = fails_at
+        self.forgot = 0
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+        turns = []
+        for tokens in prompts:
+            text = "".join(map(chr, tokens))
+            Echo.asked.append((self.name, text, ask))
+            if self.fails_at is not None and text.endswith(self.fails_at):
+                raise PacelineError("it broke\nin two")
+            turns.append(Turn(len(tokens), list(tokens[::-1]), " " + text[::-1] + " ", 0.5))
+        return turns
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    Echo.asked = []
+
+
+def run(path: Path, contestants: Sequence[Contestant], options: Options = Options(warm_up=0), **more: object) -> bool:
+    groups = grouped([(q, len(q.turns)) for q in QUESTIONS], options.batch)
+    with RunFolder.open(path, RUN) as folder:
+        return Runner(folder, contestants, groups, options, prompt=prompt, recount=len, **more).run()  # type: ignore[arg-type]
+
+
+def answers(path: Path) -> list[Answer]:
+    with RunFolder.open(path, RUN) as folder:
+        return folder.answers
+
+
+def test_everyone_answers_everything_in_an_order_that_rotates(tmp_path: Path) -> None:
+    assert run(tmp_path, [Echo("x"), Echo("y"), Echo("z")])
+    done = answers(tmp_path)
+    assert Counter((a.method, a.question) for a in done) == Counter((m, q.id) for m in "xyz" for q in QUESTIONS)
+    orders = ["".join(a.method for a in done if a.question == q.id) for q in QUESTIONS]
+    assert orders == ["xyz", "yzx", "zxy", "xyz", "yzx"]
+    assert [a.question for a in done] == [q.id for q in QUESTIONS for _ in range(3)]  # one question after another
+
+
+def test_a_second_turn_reads_the_contestants_own_first_answer(tmp_path: Path) -> None:
+    run(tmp_path, [Echo("x")])
+    assert [text for _, text, _ in Echo.asked[:2]] == ["one", "one" + "eno" + "two"]
+    first = answers(tmp_path)[0]
+    assert [turn.text for turn in first.turns] == ["eno", "owtoneeno"]  # as a reader sees it
+    assert [turn.plain_tokens for turn in first.turns] == [3, 9]
+    assert first.turns[0].peak_bytes is None or first.turns[0].peak_bytes > 0
+
+
+def test_the_warm_up_comes_first_is_not_recorded_and_is_forgotten(tmp_path: Path) -> None:
+    contestants = [Echo("x"), Echo("y")]
+    run(tmp_path, contestants, Options(warm_up=2, max_tokens=100, repeats=2))
+    warm = Echo.asked[:8]
+    turns = ("one", "oneenotwo")
+    assert [(name, text) for name, text, _ in warm] == [(n, t) for n in "xy" for _ in "12" for t in turns]
+    assert {ask.max_tokens for *_, ask in warm} == {32}
+    assert len(answers(tmp_path)) == 2 * 2 * len(QUESTIONS)
+    assert [c.forgot for c in contestants] == [2, 2]  # behind the warm-up, and between the repetitions
+
+
+def test_a_method_that_fails_is_left_behind_and_the_others_go_on(tmp_path: Path) -> None:
+    assert not run(tmp_path, [Echo("x"), Echo("y", fails_at="three")])
+    done = answers(tmp_path)
+    assert [a.question for a in done if a.method == "x"] == [q.id for q in QUESTIONS]
+    failed = [a for a in done if a.method == "y"]
+    assert [(a.question, a.failed) for a in failed] == [("a", None), ("b", "it broke in two")]
+
+
+def test_a_method_that_fails_while_warming_up_has_a_line_that_says_so(tmp_path: Path) -> None:
+    run(tmp_path, [Echo("x"), Echo("y", fails_at="one")], Options(warm_up=1))
+    assert [(a.question, a.failed) for a in answers(tmp_path) if a.method == "y"] == [("a", "it broke in two")]
+
+
+def test_what_is_not_ours_to_foresee_is_caught_too(tmp_path: Path) -> None:
+    class Broken(Echo):
+        def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+            raise ZeroDivisionError("1/0")
+
+    run(tmp_path, [Echo("x"), Broken("y")])
+    assert [a.failed for a in answers(tmp_path) if a.method == "y"] == ["ZeroDivisionError('1/0')"]
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    done: list[Answer] = []
+    assert not run(tmp_path, [Echo("x"), Echo("y")], stopped=lambda: len(done) == 7, progress=done.append)
+    before = answers(tmp_path)
+    assert len(before) == 7
+    Echo.asked = []
+    seen: list[Answer] = []
+    assert run(tmp_path, [Echo("x"), Echo("y")], progress=seen.append)
+    after = answers(tmp_path)
+    assert after[:7] == before
+    assert Counter((a.method, a.question) for a in after) == Counter((m, q.id) for m in "xy" for q in QUESTIONS)
+    assert len(Echo.asked) == 3
+    assert len(seen) == 10
+
+
+def test_a_run_that_is_complete_asks_nothing(tmp_path: Path) -> None:
+    run(tmp_path, [Echo("x")])
+    Echo.asked = []
+    assert run(tmp_path, [Echo("x")], Options(warm_up=3))
+    assert Echo.asked == []
+
+
+def test_a_failure_is_tried_again_when_the_run_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, [Echo("x", fails_at="four")])
+    assert run(tmp_path, [Echo("x")])
+    assert sum(a.failed is None for a in answers(tmp_path)) == len(QUESTIONS)
+
+
+def test_a_batch_is_of_one_task(tmp_path: Path) -> None:
+    run(tmp_path, [Echo("x"), Echo("y", max_batch=1)], Options(batch=2, warm_up=0))
+    done = answers(tmp_path)
+    groups = {a.question: a.group for a in done if a.method == "x"}
+    assert groups == {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
+    assert [a.failed for a in done if a.method == "y"] == ["answers 1 at a time, and --batch is 2"] * 2
+
+
+def test_every_contestant_has_the_same_seed_and_every_answer_another(tmp_path: Path) -> None:
+    run(tmp_path, [Echo("x"), Echo("y")], Options(temperature=0.7, repeats=2, warm_up=0, batch=2))
+    seeds: dict[str, list[int]] = {}
+    for name, _, ask in Echo.asked:
+        assert ask.temperature == 0.7
+        seeds.setdefault(name, []).extend(ask.seeds)
+    assert Counter(seeds["x"]) == Counter(seeds["y"])
+    # `asked` has a line a prompt, so a group of two brings both its seeds twice.
+    assert len(set(seeds["x"])) == 2 * (len(QUESTIONS) + 1)
+
+
+def test_questions_that_do_not_fit_are_left_out_by_name() -> None:
+    fit, left_out = fitting(QUESTIONS, prompt, max_context=16, max_tokens=5)
+    assert [(q.id, turns) for q, turns in fit] == [("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
+    fit, left_out = fitting(QUESTIONS, prompt, max_context=9, max_tokens=5)
+    assert [(q.id, turns) for q, turns in fit] == [("a", 1), ("c", 1), ("d", 1), ("e", 1)]
+    assert [(out.question, out.why) for out in left_out] == [
+        ("a", "turn 2 and answers of 5 tokens need 16 of a context of 9"),
+        ("b", "turn 1 and answers of 5 tokens need 10 of a context of 9"),
+    ]

@@ -1,0 +1,248 @@
+"""Suites: the shipped one, Spec-Bench from its home and from the cache, files in every form, and what is refused."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from paceline.bench import suites
+from paceline.bench.suites import Question, SuiteError, cache_folder, fingerprint, read_suite, write_whole
+from paceline.errors import PacelineError
+
+TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
+
+
+def write(path: Path, *records: Any) -> str:
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    return str(path)
+
+
+def told(path: str, **options: Any) -> str:
+    with pytest.raises(SuiteError) as caught:
+        read_suite(path, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_shipped_suite_has_eight_questions_of_each_task() -> None:
+    suite = read_suite("demo")
+    assert Counter(question.task for question in suite.questions) == dict.fromkeys(TASKS, 8)
+    assert [question.id for question in suite.questions] == [f"demo-{i}" for i in range(1, 49)]
+    assert all(len(question.turns) == 1 or question.task == "mt-bench" for question in suite.questions)
+    assert sum(len(question.turns) == 2 for question in suite.questions) == 4
+    assert len({turn for question in suite.questions for turn in question.turns}) == 52
+    for question in suite.questions:
+        if question.task in ("summarization", "rag"):
+            assert 80 <= len(question.turns[0].split()) <= 250
+
+
+def test_the_shipped_suite_fits_a_context_of_1024_with_room_for_answers(demo: Path) -> None:
+    from paceline.target.load import load_tokenizer
+
+    tokenizer = load_tokenizer(demo)
+    for question in read_suite("demo").questions:
+        messages = [{"role": "user", "content": turn} for turn in question.turns]
+        assert sum(len(tokenizer.encode_chat([message])) for message in messages) < 512, question.id
+
+
+def test_every_form_of_a_line(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "mine.jsonl",
+        {"question_id": 7, "category": "coding", "turns": ["one", "two"], "reference": ["x"]},
+        {"id": "b", "prompt": "three", "category": "rag"},
+        {"messages": [{"role": "user", "content": "four"}, {"role": "user", "content": "a\u2028b"}]},
+    )
+    suite = read_suite(path)
+    assert suite.questions == (
+        Question("7", "coding", "mt-bench", ("one", "two")),
+        Question("b", "rag", "rag", ("three",)),
+        Question("3", "all", "all", ("four", "a\u2028b")),
+    )
+    assert (suite.name, suite.source) == ("mine", path)
+
+
+def test_a_mark_of_byte_order_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
+    assert [question.id for question in read_suite(str(path)).questions] == ["1", "3"]
+
+
+def test_a_limit_is_spread_over_the_tasks() -> None:
+    whole = read_suite("demo").questions
+    for limit, counts in ((6, [1] * 6), (15, [3, 3, 3, 2, 2, 2]), (4, [1, 1, 1, 1, 0, 0]), (480, [8] * 6)):
+        chosen = read_suite("demo", limit=limit).questions
+        by_task = Counter(question.task for question in chosen)
+        assert [by_task[task] for task in TASKS] == counts
+        for task in TASKS:
+            of_task = [question for question in whole if question.task == task]
+            assert [q for q in chosen if q.task == task] == of_task[: by_task[task]]
+        assert list(chosen) == sorted(chosen, key=whole.index)
+    assert "leaves nothing to ask" in told("demo", limit=0)
+
+
+def test_a_small_task_leaves_its_share_of_the_limit_to_others(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", *({"prompt": str(i), "category": "b" if i else "a"} for i in range(9)))
+    assert [question.id for question in read_suite(path, limit=5).questions] == ["1", "2", "3", "4", "5"]
+
+
+def test_categories_are_tasks_or_categories(tmp_path: Path) -> None:
+    kinds = ("math", "rag", "coding", "qa")
+    path = write(tmp_path / "x.jsonl", *({"prompt": kind, "category": kind} for kind in kinds))
+    assert [q.category for q in read_suite(path, categories=["mt-bench", "qa"]).questions] == ["math", "coding", "qa"]
+    assert [q.category for q in read_suite(path, categories=["coding"]).questions] == ["coding"]
+    message = told(path, categories=["rag", "codin"])
+    assert message == "x has no category 'codin'; it has mt-bench, math, rag, coding, qa. Did you mean 'coding'?"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "line 2: not JSON: Expecting property name"),
+        ('["a"]', "line 2: a JSON object is wanted .* not a list"),
+        ('{"question": "?"}', 'line 2: a line is {"turns"'),
+        ('{"turns": []}', "line 2: a question is one or more texts"),
+        ('{"turns": "hello"}', "line 2: a question is one or more texts"),
+        ('{"prompt": " "}', "line 2: a question is one or more texts"),
+        ('{"prompt": 3}', "line 2: a question is one or more texts"),
+        ('{"messages": "hello"}', "line 2: \"messages\" is a list"),
+        ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: a message of role 'system'.*\"user\" only"),
+        ('{"messages": [{"role": "user"}]}', "line 2: a question is one or more texts"),
+        ('{"prompt": "x", "category": "overall"}', "line 2: the category is 'overall'"),
+        ('{"prompt": "x", "category": ["a"]}', "line 2: the category is"),
+        ('{"prompt": "x", "id": null}', "line 2: the id is None"),
+        ('{"prompt": "x", "id": "first"}', "line 2: a question with the id 'first' is there already"),
+        ('{"prompt": "\\ud800', "line 2: not JSON"),
+        (b'{"prompt": "\xff"}', "line 2: not UTF-8"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str | bytes, why: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"prompt": "a", "id": "first"}\n' + (line if isinstance(line, bytes) else line.encode()))
+    message = told(str(path))
+    assert message.startswith(f"{path}, ")
+    assert re.search(why, message)
+
+
+def test_unknown_suites_and_empty_files(tmp_path: Path) -> None:
+    message = told("specbench")
+    assert message.startswith("there is no suite and no file 'specbench'; suites are demo and spec-bench")
+    assert message.endswith("Did you mean 'spec-bench'?")
+    assert "cannot be read: Is a directory" in told(str(tmp_path))
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    assert "empty.jsonl holds no questions; a line is" in told(str(tmp_path / "empty.jsonl"))
+
+
+def test_the_fingerprint_is_of_the_chosen_questions() -> None:
+    suite = read_suite("demo", limit=6)
+    assert suite.fingerprint == read_suite("demo", limit=6).fingerprint == fingerprint(suite.questions)
+    assert re.fullmatch("[0-9a-f]{16}", suite.fingerprint)
+    a = Question("1", "a", "a", ("x", "y"))
+    others = [Question("2", "a", "a", a.turns), Question("1", "b", "b", a.turns), Question("1", "a", "a", ("xy",))]
+    assert len({fingerprint([q]) for q in (a, *others)} | {fingerprint([a, a])}) == 5
+
+
+@contextmanager
+def serving(content: bytes, status: int = 200) -> Iterator[tuple[str, list[str]]]:
+    """A web server with one page; its address, and the paths it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/question.jsonl", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def lines(count: int) -> bytes:
+    line = b'{"question_id": %d, "category": "qa", "turns": ["%d?"]}\n'
+    return b"".join(line % (i, i) for i in range(81, 81 + count))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where Spec-Bench will be kept; no proxy stands between this test and its own server."""
+    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    huggingface_hub.close_session()  # the client reads the environment when it is made
+    yield tmp_path / "cache" / "paceline" / "spec-bench" / "question.jsonl"
+    huggingface_hub.close_session()
+
+
+def test_spec_bench_is_downloaded_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lines(480)) as (address, asked):
+        monkeypatch.setattr(suites, "SPEC_BENCH", address)
+        suite = read_suite("spec-bench", limit=3)
+        assert [question.id for question in suite.questions] == ["81", "82", "83"]
+        assert (suite.name, suite.source) == ("spec-bench", address)
+        cache.write_bytes(lines(479))  # not what it was: fetched again
+        assert len(read_suite("spec-bench").questions) == 480
+    assert len(asked) == 2
+    assert len(read_suite("spec-bench").questions) == 480  # the server is gone
+    assert [path.name for path in cache.parent.iterdir()] == ["question.jsonl"]
+
+
+@pytest.mark.parametrize(("content", "status", "why"), [(lines(12), 200, "holds 12 lines"), (b"", 404, "404")])
+def test_what_is_not_spec_bench_is_not_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, status: int, why: str
+) -> None:
+    with serving(content, status) as (address, _):
+        monkeypatch.setattr(suites, "SPEC_BENCH", address)
+        message = told("spec-bench")
+    assert why in message
+    assert message.endswith("--suite path/to/question.jsonl works offline")
+    assert not cache.exists()
+
+
+def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suites, "SPEC_BENCH", "http://127.0.0.1:9/question.jsonl")
+    assert told("spec-bench").startswith("Spec-Bench's questions cannot be downloaded (")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    message = told("spec-bench")
+    assert "offline mode is enabled" in message
+    assert message.endswith("--suite path/to/question.jsonl works offline")
+
+
+def test_the_cache_has_a_home_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder() == Path.home() / ".cache" / "paceline"
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a" / "b", b"old")
+    assert (tmp_path / "a" / "b").read_bytes() == b"old"
+    with pytest.raises(PacelineError, match="cannot be written: "):
+        write_whole(tmp_path / "a" / "b" / "c", b"new")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(PacelineError, match="folder cannot be written: "):
+        write_whole(tmp_path / "folder", b"new")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "folder"]
+
+
+def test_spec_bench_itself(shared: Path) -> None:
+    suite = read_suite(str(shared / "data" / "spec-bench" / "question.jsonl"))
+    assert Counter(question.task for question in suite.questions) == dict.fromkeys(TASKS, 80)
+    some = read_suite(suite.source, limit=120).questions
+    assert Counter(question.task for question in some) == dict.fromkeys(TASKS, 20)

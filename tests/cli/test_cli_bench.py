@@ -1,0 +1,170 @@
+"""`paceline bench` as its users meet it, on a tiny model: a whole run, one that goes on, and whatever can be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command, make
+
+from paceline.bench.record import read_answers
+
+QUESTIONS = [
+    {"question_id": 1, "category": "qa", "turns": ["the cat"]},
+    {"question_id": 2, "category": "qa", "turns": ["the dog and the cat"]},
+    {"question_id": 3, "category": "writing", "turns": ["a little mat", "and then?"]},
+    {"question_id": 4, "category": "writing", "turns": ["hello there"]},
+]
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    return file
+
+
+def results(text: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(result["method"], result["category"]): result for result in json.loads(text)["results"]}
+
+
+def test_a_whole_run(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["bench", tiny, "-d", "sam", "-d", "prompt-lookup", "--peer", "transformers", "--peer", "vllm-ngram",
+                 "--suite", suite, "-n", 12, "--warm-up", 1, "--repeats", 2, "--out", out]  # fmt: skip
+    told = command(*arguments, "--json")
+    assert told.code == 0, told.err
+    found = results(told.out)
+    methods = ["none", "sam", "prompt-lookup", "peer:transformers"]
+    for method in methods:
+        for category in ("overall", "qa", "mt-bench"):
+            one = found[method, category]
+            assert one["identical"] == 1.0
+            assert one["tokens_per_second"] > 0
+            assert one["speedup"] > 0
+            assert one["predicted"] > 0
+        overall = found[method, "overall"]
+        assert overall["answers"] == 8
+        assert overall["speedup_low"] <= overall["speedup_high"]
+        assert overall["peak_bytes"] > 1e6
+    assert found["none", "overall"]["speedup"] == found["none", "overall"]["mean_accepted_tokens"] == 1
+    assert found["sam", "overall"]["mean_accepted_tokens"] > 1.1  # this model repeats itself
+    assert found["peer:vllm-ngram", "overall"]["failed"].startswith("peer:vllm-ngram: vLLM wants an environment")
+
+    answers = read_answers((out / "answers.jsonl").read_bytes(), "answers")
+    assert len(answers) == len(methods) * len(QUESTIONS) * 2
+    for answer in answers:
+        for turn in answer.turns:
+            assert sum(turn.lengths or []) == len(turn.tokens)
+            assert turn.times == sorted(turn.times or [])
+            assert turn.seconds >= (turn.times or [0])[-1]
+            assert answer.method.startswith("peer:") or "".join(text for _, text, _ in turn.runs).strip() == turn.text
+    assert (out / "spec-bench" / "model_answer").is_dir()
+    described = json.loads((out / "run.json").read_text())
+    assert described["environment"]["command"].startswith("paceline ")
+    assert [m["method"] for m in described["methods"]] == [*methods, "peer:vllm-ngram"]
+    assert set(json.loads((out / "summary.json").read_text())["predictions"]["devices"]["A100-80"]) == {
+        "sam", "prompt-lookup",
+    }  # fmt: skip
+
+    before = (out / "answers.jsonl").read_bytes()
+    again = command(*arguments)  # nothing is left to answer
+    assert again.code == 0
+    assert (out / "answers.jsonl").read_bytes() == before
+    assert "peer:vllm-ngram did not take part: vLLM wants an environment of its own" in again.out
+    assert max(map(len, again.out.split("speed-up: all tokens")[0].splitlines())) <= 180
+
+    assert command("report", out).code == 0
+    assert "sam" in (out / "report.html").read_text()
+    assert "| `sam` |" in command("report", out, "--markdown").out
+
+
+def test_a_run_goes_on_and_another_is_refused(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0, "--out", out, "--json"]
+    assert command(*arguments).code == 0
+    lines = (out / "answers.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "answers.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:40])  # as if it had been killed
+    assert command(*arguments).code == 0
+    now = (out / "answers.jsonl").read_bytes().splitlines(keepends=True)
+    assert now[:3] == lines[:3]
+    assert len(now) == len(lines)
+    for changed in (["-n", "9"], ["-d", "prompt-lookup"], ["--temperature", "0.5"]):
+        refused = command(*arguments, *changed)
+        assert refused.code == 2
+        assert "holds another run: its options was" in refused.err
+        assert "starting" not in refused.err
+
+
+def test_sampled_answers_are_the_plain_ones(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+    told = command("bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--temperature", 0.3, "--warm-up", 0,
+                   "--out", tmp_path / "run", "--json")  # fmt: skip
+    assert results(told.out)["sam", "overall"]["identical"] == 1.0
+    assert results(told.out)["sam", "overall"]["drafted_per_round"] > 0
+
+
+def test_a_batch(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+    told = command("bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--batch", 2, "--warm-up", 0,
+                   "--peer", "transformers-lookup", "--out", tmp_path / "run", "--json")  # fmt: skip
+    assert told.code == 1
+    found = results(told.out)
+    assert found["sam", "overall"]["identical"] == 1.0
+    assert "--batch is 2" in found["peer:transformers-lookup", "overall"]["failed"]
+    assert "peer:transformers-lookup failed: answers 1 at a time, and --batch is 2" in told.err
+
+
+def test_a_larger_model_says_the_same(
+    command: Command, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small = make(tmp_path / "small")
+    arguments = ["bench", small, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0, "--dtype", "float32"]
+    told = command(*arguments, "--out", tmp_path / "small-run", "--json")
+    large = command(*arguments, "--as-large", "5M", "--peer", f"transformers-assisted:{small}",
+                    "--out", tmp_path / "large-run", "--json")  # fmt: skip
+    assert large.code == 0, large.err
+    texts = [
+        {
+            (answer.method, answer.question): [turn.tokens for turn in answer.turns]
+            for answer in read_answers((tmp_path / run / "answers.jsonl").read_bytes(), run)
+        }
+        for run in ("small-run", "large-run")
+    ]
+    assert texts[0].items() <= texts[1].items()
+    described = json.loads((tmp_path / "large-run" / "run.json").read_text())
+    assert "without changing the function" in described["as_large"]
+    peer = described["methods"][-1]
+    assert peer["method"] == f"peer:transformers-assisted:{small}"
+    assert 0.5 < peer["draft_bytes"] / peer["target_bytes"] < 2  # the draft, the same model here, grew as well
+    assert results(told.out)["none", "overall"]["new_tokens"] == results(large.out)["none", "overall"]["new_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--suite", "spec-banch"], "spec-bench"),
+        (["-d", "samm"], "Did you mean 'sam'?"),
+        (["--peer", "vlm-ngram"], "Did you mean 'vllm-ngram'?"),
+        (["--peer", "transformers-lookup,tokns=3"], "tokens"),
+        (["--categories", "poetry"], "poetry"),
+        (["--as-large", "huge"], "not a size"),
+        (["-n", "4000"], "no question of"),
+        (["--template", "vicunia"], "Did you mean 'vicuna'?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    command: Command, tiny: Path, suite: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    told = command("bench", tiny, "--suite", suite, "-n", 8, "--out", tmp_path / "run", *arguments)
+    assert told.code == 2
+    assert says in told.err.splitlines()[-1]
+    assert told.err.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_question_that_is_none_is_named(command: Command, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "broken.jsonl"
+    file.write_text('{"turns": ["a"]}\n{"turns": "a"\n')
+    told = command("bench", tiny, "--suite", file, "--out", tmp_path / "run")
+    assert told.code == 2
+    assert "line 2" in told.err
