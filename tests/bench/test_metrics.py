@@ -27,7 +27,6 @@ from paceline.bench.metrics import (
     mean_accepted_tokens,
     parts_ms,
     peak_bytes,
-    round_cost,
     speedup,
     speedup_interval,
     speedup_spec_bench,
@@ -36,6 +35,7 @@ from paceline.bench.metrics import (
     tokens_per_second_spec_bench,
 )
 from paceline.bench.record import Answer, Turn
+from paceline.cost import round_cost
 
 
 def turn(tokens: int | Sequence[int], seconds: float = 1.0, **told: Any) -> Turn:

@@ -28,7 +28,10 @@ def results(text: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {(result["method"], result["category"]): result for result in json.loads(text)["results"]}
 
 
-def test_a_whole_run(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+def test_a_whole_run(
+    command: Command, tiny: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/paceline", "bench", "a model"])
     out = tmp_path / "run"
     arguments = ["bench", tiny, "-d", "sam", "-d", "prompt-lookup", "--peer", "transformers", "--peer", "vllm-ngram",
                  "--suite", suite, "-n", 12, "--warm-up", 1, "--repeats", 2, "--out", out]  # fmt: skip
@@ -49,7 +52,7 @@ def test_a_whole_run(command: Command, tiny: Path, suite: Path, tmp_path: Path) 
         assert overall["peak_bytes"] > 1e6
     assert found["none", "overall"]["speedup"] == found["none", "overall"]["mean_accepted_tokens"] == 1
     assert found["sam", "overall"]["mean_accepted_tokens"] > 1.1  # this model repeats itself
-    assert found["peer:vllm-ngram", "overall"]["failed"].startswith("peer:vllm-ngram: vLLM wants an environment")
+    assert found["peer:vllm-ngram", "overall"]["failed"].startswith("vLLM wants an environment")
 
     answers = read_answers((out / "answers.jsonl").read_bytes(), "answers")
     assert len(answers) == len(methods) * len(QUESTIONS) * 2
@@ -61,7 +64,7 @@ def test_a_whole_run(command: Command, tiny: Path, suite: Path, tmp_path: Path) 
             assert answer.method.startswith("peer:") or "".join(text for _, text, _ in turn.runs).strip() == turn.text
     assert (out / "spec-bench" / "model_answer").is_dir()
     described = json.loads((out / "run.json").read_text())
-    assert described["environment"]["command"].startswith("paceline ")
+    assert described["environment"]["command"] == "paceline bench 'a model'"
     assert [m["method"] for m in described["methods"]] == [*methods, "peer:vllm-ngram"]
     assert set(json.loads((out / "summary.json").read_text())["predictions"]["devices"]["A100-80"]) == {
         "sam", "prompt-lookup",

@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from paceline.replay.page import _ticks, page
+from paceline.replay.page import page
 from paceline.replay.run import OVERALL
 
 VOID = {"meta", "br"}
@@ -96,11 +96,3 @@ def test_names_are_text() -> None:
 def test_a_page_of_nothing() -> None:
     parsed(page(told([]), []))
     parsed(page(told([result("none", OVERALL, 1.0, 1, [])]), ["none"]))
-
-
-def test_ticks_are_round_and_span_the_values() -> None:
-    for values in ([0.0, 1.0], [1.53, 2.91], [3.0], [0, 100], [1, 86.3], [0.0001, 0.00012]):
-        ticks = _ticks(values)
-        assert ticks[0] <= min(values)
-        assert ticks[-1] >= max(values)
-        assert 3 <= len(ticks) <= 9

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def environment(*, dtype: str, device: str) -> dict[str, Any]:
         "dtype": dtype,
         "load": load(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["paceline", *sys.argv[1:]]),
+        "command": shlex.join(["paceline", *sys.argv[1:]]),
     }
 
 
@@ -110,13 +111,14 @@ class Peak:
 def peak_memory(device: torch.device) -> Iterator[Peak]:
     """Measures the most memory of this process (on a GPU: of its tensors there) between entering and leaving."""
     peak = Peak()
-    cuda = device.type == "cuda"
-    reset = torch.cuda.reset_peak_memory_stats(device) is None if cuda else _reset_resident()
-    yield peak
-    if cuda:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
         peak.bytes = torch.cuda.max_memory_allocated(device)
-    elif reset:
-        peak.bytes = _resident_peak()
+    else:
+        told = _reset_resident()
+        yield peak
+        peak.bytes = _resident_peak() if told else None
 
 
 def _reset_resident() -> bool:

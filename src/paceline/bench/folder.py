@@ -41,7 +41,7 @@ class RunFolder:
         Raises PacelineError if the folder holds something else, another run, or a run that is still going on."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _check(path, run)
+            check(path, run)
             lines = (path / ANSWERS).open("a+b", buffering=0)
         except OSError as error:
             raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
@@ -90,8 +90,10 @@ class RunFolder:
         self._lines.close()  # which unlocks it
 
 
-def _check(path: Path, run: Mapping[str, Any]) -> None:
-    """PacelineError unless `path` is empty or holds this very run."""
+def check(path: Path, run: Mapping[str, Any]) -> None:
+    """PacelineError unless `path` is not there, is empty or holds this very run, by the keys of IDENTITY."""
+    if not path.is_dir():
+        return
     if not (path / RUN).exists():
         if any(entry.name != ANSWERS or entry.stat().st_size for entry in path.iterdir()):
             raise PacelineError(f"{path} holds other files and no run; name a new folder with --out")

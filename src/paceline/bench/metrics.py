@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import cost
 from paceline.bench.looping import is_looping
 from paceline.bench.record import Answer, Turn
 
@@ -98,7 +99,7 @@ def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int
         return tau
     if draft_bytes <= 0 or target_bytes <= 0:
         raise ValueError(f"draft and target must weigh something, not {draft_bytes} and {target_bytes} bytes")
-    return tau / (1 + calls_per_round * draft_bytes / target_bytes)
+    return cost.memory_bound_speedup(tau, calls_per_round, draft_bytes, target_bytes)
 
 
 # Time ------------------------------------------------------------------------------------------------------------
@@ -178,14 +179,6 @@ def _spec_bench(answers: Answers) -> dict[int, dict[str, float]]:
         if answer.seconds > 0:
             speeds.setdefault(answer.repeat, {})[answer.question] = tokens / answer.seconds
     return speeds
-
-
-def round_cost(tau: float, speedup_decode: float) -> float:
-    """R: what a round behind the prompt costs, in rounds of plain decoding: block efficiency / speed-up of decoding.
-
-    1 would be a draft that costs nothing and a forward over many tokens as fast as over one. It tells the cost of a
-    method from what it has accepted; of two machines it is what differs."""
-    return tau / speedup_decode
 
 
 def draft_share(answers: Answers) -> float | None:
@@ -347,7 +340,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "tokens_per_second_spec_bench": tokens_per_second_spec_bench(mine),
         "mean_accepted_tokens": mean_accepted_tokens(mine),
         "block_efficiency": tau,
-        "round_cost": round_cost(tau, decode) if tau and decode else None,
+        "round_cost": cost.round_cost(tau, decode) if tau and decode else None,
         "mbsu": _mbsu(mine, tau, facts),
         "accepted_by_depth": accepted_by_depth(mine),
         "drafted_per_round": drafted_per_round(mine),

@@ -20,13 +20,7 @@ import numpy as np
 import torch
 
 from paceline.bench import specbench
-from paceline.bench.calibrate import (
-    Calibration,
-    calibrate,
-    calibrate_transformers,
-    predict_run,
-    recorded_rounds,
-)
+from paceline.bench.calibrate import Calibration, calibrate, calibrate_transformers
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
 from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, check
@@ -36,6 +30,7 @@ from paceline.bench.metrics import first_divergence, summarize
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
 from paceline.bench.peers.setup import model_bytes
+from paceline.bench.predict import predict_run, recorded_rounds
 from paceline.bench.record import Answer, settled
 from paceline.bench.runner import Group, LeftOut, Options, Runner, fitting, grouped
 from paceline.bench.suites import Question, Suite, read_suite
@@ -217,7 +212,7 @@ def _open(contestants: Sequence[Contestant], watch: Watch) -> dict[str, str]:
         except PacelineError as error:
             if isinstance(contestant, Ours):
                 raise
-            unavailable[contestant.name] = " ".join(str(error).split())
+            unavailable[contestant.name] = " ".join(str(error).split()).removeprefix(f"{contestant.name}: ")
     return unavailable
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
+from paceline.cli.bench import bench
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
@@ -19,6 +20,7 @@ from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
 from paceline.cli.replay import replay
+from paceline.cli.report import report
 from paceline.errors import PacelineError
 
 CORPUS_HELP = """Build a corpus to copy from, or say what is in one.
@@ -35,6 +37,8 @@ app.command(short_help="See what drafts gain on six prompts.")(demo)
 app.command(short_help="List the drafting methods.")(methods)
 app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 app.command(short_help="Try drafters on recorded answers.")(replay)
+app.command(short_help="Measure drafters and other engines.")(bench)
+app.command(short_help="Make a page of a measurement.")(report)
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -64,6 +68,7 @@ def paceline(
     paceline chat MODEL --draft sam                       a conversation
     paceline methods                                      what --draft takes
     paceline corpus build OUT --text FILE --tokenizer MODEL   text to copy from
+    paceline bench MODEL -d sam --peer transformers       how fast, against what
     paceline generate --help                              every option
     """
     if context.invoked_subcommand is None:

@@ -185,7 +185,7 @@ def _show(outcome: Outcome) -> None:
         if result["failed"] and result["method"] not in outcome.unavailable:
             console.print(f"{result['method']} failed: {result['failed']}", markup=False, soft_wrap=True)
     for name, why in outcome.unavailable.items():
-        console.print(f"{name} did not take part: {why.removeprefix(f'{name}: ')}", markup=False, soft_wrap=True)
+        console.print(f"{name} did not take part: {why}", markup=False, soft_wrap=True)
     for note in outcome.notes:
         console.print(note, markup=False, soft_wrap=True)
     console.print(

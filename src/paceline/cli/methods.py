@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from paceline.draft.registry import MethodInfo, OptionInfo
+    from paceline.draft.registry import MethodInfo
+    from paceline.spec import OptionInfo
 
 
 def methods(

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paceline.cost import Floats, Rounds, interpolate, speedup_from_rounds
 from paceline.errors import PacelineError
 from paceline.replay.walk import Tally
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,19 @@ class Cost:
 
     def of(self, nodes: Floats) -> Floats:
         """Relative time of forwards over so many nodes each."""
-        inside = np.interp(nodes, self.nodes, self.times)
-        if len(self.nodes) == 1:
-            return inside
-        slope = (self.times[-1] - self.times[-2]) / (self.nodes[-1] - self.nodes[-2])
-        return inside + np.maximum(nodes - self.nodes[-1], 0) * max(slope, 0.0)
+        return interpolate(self.nodes, self.times, nodes)
 
 
 def predict(tally: Tally, cost: Cost) -> float:
     """Speed-up over plain decoding: tokens over what the rounds cost, in forwards over one node."""
-    if not tally.rounds:
-        return 1.0
-    sizes = np.flatnonzero(tally.sizes)
-    spent = float(tally.sizes[sizes] @ cost.of(sizes.astype(np.float64)))
-    if cost.forward_ms is not None:
-        spent += 1e3 * tally.seconds / cost.forward_ms
-    return tally.new_tokens / spent
+    drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
+    return speedup_from_rounds(rounds(tally), cost.of, drafting)
+
+
+def rounds(tally: Tally) -> Rounds:
+    """A replay's rounds, for the cost model."""
+    sizes = {int(nodes): int(tally.sizes[nodes]) for nodes in np.flatnonzero(tally.sizes)}
+    return Rounds(tally.new_tokens, sizes, tally.seconds)
 
 
 def read_cost(text: str, forward_ms: float | None = None) -> Cost:

@@ -58,7 +58,7 @@ def load(
     wanted = _dtype(dtype)
     name, folder = _name(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
-    tensors = _open_weights(folder)
+    tensors = open_weights(folder)
     wanted = wanted or _own_dtype(config, tensors, to)
     ends = _eos_token_ids(folder, config)
     reason = _not_native(config)
@@ -69,7 +69,7 @@ def load(
             folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
     shapes = decoder.weight_shapes(config)
-    _check_shapes(folder, shapes, tensors)
+    check_shapes(folder, shapes, tensors)
     weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
     return decoder.Decoder(config, weights, name=name, dtype=wanted, device=to, eos_token_ids=ends)
 
@@ -260,7 +260,7 @@ def _not_native(config: PretrainedConfig) -> str | None:
     return decoder.unsupported(config)
 
 
-def _open_weights(folder: Path) -> dict[str, Any]:
+def open_weights(folder: Path) -> dict[str, Any]:
     """The open safetensors file of every tensor in `folder`; headers are read, tensors are not."""
     tensors: dict[str, Any] = {}
     for file in _weight_files(folder):
@@ -303,7 +303,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return found
 
 
-def _check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
+def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
     """Every tensor the configuration asks for is there, with the shape it asks for."""
     absent = [key for key in shapes if key not in tensors]
     if absent:

@@ -1,0 +1,433 @@
+"""Calibration: what a round costs on this machine, from a handful of rounds. Knows no drafter, no suite, no answers.
+
+    calibration = calibrate(Engine("models/demo"))
+    calibration.round_ms(17)                     # a round that verifies 17 nodes, milliseconds
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from paceline.cost import Floats, interpolate
+from paceline.draft.base import Drafter
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Target
+from paceline.target.tokenizer import Tokenizer
+from paceline.tree import DraftTree
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+"""Nodes of a row, the last committed token included."""
+
+TREES = (8, 32, 96)
+"""Of these sizes trees are measured as well as chains."""
+
+ACCEPTED = 4
+"""Tokens accepted in the rounds that time what an accepted token costs."""
+
+LONG = 16
+"""Beside plain rounds, rounds over at most this many nodes are measured on a long context."""
+
+DRIFT = 64
+"""A row's context is allowed to grow by so many tokens around the one that is measured, before it is begun anew."""
+
+LEAST_CONTEXT = 64
+
+Progress = Callable[[int, int], None]
+"""Called as progress(rounds done, rounds in all)."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Milliseconds of rounds on this machine, drafting not counted.
+
+    engine    "paceline" or "transformers"; batch: rows in a round.
+    nodes, ms           rounds over so many nodes of all rows together, chains, with `context` tokens behind each row.
+    prompt_tokens, prompt_ms            two prompts, of all rows together, up to the first new token.
+    tree_nodes, tree_ms                 as nodes and ms, trees.
+    long_context, long_nodes, long_ms   chains with so many tokens behind each row.
+    token_ms                            each accepted token: keeping it and writing its text."""
+
+    engine: str
+    batch: int
+    context: int
+    nodes: tuple[int, ...]
+    ms: tuple[float, ...]
+    prompt_tokens: tuple[int, int]
+    prompt_ms: tuple[float, float]
+    tree_nodes: tuple[int, ...] = ()
+    tree_ms: tuple[float, ...] = ()
+    long_context: int = 0
+    long_nodes: tuple[int, ...] = ()
+    long_ms: tuple[float, ...] = ()
+    token_ms: float = 0.0
+
+    def round_ms(self, nodes: float, context: float | None = None, tree: bool = False) -> float:
+        """A round over `nodes` nodes of all rows together, with `context` tokens behind each row (None: as many as
+        were calibrated with), none of them accepted."""
+        return float(self.rounds_ms(nodes, self.context if context is None else context, tree))
+
+    def rounds_ms(
+        self, nodes: ArrayLike, contexts: ArrayLike, trees: ArrayLike = False, accepted: ArrayLike = 0
+    ) -> Floats:
+        """The same of many rounds, which accepted so many drafted tokens; the arguments broadcast against each other.
+        trees: share of the rows whose draft is a tree."""
+        at = np.asarray(nodes, float)
+        ms = interpolate(self.nodes, self.ms, at) + self.token_ms * np.asarray(accepted, float)
+        if self.tree_nodes:
+            dearer = np.array(self.tree_ms) - interpolate(self.nodes, self.ms, self.tree_nodes)
+            ms = ms + np.asarray(trees, float) * np.interp(at, (self.batch, *self.tree_nodes), (0.0, *dearer))
+        if self.long_nodes:
+            longer = np.array(self.long_ms) - interpolate(self.nodes, self.ms, self.long_nodes)
+            slope = np.maximum(longer, 0.0) / (self.long_context - self.context)
+            ms = ms + np.interp(at, self.long_nodes, slope) * (np.asarray(contexts, float) - self.context)
+        return np.asarray(ms)
+
+    def first_token_ms(self, tokens: float) -> float:
+        """From a prompt of so many tokens, of all rows together, to its first new token: a straight line."""
+        (a, b), (of_a, of_b) = self.prompt_tokens, self.prompt_ms
+        return max(of_a + (of_b - of_a) * (tokens - a) / (b - a), 0.0)
+
+    @property
+    def prompt_ms_per_token(self) -> float:
+        """Milliseconds that each further token of a prompt takes."""
+        return self.first_token_ms(self.prompt_tokens[-1] + 1) - self.first_token_ms(self.prompt_tokens[-1])
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Calibration:
+        """PacelineError if it is not a calibration."""
+        try:
+            found: dict[str, Any] = json.loads(text)
+            found |= {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
+            return cls(**found)
+        except (ValueError, TypeError, AttributeError) as error:
+            names = ", ".join(f.name for f in fields(cls))
+            raise PacelineError(f"not a calibration ({error}); it has {names}") from None
+
+
+# Our engine --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A round to measure: nodes of every row."""
+
+    nodes: int
+    tree: bool = False
+
+
+class _Guess(Drafter):
+    """Proposes as many random tokens as it is told to, or the `right` ones (the answers of the rows, in order): what
+    is timed is the round around them."""
+
+    name = "calibration"
+
+    def __init__(self) -> None:
+        self.case = _Case(1)
+        self.right: list[list[int]] | None = None
+        self._random = np.random.default_rng(0)
+
+    def bind(self, target: Target) -> None:
+        self._vocab_size = target.vocab_size
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        if self.right is not None:
+            answers = zip(rows, self.right, strict=True)
+            count = self.case.nodes - 1
+            return [DraftTree.chain(row.last_token, right[row.num_new :][:count]) for row, right in answers]
+        return [self._guess(row.last_token) for row in rows]
+
+    def _guess(self, root: int) -> DraftTree:
+        tokens = self.tokens(self.case.nodes - 1)
+        if self.case.tree:
+            return DraftTree.of(root, tokens, [i // 2 for i in range(len(tokens))])
+        return DraftTree.chain(root, tokens)
+
+    def tokens(self, count: int) -> list[int]:
+        """Random tokens."""
+        found: list[int] = self._random.integers(self._vocab_size, size=count).tolist()
+        return found
+
+
+@dataclass
+class _Stage:
+    """Times rounds of a real engine, drafting taken off."""
+
+    engine: Engine
+    guess: _Guess
+    batch: int
+    largest: int
+    drift: int
+    done: Callable[[], None]
+    rows: list[Row] = field(default_factory=list)
+
+    def measure(self, context: int, cases: Sequence[_Case], rounds: int) -> tuple[dict[_Case, float], int, float]:
+        """Milliseconds by case (see `_typical`); and tokens of a prompt with the milliseconds to its first token.
+
+        All cases in every sweep, in an order that rotates, so that a machine that drifts treats them alike. The first
+        sweep is a warm-up."""
+        times = np.empty((rounds + 1, len(cases)))
+        prompts: list[float] = []
+        try:
+            for sweep in range(rounds + 1):
+                for i in _rotated(len(cases), sweep):
+                    if not self.rows or max(map(len, self.rows)) >= context + self.drift // 2:
+                        prompts.append(self._begin(context - self.drift // 2))
+                    times[sweep, i] = 1e3 * self._round(cases[i])
+                    self.done()
+        finally:
+            self._clear()
+        tokens = self.batch * (context - self.drift // 2)
+        found = dict(zip(cases, _typical(times[1:]), strict=True))
+        return found, tokens, 1e3 * median(prompts[1:] or prompts)
+
+    def token_ms(self, context: int) -> float:
+        """Milliseconds that an accepted token adds to what is done besides the forward: the same answer twice, first
+        plainly, then with drafts that are right in every other round."""
+        pairs = max(self.drift // (ACCEPTED + 2), 1)
+        prompts = self._prompts(context - self.drift // 2)
+        try:
+            self._begin_with(prompts)
+            for _ in range(pairs * (ACCEPTED + 2)):
+                self._round(_Case(1))
+            answers = [row.new_tokens.tolist() for row in self.rows]
+            self._begin_with(prompts)
+            dearer = []
+            for _ in range(pairs):
+                accepted, with_them = self._accepting(answers)
+                dearer.append((with_them - self._accepting(None)[1]) / max(accepted, 1))
+        finally:
+            self._clear()
+        return max(1e3 * median(dearer), 0.0)
+
+    def _accepting(self, right: list[list[int]] | None) -> tuple[int, float]:
+        """Tokens gained by a round beyond one a row, and the seconds of its parts that depend on them."""
+        had, before = sum(map(len, self.rows)), self._booked("accept", "commit", "rows")
+        self.guess.right = right
+        self._round(_Case(ACCEPTED + 1))
+        self.guess.right = None
+        gained = sum(map(len, self.rows)) - had - len(self.rows)
+        return gained, self._booked("accept", "commit", "rows") - before
+
+    def _prompts(self, length: int) -> list[list[int]]:
+        return [self.guess.tokens(length) for _ in range(self.batch)]
+
+    def _begin(self, length: int) -> float:
+        """New rows with prompts of random tokens; seconds until each has its first token."""
+        return self._begin_with(self._prompts(length))
+
+    def _begin_with(self, prompts: list[list[int]]) -> float:
+        self._clear()
+        params = SamplingParams(max_tokens=self.drift + self.largest + 8, ignore_eos=True)
+        self.rows = [self.engine.add(prompt, params) for prompt in prompts]
+        self.guess.case = _Case(1)
+        began = perf_counter()
+        while not all(row.num_new for row in self.rows):
+            self.engine.step()
+        return perf_counter() - began
+
+    def _round(self, case: _Case) -> float:
+        self.guess.case = case
+        before, began = self._booked("draft", "observe"), perf_counter()
+        self.engine.step()
+        return perf_counter() - began - (self._booked("draft", "observe") - before)
+
+    def _booked(self, *parts: str) -> float:
+        """Seconds of these parts of all rounds so far."""
+        return sum(self.engine.clock.seconds.get(part, 0.0) for part in parts)
+
+    def _clear(self) -> None:
+        for row in self.rows:
+            self.engine.abort(row)
+        self.rows = []
+
+
+def calibrate(
+    model: Engine | Target,
+    tokenizer: Tokenizer | None = None,
+    *,
+    sizes: Sequence[int] = SIZES,
+    context: int = 256,
+    rounds: int = 15,
+    batch: int = 1,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Time rounds of our engine on `model`: every number of nodes in `sizes`, `rounds` times each.
+
+    tokenizer  whose text the rows are written in, for that is part of a round; an engine brings its own.
+    context    tokens behind a row; less where the model holds less than four times as many, and sizes above a quarter
+               of what it holds are left out.
+
+    Raises PacelineError for a model that holds next to nothing, and for sizes that are none."""
+    target = model.target if isinstance(model, Engine) else model
+    tokenizer = tokenizer or (model.tokenizer if isinstance(model, Engine) else target.tokenizer)
+    plan = _plan(sizes, context, rounds, batch, target.max_context)
+    guess = _Guess()
+    engine = Engine(target, guess, max_batch=batch, tokenizer=tokenizer)
+    stage = _Stage(engine, guess, batch, plan.sizes[-1], plan.drift, plan.counter(rounds, progress))
+    found, tokens, prompt_ms = stage.measure(plan.context, plan.cases, rounds)
+    longer, long_tokens, long_prompt_ms = stage.measure(plan.long_context, plan.long_cases, rounds)
+    trees = [case for case in plan.cases if case.tree]
+    return Calibration(
+        engine="paceline",
+        batch=batch,
+        context=plan.context,
+        nodes=tuple(batch * n for n in plan.sizes),
+        ms=tuple(found[_Case(n)] for n in plan.sizes),
+        tree_nodes=tuple(batch * case.nodes for case in trees),
+        tree_ms=tuple(found[case] for case in trees),
+        long_context=plan.long_context,
+        long_nodes=tuple(batch * case.nodes for case in longer),
+        long_ms=tuple(longer.values()),
+        token_ms=stage.token_ms(plan.context),
+        prompt_tokens=(tokens, long_tokens),
+        prompt_ms=(prompt_ms, long_prompt_ms),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is measured of a model that holds so many tokens."""
+
+    sizes: list[int]
+    context: int
+    long_context: int
+    drift: int
+
+    @property
+    def cases(self) -> list[_Case]:
+        """Of the usual context."""
+        return [*self.chains, *(_Case(n, tree=True) for n in self.sizes if n in TREES)]
+
+    @property
+    def chains(self) -> list[_Case]:
+        """Without trees."""
+        return [_Case(n) for n in self.sizes]
+
+    @property
+    def long_cases(self) -> list[_Case]:
+        """Of the long context."""
+        return [_Case(n) for n in sorted({1, max(n for n in self.sizes if n <= LONG)})]
+
+    def counter(self, rounds: int, progress: Progress | None) -> Callable[[], None]:
+        """Called once a round."""
+        total, done = (rounds + 1) * (len(self.cases) + len(self.long_cases)), 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(done, total)
+
+        return count
+
+
+def _rotated(count: int, by: int) -> list[int]:
+    """0..count-1, begun elsewhere every time."""
+    return [(i + by) % count for i in range(count)]
+
+
+def _typical(times: Floats) -> list[float]:
+    """Times [sweeps, cases] to one a case: medians over the sweeps, each of them brought to the usual pace first, for
+    what else a machine does comes and goes more slowly than sweeps do."""
+    pace = np.median(times / np.median(times, 0), 1)
+    found: list[float] = (np.median(times / pace[:, None], 0) * np.median(pace)).tolist()
+    return found
+
+
+def _plan(sizes: Sequence[int], context: int, rounds: int, batch: int, room: int) -> _Plan:
+    if room < LEAST_CONTEXT:
+        raise PacelineError(f"the model's context holds {room} tokens; {LEAST_CONTEXT} are needed to time rounds")
+    if not sizes or min(sizes) < 1 or min(rounds, batch, context) < 1:
+        raise PacelineError(
+            f"sizes are {list(sizes)}, context is {context}, rounds {rounds} and batch {batch}; all must be 1 or more"
+        )
+    fit = sorted({1, *(n for n in sizes if n <= room // 4)})
+    near = max(min(context, room // 4), 2)
+    drift = min(DRIFT, near)
+    return _Plan(fit, near, min(4 * near, room - drift - fit[-1] - 8), drift)
+
+
+# transformers ------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def calibrate_transformers(
+    model: PreTrainedModel,
+    *,
+    sizes: Sequence[int] = SIZES,
+    context: int = 256,
+    rounds: int = 15,
+    batch: int = 1,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Time forwards of a transformers model behind a cache of `context` tokens, up to the best token of every node,
+    and what `generate` spends on a token besides; otherwise as `calibrate`."""
+    text = model.config.get_text_config()
+    plan = _plan(sizes, context, rounds, batch, int(text.max_position_embeddings))
+    count = plan.counter(rounds, progress)
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(n: int) -> torch.Tensor:
+        return torch.randint(int(text.vocab_size), (batch, n), generator=generator).to(model.device)
+
+    def measure(length: int, cases: Sequence[_Case]) -> tuple[list[float], float]:
+        for _ in range(2):  # the first is a warm-up
+            cache, began = DynamicCache(), perf_counter()
+            model(tokens(length), past_key_values=cache, logits_to_keep=1).logits.argmax(-1).tolist()
+            prompt = perf_counter() - began
+        times = np.empty((rounds + 1, len(cases)))
+        for sweep in range(rounds + 1):
+            for i in _rotated(len(cases), sweep):
+                drafted, began = tokens(cases[i].nodes), perf_counter()
+                model(drafted, past_key_values=cache).logits.argmax(-1).tolist()
+                cache.crop(-cases[i].nodes)
+                times[sweep, i] = 1e3 * (perf_counter() - began)
+                count()
+        return _typical(times[1:]), 1e3 * prompt
+
+    ms, prompt_ms = measure(plan.context, plan.chains)
+    long_ms, long_prompt_ms = measure(plan.long_context, plan.long_cases)
+    besides = max(_generate_ms(model, tokens(plan.context), rounds) - ms[0], 0.0)
+    return Calibration(
+        engine="transformers",
+        batch=batch,
+        context=plan.context,
+        nodes=tuple(batch * n for n in plan.sizes),
+        ms=tuple(each + besides for each in ms),
+        long_context=plan.long_context,
+        long_nodes=tuple(batch * case.nodes for case in plan.long_cases),
+        long_ms=tuple(each + besides for each in long_ms),
+        prompt_tokens=(batch * plan.context, batch * plan.long_context),
+        prompt_ms=(prompt_ms, long_prompt_ms),
+    )
+
+
+def _generate_ms(model: PreTrainedModel, prompt: torch.Tensor, rounds: int) -> float:
+    """Milliseconds of a token that `generate` makes, the first one not counted."""
+
+    def seconds(new: int) -> float:
+        config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
+        began = perf_counter()
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)  # type: ignore[operator]
+        return perf_counter() - began
+
+    new = min(rounds, 16) + 1
+    seconds(1)
+    return 1e3 * median((seconds(new) - seconds(1)) / (new - 1) for _ in range(3))

@@ -1,0 +1,428 @@
+"""Enlarging a small model without changing what it says, so that its forward costs what a large model's costs.
+
+On a machine without large weights, this is how to measure in the regime where a forward is bound by memory: the
+tokens, and so what drafters have accepted, stay those of the small model. Knows nothing of suites or drafters.
+
+    made = enlarge("models/demo", parse_size("1B"), "demo-1b")       # an ordinary Hugging Face folder
+    folder = large_folder("models/demo", 10**9)                      # the same, made once and kept
+
+Everything is exact but for the order in which a kernel adds:
+
+* width: the hidden state is the small one followed by zeros. With the width times 4 or 16 its mean square is that
+  factor smaller; norm weights divided by 2 or 4 and eps by 4 or 16, all powers of two, make up for it.
+* heads and MLP columns: the added ones are computed and then meet zeros in o_proj and down_proj.
+* layers: the added ones have zeros for o_proj and down_proj, so they add nothing. Behind every layer of the small
+  model stand equally many, so layer l of the small one is layer l times that factor of the large one.
+
+What cannot change the result holds ordinary random numbers, so that nothing about the forward is cheaper than it looks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from paceline.errors import ModelError, PacelineError
+from paceline.target.decoder import Shape, unsupported, weight_shapes
+from paceline.target.load import (
+    INDEX,
+    SMALL_FILES,
+    TOKENIZER_FILES,
+    check_shapes,
+    find,
+    open_weights,
+    read_config,
+)
+
+WIDTHS = (1, 4, 16)
+"""Factors whose square root is a power of two, so that norm weights stay exact in any dtype."""
+
+TOLERANCE = 0.05
+"""How far the parameter count may be from what was asked for."""
+
+MLP_RATIO, WIDTH_TO_LAYERS = (3.0, 4.0), (30.0, 130.0)
+"""Ordinary proportions of language models: MLP over width, width over number of layers."""
+
+SHARD_BYTES = 1 << 28
+
+RECIPE = 1
+"""Counts up when the same request would give other weights; part of the name in the cache."""
+
+COPIED = (
+    *TOKENIZER_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+RECORD = "enlargement.json"
+SIZES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
+Progress = Callable[[int, int], None]
+"""Called as progress(bytes written, bytes in all)."""
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """The numbers of a model that an enlargement changes, and its parameters (embeddings included; a head that is
+    tied to them counts once)."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    parameters: int
+
+    @classmethod
+    def of(cls, shape: Shape) -> Proportions:
+        """Those of a decoder."""
+        return cls(
+            shape.hidden_size,
+            shape.num_layers,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.intermediate_size,
+            _parameters(shape),
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters:,} parameters (width {self.hidden_size}, {self.num_layers} layers, "
+            f"{self.num_heads}/{self.num_kv_heads} heads, MLP {self.intermediate_size})"
+        )
+
+
+@dataclass(frozen=True)
+class Enlargement:
+    """What was done to the model `source`; bytes of the weights written."""
+
+    source: str
+    small: Proportions
+    large: Proportions
+    bytes: int
+
+    @property
+    def width_factor(self) -> int:
+        """1, 4 or 16."""
+        return self.large.hidden_size // self.small.hidden_size
+
+    @property
+    def layer_factor(self) -> int:
+        """Layer l of the small model is layer l times this of the large one."""
+        return self.large.num_layers // self.small.num_layers
+
+    def describe(self) -> str:
+        """One sentence for a record."""
+        added = self.layer_factor - 1
+        layers = f", and {added} {'layers that add' if added > 1 else 'layer that adds'} nothing behind each of its own"
+        return (
+            f"{self.source}, {self.small}, was enlarged to {self.large} without changing the function it computes: "
+            "width padded with zeros and norms rescaled to match, added heads and MLP columns that meet zero weights"
+            f"{layers if added else ''}."
+        )
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Enlargement:
+        """What `enlarge` noted in the folder it wrote. ModelError if it wrote none."""
+        try:
+            found = json.loads((Path(folder) / RECORD).read_text("utf-8"))
+            small, large = Proportions(**found.pop("small")), Proportions(**found.pop("large"))
+            return cls(small=small, large=large, **found)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            raise ModelError(f"{folder} is not an enlarged model: it has no readable {RECORD}") from None
+
+
+def parse_size(text: str) -> int:
+    """Parameters: "1B" is 10**9; "500M", "1.5B", "300k" and plain numbers too. PacelineError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
+    size = round(float(found[1]) * SIZES[found[2]]) if found else 0
+    if size < 1:
+        raise PacelineError(f"{text!r} is not a size; give a number of parameters such as 1B, 1.5B, 500M or 250000")
+    return size
+
+
+def enlarge(folder: str | Path, params: int, out: str | Path, progress: Progress | None = None) -> Enlargement:
+    """Write the Llama-family model in `folder` (or of that name on the hub), enlarged to about `params` parameters,
+    to the new folder `out`: config.json, safetensors in the dtype of the original, tokenizer files.
+
+    Raises ModelError for a model or a size that this cannot do, PacelineError if there is no room or `out` exists.
+    Nothing is left behind then."""
+    out = Path(out).expanduser()
+    if out.exists():
+        raise PacelineError(f"{out} exists already; name a new folder")
+    source = Source(find(folder, [*SMALL_FILES, "*.safetensors"]))
+    small, large = source.shape, _choose(source.shape, params, source.name)
+    source.width_factor = large.hidden_size // small.hidden_size
+    source.layer_factor = large.num_layers // small.num_layers
+    size = _parameters(large) * source.like("model.embed_tokens.weight").element_size()
+    made = Enlargement(source.name, Proportions.of(small), Proportions.of(large), size)
+    with _new_folder(out, size) as new:
+        _write_json(new / "config.json", _config(source, large))
+        _write_json(new / RECORD, asdict(made))
+        for name in COPIED:
+            if (source.folder / name).exists():
+                shutil.copyfile(source.folder / name, new / name)
+        _write(new, source, weight_shapes(read_config(new)), progress)
+    return made
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+
+
+def large_folder(folder: str | Path, params: int, progress: Progress | None = None) -> Path:
+    """The model in `folder` enlarged to about `params` parameters: a copy in $XDG_CACHE_HOME/paceline or
+    ~/.cache/paceline, made the first time and kept. `Enlargement.read` tells what was done. Errors as `enlarge`."""
+    source = find(folder, [*SMALL_FILES, "*.safetensors"])
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "large"
+    kept = home / f"{source.resolve().name}-{params}-{_fingerprint(source)}"
+    if not kept.exists():
+        enlarge(source, params, kept, progress)
+    return kept
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of everything that goes into an enlargement, and of how it is made."""
+    digest = hashlib.sha256(f"recipe {RECIPE}".encode())
+    for file in sorted(folder.iterdir()):
+        if file.name == "config.json" or file.name in COPIED or file.suffix == ".safetensors":
+            with file.open("rb") as opened:
+                digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+class Source:
+    """The small model: its shape, its tensors (mapped, not yet read), and what becomes of each.
+
+    layer_factor, width_factor  of the enlargement; set before `like` and `enlarged` are asked.
+    ModelError if the model in `folder` is not one that can be enlarged."""
+
+    def __init__(self, folder: Path):
+        config = read_config(folder)
+        reason = unsupported(config)
+        if getattr(config, "quantization_config", None) is not None:
+            reason = "its weights are quantized"
+        if reason:
+            raise ModelError(f"{folder} cannot be enlarged: {reason}")
+        opened, shapes = open_weights(folder), weight_shapes(config)
+        check_shapes(folder, shapes, opened)
+        self.folder, self.name, self.shape = folder, folder.resolve().name, Shape.of(config)
+        self.tensors = {name: opened[name].get_tensor(name) for name in shapes}
+        self.spread = float(getattr(config, "initializer_range", None) or 0.02)
+        self.width_factor = self.layer_factor = 1
+
+    def like(self, name: str) -> torch.Tensor:
+        """The tensor of the small model that tensor `name` of the large one comes from, or stands behind."""
+        return self.tensors[self._origin(name)[0]]
+
+    def enlarged(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Tensor `name` of the large model."""
+        origin, added = self._origin(name)
+        old, kind = self.tensors[origin], origin.rsplit(".", 2)[-2]
+        if kind.endswith("norm"):
+            return _rescaled(old, shape, 1.0 if kind in ("q_norm", "k_norm") else self.width_factor**-0.5)
+        # What adds to the hidden state must add zeros where the small model has nothing to add. Everything else may
+        # be anything there: it is multiplied by those zeros.
+        adds = kind in ("o_proj", "down_proj", "embed_tokens")
+        new = torch.zeros(shape, dtype=old.dtype) if adds else _noise(name, shape, self.spread).to(old.dtype)
+        if not added:
+            new[tuple(slice(n) for n in old.shape)] = old
+        return new
+
+    def _origin(self, name: str) -> tuple[str, bool]:
+        """Name in the small model, and whether the layer is an added one."""
+        at = re.match(r"model\.layers\.(\d+)\.(.*)", name)
+        if at is None:
+            return name, False
+        layer, behind = divmod(int(at[1]), self.layer_factor)
+        return f"model.layers.{layer}.{at[2]}", behind > 0
+
+
+def _rescaled(weight: torch.Tensor, shape: tuple[int, ...], scale: float) -> torch.Tensor:
+    """A norm's weight; where the hidden state is zero it may be anything."""
+    new = torch.full(shape, scale, dtype=weight.dtype)
+    new[: len(weight)] = weight * scale
+    return new
+
+
+def _noise(name: str, shape: tuple[int, ...], spread: float) -> torch.Tensor:
+    """Random numbers that depend on the tensor's name and shape alone."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.empty(shape).normal_(0.0, spread, generator=generator)
+
+
+def _config(source: Source, large: Shape) -> dict[str, Any]:
+    """config.json of the large model. The size of a head is the same, whether it is given or follows from the rest:
+    width and heads grow by the same factor."""
+    values: dict[str, Any] = json.loads((source.folder / "config.json").read_text("utf-8"))
+    values |= {
+        "hidden_size": large.hidden_size,
+        "intermediate_size": large.intermediate_size,
+        "num_hidden_layers": large.num_layers,
+        "num_attention_heads": large.num_heads,
+        "num_key_value_heads": large.num_kv_heads,
+        "rms_norm_eps": large.eps,
+    }
+    if values.get("layer_types"):
+        values["layer_types"] = [kind for kind in values["layer_types"] for _ in range(source.layer_factor)]
+    if values.get("max_window_layers"):
+        values["max_window_layers"] *= source.layer_factor
+    return values
+
+
+# Which shape -------------------------------------------------------------------------------------------------
+
+
+def _parameters(s: Shape) -> int:
+    q, kv, h, m = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size, s.intermediate_size
+    biases = s.qkv_bias * (q + 2 * kv) + s.out_bias * h + s.mlp_bias * (2 * m + h)
+    layer = 2 * h * (q + kv) + 3 * h * m + 2 * h + biases + s.qk_norm * 2 * s.head_dim
+    return (1 if s.tied else 2) * s.vocab_size * h + s.num_layers * layer + h
+
+
+def _choose(small: Shape, params: int, name: str) -> Shape:
+    """The shape of about `params` parameters that is nearest to ordinary proportions."""
+    now = _parameters(small)
+    found = _shapes(small, params) if params > now else []
+    if found:
+        return min(found, key=lambda s: (_oddness(s), abs(_parameters(s) - params)))
+    smallest = min(_parameters(s) for s in _neighbours(small))
+    if params <= now:
+        raise ModelError(
+            f"{name} has {now:,} parameters already, so it cannot be enlarged to {params:,}; "
+            f"the smallest enlargement has {smallest:,}"
+        )
+    near = sorted({_parameters(s) for s in _near(small, params)}, key=lambda size: abs(size - params))[:2]
+    raise ModelError(
+        f"{name} cannot be enlarged to within {TOLERANCE:.0%} of {params:,} parameters; "
+        f"the nearest sizes are {' and '.join(f'{size:,}' for size in sorted(near))}"
+    )
+
+
+def _shapes(small: Shape, params: int) -> list[Shape]:
+    """Every larger shape within the tolerance whose MLP brings it nearest to `params`."""
+    near = [s for s in _near(small, params) if abs(_parameters(s) - params) <= TOLERANCE * params]
+    return [s for s in near if _parameters(s) > _parameters(small)]
+
+
+def _near(small: Shape, params: int) -> Iterator[Shape]:
+    """For every width and number of layers (no more than the width) that leave room, the MLP that comes nearest to
+    `params`; and the first that leave none."""
+    for width in WIDTHS:
+        for layers in range(1, 1 + max(1, small.hidden_size * width // small.num_layers)):
+            least = _grown(small, width, layers, small.intermediate_size)
+            slope = _parameters(replace(least, intermediate_size=least.intermediate_size + 1)) - _parameters(least)
+            wanted = small.intermediate_size + (params - _parameters(least)) / slope
+            columns = {64 * math.floor(wanted / 64), 64 * math.ceil(wanted / 64), small.intermediate_size}
+            for mlp in columns:
+                if mlp >= small.intermediate_size:
+                    yield replace(least, intermediate_size=mlp)
+            if _parameters(least) > params:
+                break
+
+
+def _neighbours(small: Shape) -> list[Shape]:
+    """The least that can be added in each direction."""
+    mlp = small.intermediate_size
+    return [_grown(small, 1, 2, mlp), _grown(small, WIDTHS[1], 1, mlp), _grown(small, 1, 1, 64 * (mlp // 64 + 1))]
+
+
+def _grown(small: Shape, width: int, layers: int, mlp: int) -> Shape:
+    return replace(
+        small,
+        hidden_size=small.hidden_size * width,
+        num_heads=small.num_heads * width,
+        num_kv_heads=small.num_kv_heads * width,
+        num_layers=small.num_layers * layers,
+        intermediate_size=mlp,
+        eps=small.eps / width,
+    )
+
+
+def _oddness(s: Shape) -> float:
+    """How far from ordinary proportions: 0 within them, squares of logarithms outside."""
+
+    def outside(value: float, low: float, high: float) -> float:
+        return max(math.log(low / value), math.log(value / high), 0.0)
+
+    mlp = outside(s.intermediate_size / s.hidden_size, *MLP_RATIO)
+    return mlp**2 + outside(s.hidden_size / s.num_layers, *WIDTH_TO_LAYERS) ** 2
+
+
+# Writing it --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _new_folder(out: Path, size: int) -> Iterator[Path]:
+    """A temporary folder that becomes `out` when all went well, and is removed when not."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+        if free < 1.01 * size:
+            raise PacelineError(
+                f"{out.parent} has {free / 1e9:.1f} GB free, and the enlarged model takes {size / 1e9:.1f} GB"
+            )
+        new = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise PacelineError(f"{out} cannot be written: {error.strerror}") from error
+    try:
+        yield new
+        new.chmod(0o755)
+        if not out.exists():  # somebody else may have made the same meanwhile
+            new.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise PacelineError(f"{out} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _write(folder: Path, source: Source, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None) -> None:
+    """The tensors `shapes` into shards in `folder`, one in memory at a time."""
+    sizes = {name: math.prod(shape) * source.like(name).element_size() for name, shape in shapes.items()}
+    shards, total, written = _shards(sizes), sum(sizes.values()), 0
+    for number, names in enumerate(shards, start=1):
+        file = _shard_name(number, len(shards))
+        save_file({name: source.enlarged(name, shapes[name]) for name in names}, folder / file, {"format": "pt"})
+        written += sum(sizes[name] for name in names)
+        if progress is not None:
+            progress(written, total)
+    if len(shards) > 1:
+        where = {name: _shard_name(n, len(shards)) for n, names in enumerate(shards, start=1) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        _write_json(folder / INDEX, index)
+
+
+def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Names in their order, as many to a shard as SHARD_BYTES holds and at least one."""
+    shards: list[list[str]] = [[]]
+    room = SHARD_BYTES
+    for name, size in sizes.items():
+        if size > room and shards[-1]:
+            shards.append([])
+            room = SHARD_BYTES
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def _shard_name(number: int, of: int) -> str:
+    return "model.safetensors" if of == 1 else f"model-{number:05}-of-{of:05}.safetensors"

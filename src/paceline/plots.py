@@ -1,0 +1,166 @@
+"""Plots as SVG, and the style of the pages they stand in: no script, nothing loaded, light and dark.
+
+    plot([Line([(1, 50.0), (2, 30.0)], ["half", "fewer"], [COLORS[0]] * 2)], "depth", "accepted, %")
+
+Doesn't know: what is drawn. Text that is handed in is escaped here; colours are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from math import ceil, floor, log10
+
+from markupsafe import Markup
+
+COLORS = (
+    "#2a6fdb", "#d9600f", "#1f8f4e", "#b3307a", "#7a55c7", "#8a6d00", "#008a99", "#c43a31",
+    "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",
+)  # fmt: skip
+FAINT = "faint"
+"""A colour too, the page's own for what stands behind."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points (x, y) joined by a line, with a tip and a colour for each; the name stands at the last."""
+
+    points: Sequence[tuple[float, float]]
+    tips: Sequence[str]
+    colors: Sequence[str]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The size of a drawing and its margins, in units of the SVG (about pixels on a phone)."""
+
+    width: int = 400
+    height: int = 270
+    left: int = 56
+    right: int = 14
+    top: int = 16
+    bottom: int = 42
+
+    def at(self, x: float, y: float, xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+        """Where (x, y) lies, the axes reaching from the first to the last of `xs` and `ys`."""
+        return (
+            self.left + (x - xs[0]) / (xs[-1] - xs[0]) * (self.width - self.left - self.right),
+            self.height - self.bottom - (y - ys[0]) / (ys[-1] - ys[0]) * (self.height - self.top - self.bottom),
+        )
+
+
+LARGE, SMALL = Frame(), Frame(200, 120, left=32, right=12, top=8, bottom=20)
+
+
+@cache
+def style() -> Markup:
+    """The style sheet that every page begins with."""
+    return Markup((files("paceline") / "plots.css").read_text("utf-8"))
+
+
+def plot(
+    lines: Sequence[Line],
+    across: str = "",
+    up: str = "",
+    *,
+    frame: Frame = LARGE,
+    xs: Sequence[float] = (),
+    ys: Sequence[float] = (),
+    label: str = "",
+) -> Markup:
+    """Lines with points, axes and ticks, as an SVG that scales with the page; empty if there is no point.
+
+    across, up  what the axes say. xs, ys  their ticks, ascending (default: round numbers that span the points).
+    label       what the picture is called where it cannot be seen (default: made of `across` and `up`)."""
+    points = [point for line in lines for point in line.points]
+    if not points:
+        return Markup("")
+    xs, ys = xs or ticks([x for x, _ in points]), ys or ticks([y for _, y in points])
+    drawn = [_opening(frame, label or f"{up} by {across}"), *_axes(frame, xs, ys)]
+    middle = (frame.left + frame.width - frame.right) / 2
+    for line in lines:
+        spots = [frame.at(x, y, xs, ys) for x, y in line.points]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
+        if line.colors[0] == FAINT:
+            drawn.append(f'<path class="faint" d="M{path}"/>')
+            continue
+        drawn.append(f'<path d="M{path}" fill="none" stroke="{line.colors[0]}" stroke-width="1.8"/>')
+        for (x, y), tip, color in zip(spots, line.tips, line.colors, strict=True):
+            drawn.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if frame is LARGE else 2.2}" fill="{color}">'
+                f"<title>{escape(tip)}</title></circle>"
+            )
+        if line.name:
+            x, y = spots[-1]
+            anchor = "start" if x < middle else "end"
+            drawn.append(f'<text x="{x:.1f}" y="{y - 7:.1f}" text-anchor="{anchor}">{escape(short(line.name))}</text>')
+    if across:
+        drawn.append(f'<text x="{middle:.1f}" y="{frame.height - 5}" text-anchor="middle">{escape(across)}</text>')
+    if up:
+        upright = (frame.top + frame.height - frame.bottom) / 2
+        turned = f'transform="translate(11 {upright:.1f}) rotate(-90)"'
+        drawn.append(f'<text {turned} text-anchor="middle">{escape(up)}</text>')
+    return Markup("".join([*drawn, "</svg>"]))
+
+
+def columns(
+    heights: Sequence[float],
+    names: Sequence[str],
+    tips: Sequence[str],
+    color: str,
+    *,
+    ys: Sequence[float],
+    label: str,
+    frame: Frame = SMALL,
+) -> Markup:
+    """A column for each height, with a tip; names stand below, "" for none. ys: the ticks, ascending."""
+    drawn = [_opening(frame, label), *_axes(frame, (), ys)]
+    step = (frame.width - frame.left - frame.right) / max(len(heights), 1)
+    foot = frame.height - frame.bottom
+    for i, (height, name, tip) in enumerate(zip(heights, names, tips, strict=True)):
+        x, y = frame.left + i * step, frame.at(0, height, (0, 1), ys)[1]
+        drawn.append(
+            f'<rect x="{x + 0.1 * step:.1f}" y="{y:.1f}" width="{0.8 * step:.1f}" height="{foot - y:.1f}" '
+            f'fill="{color}"><title>{escape(tip)}</title></rect>'
+        )
+        if name:
+            middle = x + step / 2
+            drawn.append(f'<text x="{middle:.1f}" y="{foot + 13}" text-anchor="middle">{escape(name)}</text>')
+    return Markup("".join([*drawn, "</svg>"]))
+
+
+def _opening(frame: Frame, label: str) -> str:
+    return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{escape(label)}">'
+
+
+def _axes(frame: Frame, xs: Sequence[float], ys: Sequence[float]) -> list[str]:
+    """Numbers below and to the left, and a line across for every one to the left."""
+    drawn = []
+    for tick in xs:
+        x, y = frame.at(tick, ys[0], xs, ys)
+        drawn.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" text-anchor="middle">{tick:g}</text>')
+    for tick in ys:
+        x, y = frame.at(0, tick, (0, 1), ys)
+        drawn.append(f'<path class="grid" d="M{x:.1f} {y:.1f}H{frame.width - frame.right}"/>')
+        drawn.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    return drawn
+
+
+def short(name: str, most: int = 28) -> str:
+    """A name that does not run out of the plot."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def ticks(values: Sequence[float]) -> list[float]:
+    """Four to nine round numbers that span `values`."""
+    low, high = min(values), max(values)
+    if high - low < 1e-9:
+        low, high = low - 0.5, high + 0.5
+    rough = (high - low) / 5
+    power = 10.0 ** floor(log10(rough))
+    step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= rough)
+    return [round(i * step, 9) for i in range(floor(low / step), ceil(high / step) + 1)]

@@ -1,0 +1,180 @@
+"""Specs: `name[:checkpoint][,key=value...]`, the way drafters and peers are named, and what their options are.
+
+    part = parse("rest:corpus,nodes=20")
+    Config(**values(part, Config))          # the class's `Config`, a frozen dataclass of its options
+
+Of a `Config` it reads: a field's default is the option's; its type says how the value is read (int, float, bool, str,
+Literal, or one of these `| None`); `metadata["help"]` says what it means; `metadata["in_front"]` is the default where
+another one stands behind it. A field named `checkpoint` takes the checkpoint: without a default it must be given.
+Knows no name.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, Literal
+
+from paceline.errors import MethodError, meant
+
+Takes = Literal["no", "optional", "required"]
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """One option of a method. `in_front` is its default in front of another drafter, where that differs."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    in_front: Any = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One name with what belongs to it; the texts are not read yet."""
+
+    name: str
+    checkpoint: str | None
+    options: dict[str, str]
+
+
+def split(spec: str) -> list[str]:
+    """Cut at every + that a name follows, so that a path may hold others ("model:./c++/checkpoint")."""
+    return re.split(r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))", spec.strip())
+
+
+def parse(part: str, spec: str = "") -> Part:
+    """`part` of `spec` taken apart; MethodError if it is not of the form."""
+    spec = spec or part
+    head, *pairs = re.split(r",(?=\s*[A-Za-z_][\w-]*=)", part)
+    name, colon, checkpoint = head.partition(":")
+    if "," in name:
+        raise MethodError(f"{head!r} in {spec!r}: an option is written key=value, as in name,key=value.")
+    options: dict[str, str] = {}
+    for pair in pairs:
+        key, _, value = pair.strip().partition("=")
+        if key in options:
+            raise MethodError(f"{name}: option {key} is given twice in {spec!r}.")
+        options[key] = value
+    return Part(name, checkpoint if colon else None, options)
+
+
+def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[str, Any]:
+    """What `part` says of the fields of `config` (None: there are no options), read; defaults are left to it.
+
+    Raises MethodError for an option or a value that does not exist, and for a checkpoint that is missing or not
+    wanted."""
+    known, hints = _fields(config), typing.get_type_hints(config or object)
+    found = _checkpoint(part, known.pop("checkpoint", None))
+    for key, text in part.options.items():
+        if key not in known:
+            exist = f"Its options: {', '.join(known)}." if known else "It has no options."
+            raise MethodError(f"{part.name} has no option {key!r}.{meant(key, known)} {exist}")
+        found[key] = _read(text, hints[key], f"{part.name}: {key}")
+    for key, field in known.items():
+        if in_front and key not in found and "in_front" in field.metadata:
+            found[key] = field.metadata["in_front"]
+    return found
+
+
+def options(config: type | None) -> tuple[OptionInfo, ...]:
+    """Every option of `config`; the checkpoint is none."""
+    known, hints = _fields(config), typing.get_type_hints(config or object)
+    known.pop("checkpoint", None)
+    return tuple(_option(field, hints[field.name]) for field in known.values())
+
+
+def takes_checkpoint(config: type | None) -> Takes:
+    """Whether a checkpoint may or must be given."""
+    field = _fields(config).get("checkpoint")
+    return "no" if field is None else "required" if _required(field) else "optional"
+
+
+def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
+    """The checkpoint as the config wants it, or MethodError if it is missing or not wanted."""
+    if part.checkpoint:
+        if field is None:
+            raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")
+        return {"checkpoint": part.checkpoint}
+    if part.checkpoint is not None or (field is not None and _required(field)):
+        wants = "needs a checkpoint" if field is not None else "takes no checkpoint, but a colon is given"
+        raise MethodError(f"{part.name} {wants}: write {part.name}{':PATH' if field is not None else ''}.")
+    return {}
+
+
+def _fields(config: type | None) -> dict[str, Field[Any]]:
+    return {} if config is None else {field.name: field for field in fields(config)}
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _option(field: Field[Any], hint: Any) -> OptionInfo:
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    choices = tuple(choice for kind in _kinds(hint) for choice in _choices(kind))
+    return OptionInfo(
+        field.name,
+        " or ".join(_type_name(kind) for kind in _kinds(hint)),
+        default,
+        field.metadata.get("help", ""),
+        choices,
+        field.metadata.get("in_front"),
+    )
+
+
+def _kinds(hint: Any) -> Sequence[Any]:
+    """The types a hint allows: one, or those of a union."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The values of a Literal; none for any other type."""
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+
+
+def _type_name(kind: Any) -> str:
+    if _choices(kind):
+        return "choice"
+    return "none" if kind is types.NoneType else str(kind.__name__)
+
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_WANTED = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    types.NoneType: "none",
+}
+
+
+def _read(text: str, hint: Any, what: str) -> Any:
+    """`text` as the first type of `hint` that can hold it."""
+    text = text.strip()
+    kinds = sorted(_kinds(hint), key=lambda kind: kind is not types.NoneType)
+    for kind in kinds:
+        for choice in _choices(kind):
+            if str(choice) == text:
+                return choice
+        if kind is types.NoneType and text.lower() == "none":
+            return None
+        elif kind is bool and text.lower() in _TRUE + _FALSE:
+            return text.lower() in _TRUE
+        elif kind in (int, float, str):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    wanted, guess = [], ""
+    for kind in kinds:
+        choices = [str(choice) for choice in _choices(kind)]
+        wanted += choices or [_WANTED[kind]]
+        guess = guess or meant(text, choices)
+    raise MethodError(f"{what} is {text!r}; it must be {' or '.join(wanted)}.{guess}")

@@ -1,0 +1,97 @@
+"""Folders of benchmarks that nobody ran: every figure is made up, the files are as `paceline bench` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.record import Answer, Turn
+
+TASKS = ("mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+METHODS = {"none": 1.0, "sam": 1.9, "recycling,tree=16": 2.2, "peer:transformers-lookup": 1.4}
+"""Methods with their overall speed-ups."""
+WHY = "vLLM is not installed in /opt/python; pip install vllm"
+
+
+def make_run(
+    folder: Path,
+    methods: Mapping[str, float] = METHODS,
+    *,
+    failed: Mapping[str, str] = {},
+    not_installed: Mapping[str, str] = {},
+    tasks: Sequence[str] = TASKS,
+    text: str = "A cat sat on the mat.",
+    complete: bool = True,
+    change: Callable[[dict[str, Any], dict[str, Any]], None] = lambda about, summary: None,
+) -> Path:
+    """A run's folder. change: called with run.json and summary.json before they are written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [*methods, *not_installed]
+    about = {
+        "paceline": "0.1.0",
+        "model": "models/demo",
+        "model_name": "demo",
+        "as_large": None,
+        "suite": {"name": "demo", "source": "shipped", "fingerprint": "0123456789abcdef", "questions": 48},
+        "options": {"max_tokens": 128, "temperature": 0.0, "batch": 1, "repeats": 3, "warm_up": 3, "seed": 0},
+        "left_out": [{"question": "demo-7", "why": "its prompt has 1,100 tokens"}],
+        "environment": {
+            "python": "3.11.9", "torch": "2.13.0", "cpu": "Some Xeon", "threads": 2, "memory_bytes": 24_000_000_000,
+            "gpu": None, "dtype": "bfloat16", "command": "paceline bench models/demo -d sam -d recycling,tree=16",
+        },
+        "methods": [
+            {"method": name, "settings": {"engine": "some 1.0", "draft": {"n": 3}}, "draft_bytes": 0,
+             "target_bytes": 31_000_000, "lossless": True, "unavailable": not_installed.get(name)}
+            for name in names
+        ],
+    }  # fmt: skip
+    results = [
+        figures(name, category, gain * (1 + 0.1 * i), failed.get(name))
+        for name, gain in methods.items()
+        for i, category in enumerate(["overall", *tasks])
+    ]
+    results += [{"method": name, "category": "overall", "answers": 0, "failed": why, "speedup": None}
+                for name, why in not_installed.items()]  # fmt: skip
+    summary = {"complete": complete, "results": results}
+    change(about, summary)
+    (folder / "run.json").write_text(json.dumps(about))
+    (folder / "summary.json").write_text(json.dumps(summary))
+    lines = [
+        answer(name, task, f"{task}-{n}", f"{text} {task} {n}, {name}.").to_json() + "\n"
+        for task in tasks
+        for n in range(2)
+        for name in methods
+    ]
+    (folder / "answers.jsonl").write_text("".join(lines), "utf-8")
+    return folder
+
+
+def figures(method: str, category: str, gain: float, failed: str | None) -> dict[str, Any]:
+    """Every figure of a method and task, in proportion to its speed-up."""
+    plain, tells = method == "none", not method.startswith("peer:vllm")
+    lengths = [0, 60] if plain else [0, 40, 10, 6, 3, 2, 1, 1, *[0] * 9, 1, 2]
+    return {
+        "method": method, "category": category, "answers": 144, "compared": 144, "failed": failed,
+        "speedup": gain, "speedup_low": gain * 0.96, "speedup_high": gain * 1.05, "speedup_decode": gain * 1.1,
+        "speedup_spec_bench": gain * 0.98, "tokens_per_second": 480 * gain, "tokens_per_second_spec_bench": 470 * gain,
+        "mean_accepted_tokens": gain * 1.2, "block_efficiency": gain * 1.25, "round_cost": 1.1, "mbsu": gain * 1.25,
+        "accepted_by_depth": None if plain or not tells else [min(gain / n, 1.0) for n in (3, 4, 5, 7, 8, 6)],
+        "drafted_per_round": 0.0 if plain else 9.5, "draft_share": 0.0 if plain else 0.043,
+        "parts_ms": {"draft": 0.05 * gain, "forward": 1.6 + gain, "accept": 0.1, "bookkeeping": 0.2} if tells else None,
+        "lengths": lengths if tells else None, "rounds": sum(lengths), "new_tokens": 9000, "seconds": 18.5 / gain,
+        "peak_bytes": 812_000_000, "first_token_ms": 11.5, "inter_token_ms_p50": 2.1, "inter_token_ms_p99": 4.8,
+        "identical": 1.0, "looping": 0.0625, "differs": [], "predicted": None if plain else gain * 1.07,
+    }  # fmt: skip
+
+
+def answer(method: str, task: str, question: str, text: str) -> Answer:
+    """An answer of two rounds: the target's first tokens, then a draft that was accepted and one more token."""
+    words = text.split(" ")
+    own, drafted, last = " ".join(words[:2]), " " + " ".join(words[2:-1]), " " + words[-1]
+    count = len(words) - 3
+    who = "" if method == "none" else method
+    runs = [] if method.startswith("peer:") else [("", own, 2), (who, drafted, count), ("", last, 1)]
+    turn = Turn(20, list(range(len(words))), text, 0.1, [2, count + 1], [0.05, 0.1], runs=runs)
+    return Answer(method, 0, question, task, task, 0, [turn])
