@@ -48,7 +48,8 @@ class Delta:
     index   the request's number among the prompts of this call; pieces (source, text), source "" for the target's
             own tokens and the drafter's name for accepted ones. Text may lag behind tokens inside a character or
             before what may become a stop string.
-    nodes   drafted tokens that were verified in this round, depth the longest path among them."""
+    nodes   drafted tokens that were verified in this round, depth the longest path among them, calls the forwards of
+            a draft model that they took."""
 
     index: int
     row: Row
@@ -57,6 +58,7 @@ class Delta:
     finished: bool
     nodes: int = 0
     depth: int = 0
+    calls: int = 0
 
     @property
     def text(self) -> str:
@@ -209,7 +211,7 @@ class Engine:
             row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(accepted.tokens) - 1))
         tokens = accepted.tokens[:taken]
         ended = row.finish_reason is not None
-        return Delta(row.id, row, tokens, row.take_pieces(), ended, tree.num_drafted, tree.max_depth)
+        return Delta(row.id, row, tokens, row.take_pieces(), ended, tree.num_drafted, tree.max_depth, tree.calls)
 
     # Rows come and go -----------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class DraftTree:
     hidden       float tensor [n, H] or None: a self-drafter's own states of the nodes after its last layer, whose
                  keys and values already lie behind the row; `verify` goes on from there.
     source       the drafter that proposed it, for reports.
+    calls        forwards of a draft model, one after another, that it took.
     """
 
     tokens: IntArray
@@ -46,6 +47,7 @@ class DraftTree:
     probe: NDArray[np.bool_] | None = None
     hidden: Any = None
     source: str = ""
+    calls: int = 0
     _depth: IntArray | None = field(default=None, repr=False, compare=False)
     _max_depth: int | None = field(default=None, repr=False, compare=False)
     _children: list[list[int]] | None = field(default=None, repr=False, compare=False)
@@ -126,6 +128,7 @@ class DraftTree:
             None if self.probe is None else self.probe[keep],
             None if self.hidden is None else self.hidden[keep],
             self.source,
+            self.calls,
         )
 
 

@@ -247,7 +247,7 @@ def test_drafters_that_need_the_native_decoder(target: HFTarget) -> None:
 
 def test_states_of_a_drafter_are_refused(target: HFTarget) -> None:
     slot = target.add_row(4)
-    resumed = Segment(slot, tokens(3, 0), random_tree(3, 0), start=2)
+    resumed = Segment(slot, tokens(3, 0), random_tree(3, 0), hidden=torch.zeros(3, target.hidden_size))
     with pytest.raises(ModelError, match="cannot resume from a drafter's states"):
         target.verify([resumed])
     target.drop_row(slot)

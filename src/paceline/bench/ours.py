@@ -39,6 +39,7 @@ class Ours(Contestant):
         self.forget()
         parts = getattr(self.engine.drafter, "parts", (self.engine.drafter,))
         self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in parts)
+        self.draft_bytes = sum(part.weight_bytes for part in parts)
         self.settings = {"engine": f"paceline {__version__}", "drafter": {part.name: _options(part) for part in parts}}
 
     def forget(self) -> None:
@@ -71,6 +72,7 @@ class Ours(Contestant):
             times=[when for when, _ in rounds],
             nodes=[delta.nodes for _, delta in rounds],
             depths=[delta.depth for _, delta in rounds],
+            calls=sum(delta.calls for _, delta in rounds),
             runs=_runs(row, self.tokenizer),
             parts=dict(row.stats.seconds),
             finish=row.finish_reason or "abort",

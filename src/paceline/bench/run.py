@@ -29,7 +29,6 @@ from paceline.bench.large import Enlargement, Proportions, large_folder, parse_s
 from paceline.bench.metrics import first_divergence, summarize
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
-from paceline.bench.peers.setup import model_bytes
 from paceline.bench.predict import predict_run, recorded_rounds
 from paceline.bench.record import Answer, settled
 from paceline.bench.runner import Group, LeftOut, Options, Runner, fitting, grouped
@@ -160,7 +159,7 @@ def _set_up(plan: Plan, watch: Watch) -> _Setting:
 
 def _contestants(plan: Plan, setting: _Setting) -> list[Contestant]:
     """Plain decoding first, then our drafters, then the peers."""
-    size = model_bytes(str(setting.folder), setting.target.dtype)
+    size = setting.target.weight_bytes
     specs = dict.fromkeys(["none", *plan.drafts])
     ours = [
         Ours(spec, setting.target, setting.tokenizer, batch=plan.options.batch, target_bytes=size) for spec in specs

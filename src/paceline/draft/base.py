@@ -25,6 +25,7 @@ class Drafter:
 
     name   as in the registry; reports show it.
     needs  what it asks of the target's forward.
+    weight_bytes  bytes of weights that one forward of its model reads; 0: it has none.
 
     The engine calls `bind` once, then `start(row)`; each round `propose(rows)` and `observe(...)`; at the end
     `drop(row)`. Rows come and go between rounds; `row.id` is unique for the engine's life.
@@ -32,6 +33,7 @@ class Drafter:
 
     name: str = ""
     needs: Needs = Needs()
+    weight_bytes: int = 0
 
     def bind(self, target: Target) -> None:
         """Meet the target, once, before the first row. Raise MethodError if it does not fit."""

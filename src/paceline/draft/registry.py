@@ -39,6 +39,7 @@ _BUILT_IN = {
     "recycling": "paceline.draft.recycling:Recycling",
     "blend": "paceline.draft.blend:Blend",
     "ngram-pool": "paceline.draft.ngram_pool:NgramPool",
+    "model": "paceline.draft.model:Model",
 }
 
 

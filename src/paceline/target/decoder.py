@@ -264,6 +264,8 @@ class Decoder(CachedTarget):
         self.max_context, self.eos_token_ids = s.max_context, tuple(eos_token_ids)
         weights = {key: w.to(self.device, dtype) for key, w in weights.items()}
         self.embedding = weights["model.embed_tokens.weight"]
+        read = sum(w.nbytes for w in weights.values())
+        self.weight_bytes = read if s.tied else read - self.embedding.nbytes
         self.norm = weights["model.norm.weight"]
         self.head = Linear(self.embedding if s.tied else weights["lm_head.weight"])
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]

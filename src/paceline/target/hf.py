@@ -124,6 +124,9 @@ class HFTarget(CachedTarget):
         self.max_context = config.max_position_embeddings
         self.eos_token_ids = tuple(eos_token_ids)
         self.clock = Clock()
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        own = embedding is not None and (head is None or head.weight is not embedding.weight)
+        self.weight_bytes = sum(w.nbytes for w in model.parameters()) - (embedding.weight.nbytes if own else 0)
         plain = _Example(self)
         self.vocab_size = plain.logits.shape[-1]
         self.cache = RaggedCache(
@@ -146,7 +149,7 @@ class HFTarget(CachedTarget):
     ) -> Verdict:
         """As `Target.verify`; long prompt chunks take forwards of their own."""
         self.check(needs)
-        if any(s.start or s.hidden is not None for s in segments):
+        if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
         found: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
         for members in _forwards(segments):
@@ -160,7 +163,7 @@ class HFTarget(CachedTarget):
             packed,
             _offsets([s.num_logits for s in segments]),
             {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
-            _offsets([len(s.tokens) for s in segments]),
+            _offsets([_count(s) for s in segments]),
             top,
         )
 
@@ -187,7 +190,7 @@ class HFTarget(CachedTarget):
         self.clock.lap("layers")
         found = []
         for row, segment in enumerate(segments):
-            n = len(segment.tokens)
+            n = _count(segment)
             logits = out.logits[row, out.logits.shape[1] - segment.num_logits :]
             found.append((logits, {layer: out.hidden_states[layer][row, -n:] for layer in hidden_layers}))
         return found
@@ -218,10 +221,15 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
 
 def _forwards(segments: Sequence[Segment]) -> Iterator[list[int]]:
     """Which segments share a forward: all short ones, in the order of their slots, and each long one alone."""
-    short = [s for s, segment in enumerate(segments) if len(segment.tokens) <= SHARED_QUERIES]
+    short = [s for s, segment in enumerate(segments) if _count(segment) <= SHARED_QUERIES]
     if short:
         yield sorted(short, key=lambda s: segments[s].slot)
-    yield from ([s] for s, segment in enumerate(segments) if len(segment.tokens) > SHARED_QUERIES)
+    yield from ([s] for s, segment in enumerate(segments) if _count(segment) > SHARED_QUERIES)
+
+
+def _count(segment: Segment) -> int:
+    """Nodes of a segment that are run."""
+    return len(segment.tokens) - segment.start
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:
@@ -235,7 +243,7 @@ class _Padding:
     mask built in compare a query's place from the end."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device):
-        counts = [len(s.tokens) for s in segments]
+        counts = [_count(s) for s in segments]
         self.rows, self.queries = len(counts), max(counts)
         row = np.repeat(np.arange(self.rows), counts)
         column = np.concatenate([np.arange(self.queries - n, self.queries) for n in counts])
@@ -260,8 +268,9 @@ def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, 
     visible[:, :, 0] = True
     for row, (segment, length) in enumerate(zip(segments, lengths, strict=True)):
         n = len(segment.tokens)
-        visible[row, queries - n :, :length] = True
-        visible[row, queries - n :, length : length + n] = ancestors(segment.parent)
+        first = queries - _count(segment)
+        visible[row, first:, :length] = True
+        visible[row, first:, length : length + n] = ancestors(segment.parent)[segment.start :]
     return visible
 
 

@@ -1,0 +1,105 @@
+"""model: any causal model with the target's tokenizer drafts for it (speculative decoding with a draft model).
+
+Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318). The draft model runs like a target, on a
+ragged cache of its own; the loop is `stepping.py`. What it costs is its depth more than its size where launching
+kernels is what takes the time, and its weights where reading them is.
+
+    Engine("models/demo", draft="model:models/demo-draft,stop=svip")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from paceline.draft.stepping import Draft, Stepping, SteppingConfig
+from paceline.errors import MethodError
+from paceline.row import Row
+from paceline.target.base import Segment, Target
+from paceline.target.load import load, load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+
+CHUNK = 512
+"""Most tokens of a prompt in one forward of the draft model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SteppingConfig):
+    """Options of `model`."""
+
+    checkpoint: str = field(metadata={"help": "folder or hub id of the draft model"})
+
+
+class Model(Stepping):
+    """Drafts with another model that has the target's tokenizer, a smaller one of its family as a rule."""
+
+    name = "model"
+    lossless = "yes"
+    paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
+    Config = Config
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.config = config
+        self._slots: dict[int, int] = {}
+
+    def bind(self, target: Target) -> None:
+        """Load the draft model. MethodError if its tokenizer is another than the target's."""
+        super().bind(target)
+        path = self.config.checkpoint
+        if target.tokenizer is not None:
+            check_tokenizer(path, load_tokenizer(path), target.tokenizer)
+        self.model = load(path, dtype=target.dtype, device=target.device)
+        if target.tokenizer is None and self.model.vocab_size != target.vocab_size:
+            raise MethodError(
+                f"model:{path} knows {self.model.vocab_size} tokens and the target {target.vocab_size}: "
+                "a draft model needs the target's tokenizer"
+            )
+        self.weight_bytes = self.model.weight_bytes
+        if self.model.vocab_size < target.vocab_size:  # fewer rows of padding
+            self.columns = torch.arange(self.model.vocab_size, device=target.device)
+
+    def start(self, row: Row) -> None:
+        self._slots[row.id] = self.model.add_row(min(row.expected_length, self.model.max_context))
+
+    def drop(self, row: Row) -> None:
+        super().drop(row)
+        self.model.drop_row(self._slots.pop(row.id))
+
+    def room(self, row: Row) -> int:
+        return min(row.max_draft, self.model.max_context - len(row))
+
+    def cached(self, row: Row) -> int:
+        return self.model.length(self._slots[row.id])
+
+    def catch_up(self, row: Row) -> None:
+        slot = self._slots[row.id]
+        while len(row) - self.model.length(slot) > CHUNK:
+            begin = self.model.length(slot)
+            self.model.verify([Segment.chunk(slot, np.array(row.tokens[begin : begin + CHUNK]), last=False)])
+            self.model.commit(slot, range(CHUNK))
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        segments = [
+            draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
+        ]
+        return self.model.verify(segments).logits[:, : self._vocab_size]
+
+    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+        self.model.commit(self._slots[draft.row.id], nodes)
+
+
+def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:
+    """MethodError, with what differs, unless both tokenizers give every token the same id."""
+    if drafts.fingerprint == targets.fingerprint:
+        return
+    mine, others = drafts.inner.get_vocab(), targets.inner.get_vocab()
+    moved = sum(others[token] != id for token, id in mine.items() if token in others)
+    only = len(mine.keys() - others.keys()), len(others.keys() - mine.keys())
+    raise MethodError(
+        f"the draft model {path} has another tokenizer than the target: {only[0]} of its {len(mine)} tokens the target "
+        f"does not have, {only[1]} of the target's {len(others)} it does not have, {moved} have another id"
+    )
