@@ -27,7 +27,7 @@ CHUNK = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(SteppingConfig):
+class ModelConfig(SteppingConfig):
     """Options of `model`."""
 
     checkpoint: str = field(metadata={"help": "folder or hub id of the draft model"})
@@ -39,9 +39,9 @@ class Model(Stepping):
     name = "model"
     lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
-    Config = Config
+    Config = ModelConfig
 
-    def __init__(self, config: Config):
+    def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.config = config
         self._slots: dict[int, int] = {}

@@ -34,7 +34,7 @@ class SteppingConfig:
     """Options of every drafter that has a model."""
 
     stop: stop.Name = field(
-        default="svip", metadata={"help": "when to stop drafting: a fixed length, or what the draft's distribution says"}
+        default="svip", metadata={"help": "when to stop: at a fixed length, or where the draft is no longer sure"}
     )
     draft: int | None = field(default=None, metadata={"help": "most tokens drafted a round; none: the stop rule's own"})
     threshold: float | None = field(default=None, metadata={"help": "of the stop rule; none: its own"})

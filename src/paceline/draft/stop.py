@@ -91,7 +91,7 @@ class Svip(StopRule):
     def signals(self, logits: torch.Tensor) -> list[float]:
         """Estimated distance between draft and target, sqrt(0.15 H); a bound on 1 - acceptance."""
         logs = logits.float().log_softmax(-1)
-        # A token of probability 0 adds nothing; minus infinity times zero would be no number, and no number never stops.
+        # A token of probability 0 adds nothing, but minus infinity times zero is no number.
         entropy = -(logs.exp() * logs.clamp_min(-1e30)).sum(-1).clamp_min(0)
         bound: list[float] = (self.SLOPE * entropy).sqrt().tolist()
         return bound
