@@ -26,7 +26,7 @@ from paceline.errors import MethodError
 from paceline.row import Row
 from paceline.sampling import probabilities, warp
 from paceline.target.base import Segment, Target, Verdict
-from paceline.tree import DraftTree
+from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ class Stepping(Drafter):
         self.rule.drop(row.id)
 
 
-def _context(draft: Draft) -> np.ndarray:  # type: ignore[type-arg]
+def _context(draft: Draft) -> IntArray:
     """Every token before the next one to be drafted."""
     return np.concatenate([draft.row.tokens, np.array(draft.drafted, np.int64)])
 
