@@ -660,7 +660,9 @@ def test_llama_cpp_answers(llama_cpp: types.ModuleType, tmp_path: Path) -> None:
         assert one.llama.draft_model.words == (2, 2)  # type: ignore[attr-defined]
         assert one.settings["num_pred_tokens"] == 2
     vars(llama_cpp)["llama_supports_gpu_offload"] = lambda: True
-    with opened(f"llama-cpp-lookup:{file}", tmp_path) as one:
+    with opened(f"llama-cpp-lookup:{file}", tmp_path) as one:  # the target is on the processor, and so is this
+        assert one.llama.words["n_gpu_layers"] == 0  # type: ignore[attr-defined]
+    with opened(f"llama-cpp-lookup:{file}", tmp_path, device="cuda") as one:
         assert one.llama.draft_model.words == (2, 10)  # type: ignore[attr-defined]
         assert one.llama.words["n_gpu_layers"] == -1  # type: ignore[attr-defined]
 

@@ -183,6 +183,7 @@ def _peer(spec: str, plan: Plan, setting: _Setting) -> Contestant:
         batch=plan.options.batch,
         max_context=setting.target.max_context,
         decode=setting.tokenizer.decode,
+        device=str(setting.target.device),
     )
     peer.name = f"peer:{spec}"
     return peer

@@ -74,11 +74,12 @@ def create_peer(
     batch: int,
     max_context: int,
     decode: Callable[[list[int]], str],
+    device: str = "cpu",
 ) -> Contestant:
     """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
     not "auto". Raises MethodError for a spec that names no peer."""
     found, config = parse_peer(spec)
-    setup = Setup(model, dtype, threads, python, batch, max_context, decode)
+    setup = Setup(model, dtype, threads, python, batch, max_context, decode, device)
     return found(f"peer:{spec.strip()}", setup, config)  # type: ignore[arg-type]
 
 

@@ -52,7 +52,7 @@ class Plain(Contestant):
         file = Path(self.config.checkpoint).expanduser()
         if not file.is_file():
             raise ModelError(f"{self.name}: there is no file {file}; name the model in GGUF format")
-        gpu = bool(llama_cpp.llama_supports_gpu_offload())
+        gpu = self.setup.device != "cpu" and bool(llama_cpp.llama_supports_gpu_offload())
         drafting = self._drafting(gpu)
         try:
             self.llama = llama_cpp.Llama(

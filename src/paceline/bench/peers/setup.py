@@ -36,6 +36,7 @@ class Setup:
     batch        most prompts answered together.
     max_context  tokens of prompt and answer that the model's context holds.
     decode       token ids to text without special tokens; not timed.
+    device       a device word of torch; the target's own, so that nobody has a GPU that others have not.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Setup:
     batch: int
     max_context: int
     decode: Callable[[list[int]], str]
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -322,10 +322,9 @@ def _borrow(setup: Setup, name: str, role: str, lent: ExitStack) -> Any:
     do so drops it.
 
     role: a model that is its own draft model is loaded twice, so that the forwards of the two can be told apart."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    key = (str(folder_of(name)), setup.dtype, device, role)
+    key = (str(folder_of(name)), setup.dtype, setup.device, role)
     if key not in _LOADED:
-        _LOADED[key] = (_load(key[0], setup.torch_dtype).to(device), 0)
+        _LOADED[key] = (_load(key[0], setup.torch_dtype).to(setup.device), 0)
     model, users = _LOADED[key]
     _LOADED[key] = (model, users + 1)
     lent.callback(_give_back, key)

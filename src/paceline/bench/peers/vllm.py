@@ -80,7 +80,7 @@ class Plain(Contestant):
         if python is None:
             raise NotInstalled(f"{self.name}: vLLM wants an environment of its own: {HOW}")
         self.target_bytes = model_bytes(self.setup.model, self.setup.torch_dtype)
-        self.worker = Worker([python, str(WORKER)], _environment(self.setup.threads), self.name)
+        self.worker = Worker([python, str(WORKER)], _environment(self.setup), self.name)
         drafting = self.speculative()
         reply = self.worker.ask(
             {
@@ -235,10 +235,12 @@ def verified(lengths: Sequence[int], accepted: Sequence[int], drafted: Sequence[
     return nodes
 
 
-def _environment(threads: int | None) -> dict[str, str]:
-    """Ours, without what would lead another interpreter to our packages."""
+def _environment(setup: Setup) -> dict[str, str]:
+    """Ours, without what would lead another interpreter to our packages, and to a GPU that the target does not use."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    return kept | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    if setup.device == "cpu":
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    return kept | ({} if setup.threads is None else {"OMP_NUM_THREADS": str(setup.threads)})
 
 
 class Worker:
