@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError, PromptError
+from paceline.replay.record import MT_BENCH
 
 if TYPE_CHECKING:
     from paceline.engine import Engine
 
 WINDOW, MAX_NGRAM = 64, 16
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 def is_looping(tokens: Sequence[int], window: int = WINDOW, max_ngram: int = MAX_NGRAM) -> bool:

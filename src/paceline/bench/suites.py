@@ -22,9 +22,9 @@ from typing import Any
 from huggingface_hub import get_session
 from huggingface_hub.errors import HTTPError
 
-from paceline.bench.looping import MT_BENCH
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
+from paceline.replay.record import MT_BENCH
 
 ALL = "all"
 """The one task of a file that names no categories."""
