@@ -39,7 +39,7 @@ class Ours(Contestant):
         self.forget()
         parts = getattr(self.engine.drafter, "parts", (self.engine.drafter,))
         self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in parts)
-        self.draft_bytes = sum(part.weight_bytes for part in parts)
+        self._weigh()
         self.settings = {"engine": f"paceline {__version__}", "drafter": {part.name: _options(part) for part in parts}}
 
     def forget(self) -> None:
@@ -57,10 +57,16 @@ class Ours(Contestant):
         finally:  # a drafter that fails must leave no rows behind for the next question
             for row in rows:
                 engine.abort(row)
+        self._weigh()
         by_row: dict[int, list[tuple[float, Delta]]] = {row.id: [] for row in rows}
         for when, delta in arrived:
             by_row[delta.row.id].append((when, delta))
         return [self._turn(row, by_row[row.id], seconds) for row in rows]
+
+    def _weigh(self) -> None:
+        """Note what a draft forward reads; for a draft of several depths that is a mean of what it did so far."""
+        parts = getattr(self.engine.drafter, "parts", (self.engine.drafter,))
+        self.draft_bytes = round(sum(part.weight_bytes for part in parts))
 
     def _turn(self, row: Row, rounds: Sequence[tuple[float, Delta]], seconds: float) -> Turn:
         return Turn(

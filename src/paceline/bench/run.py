@@ -9,7 +9,6 @@ out the figures and writes the files that others read. Knows nothing of terminal
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -221,7 +220,7 @@ def _identity(plan: Plan, setting: _Setting, contestants: Sequence[Contestant]) 
     suite = setting.suite
     return {
         "model": plan.model,
-        "fingerprint": weights_fingerprint(setting.folder),
+        "fingerprint": setting.target.weights_fingerprint,
         "as_large": setting.enlarged,
         "suite": {
             "name": suite.name,
@@ -260,20 +259,6 @@ def _describe(
             for contestant in contestants
         ],
     }
-
-
-def weights_fingerprint(folder: Path, sample: int = 1 << 20) -> str:
-    """Short hash of a model's configuration and of its weights' beginning, end and size: another training differs
-    everywhere, and a large model need not be read for it."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with file.open("rb") as raw:
-            digest.update(raw.read(sample))
-            raw.seek(max(size - sample, 0))
-            digest.update(raw.read(sample))
-    return digest.hexdigest()[:16]
 
 
 # The run ----------------------------------------------------------------------------------------------------------

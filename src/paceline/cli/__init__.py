@@ -21,6 +21,7 @@ from paceline.cli.methods import methods
 from paceline.cli.options import one_line
 from paceline.cli.replay import replay
 from paceline.cli.report import report
+from paceline.cli.train import train
 from paceline.errors import PacelineError
 
 CORPUS_HELP = """Build a corpus to copy from, or say what is in one.
@@ -39,6 +40,7 @@ app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 app.command(short_help="Try drafters on recorded answers.")(replay)
 app.command(short_help="Measure drafters and other engines.")(bench)
 app.command(short_help="Make a page of a measurement.")(report)
+app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -69,6 +71,7 @@ def paceline(
     paceline methods                                      what --draft takes
     paceline corpus build OUT --text FILE --tokenizer MODEL   text to copy from
     paceline bench MODEL -d sam --peer transformers       how fast, against what
+    paceline train --help                                 drafters for your model
     paceline generate --help                              every option
     """
     if context.invoked_subcommand is None:

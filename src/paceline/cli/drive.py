@@ -67,6 +67,7 @@ class Answer:
         record: dict[str, Any] = {"index": self.job.index}
         if self.job.id is not None:
             record["id"] = self.job.id
+        record["prompt" if isinstance(self.job.prompt, str) else "messages"] = self.job.prompt
         record |= {
             "text": row.text,
             "prompt_tokens": row.prompt_length,

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from paceline.draft.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.vocab import trim
 from paceline.errors import MethodError
 from paceline.row import Row
 from paceline.target.base import Segment, Target
@@ -58,9 +59,11 @@ class Model(Stepping):
                 f"model:{path} knows {self.model.vocab_size} tokens and the target {target.vocab_size}: "
                 "a draft model needs the target's tokenizer"
             )
-        self.weight_bytes = self.model.weight_bytes
         if self.model.vocab_size < target.vocab_size:  # fewer rows of padding
             self.columns = torch.arange(self.model.vocab_size, device=target.device)
+        if self.config.vocab is not None:
+            self.columns = trim(self.model, self.config.vocab, path, target)
+        self.weight_bytes = self.model.weight_bytes
 
     def start(self, row: Row) -> None:
         self._slots[row.id] = self.model.add_row(min(row.expected_length, self.model.max_context))
@@ -70,7 +73,10 @@ class Model(Stepping):
         self.model.drop_row(self._slots.pop(row.id))
 
     def room(self, row: Row) -> int:
-        return min(row.max_draft, self.model.max_context - len(row))
+        if self.model.vocab_size < self._vocab_size and row.tokens.max() >= self.model.vocab_size:
+            return 0  # a row of padding of the target's, which the draft model cannot read
+        # The last drafted token is not run.
+        return min(row.max_draft, self.model.max_context - len(row) + 1)
 
     def cached(self, row: Row) -> int:
         return self.model.length(self._slots[row.id])

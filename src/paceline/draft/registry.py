@@ -40,6 +40,8 @@ _BUILT_IN = {
     "blend": "paceline.draft.blend:Blend",
     "ngram-pool": "paceline.draft.ngram_pool:NgramPool",
     "model": "paceline.draft.model:Model",
+    "s2d": "paceline.draft.sorted:Sorted",
+    "kangaroo": "paceline.draft.kangaroo:Kangaroo",
 }
 
 

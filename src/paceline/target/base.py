@@ -119,7 +119,7 @@ class Target(ABC):
 
     vocab_size, num_layers, hidden_size, max_context (tokens a row may hold) and eos_token_ids are plain attributes, and
     so is weight_bytes, the bytes of weights that a forward over one token reads: all but the input embedding, of which
-    it reads one row, unless that is the output head as well.
+    it reads one row, unless that is the output head as well. weights_fingerprint tells one training from another.
     `tokenizer` is the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
     `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there.
     """
@@ -130,6 +130,7 @@ class Target(ABC):
     max_context: int
     eos_token_ids: tuple[int, ...]
     weight_bytes: int = 0
+    weights_fingerprint: str = ""
     name: str
     dtype: torch.dtype
     device: torch.device

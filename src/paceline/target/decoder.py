@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from paceline.profile import Clock
 from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
+from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import Layout, plan
 from paceline.target.ops import TorchOps
 from paceline.topk import top_tokens
@@ -139,6 +140,11 @@ class Linear:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
+    def rows(self, ids: torch.Tensor) -> Linear:
+        """The outputs `ids` alone, from a copy of their rows: what is read is that much smaller."""
+        weight = self.weight.to_dense() if self.packed else self.weight
+        return Linear(weight[ids], None if self.bias is None else self.bias[ids])
+
 
 def _has_bf16_units() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -181,7 +187,8 @@ class Block:
             biases = [bias for name in names if (bias := get(f"{name}.bias")) is not None]
             return Linear(_joined(parts), _joined(biases) if biases else None)
 
-        self.layer, self.shape = layer, shape
+        self.shape = shape
+        self.nbytes = sum(w.nbytes for name, w in weights.items() if name.startswith(f"model.layers.{layer}."))
         self.attention_norm = weights[f"model.layers.{layer}.input_layernorm.weight"]
         self.mlp_norm = weights[f"model.layers.{layer}.post_attention_layernorm.weight"]
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -194,17 +201,17 @@ class Block:
             self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
 
     def __call__(
-        self, x: torch.Tensor, delta: torch.Tensor | None, ops: TorchOps, layout: Layout, cache: Writer
+        self, x: torch.Tensor, delta: torch.Tensor | None, ops: TorchOps, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer over x + delta, [N, H] each; what comes out is again a sum whose addition is left to the next
-        norm, which does both in one pass."""
+        """The layer over x + delta, [N, H] each, as the `layer`th of the cache; what comes out is again a sum whose
+        addition is left to the next norm, which does both in one pass."""
         s = self.shape
         x, h = (
             ops.add_norm(x, delta, self.attention_norm) if delta is not None else (x, ops.norm(x, self.attention_norm))
         )
         qkv = self.qkv(h).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        queries = ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, self.layer)
-        x, h = ops.add_norm(x, self.out(attend(queries, layout, cache, self.layer)), self.mlp_norm)
+        queries = ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
+        x, h = ops.add_norm(x, self.out(attend(queries, layout, cache, layer)), self.mlp_norm)
         return x, self.down(ops.gate(self.gate_up(h)))
 
 
@@ -262,6 +269,7 @@ class Decoder(CachedTarget):
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
         self.vocab_size, self.hidden_size, self.num_layers = s.vocab_size, s.hidden_size, s.num_layers
         self.max_context, self.eos_token_ids = s.max_context, tuple(eos_token_ids)
+        self.weights_fingerprint = fingerprint({key: weights[key] for key in weight_shapes(config)})
         weights = {key: w.to(self.device, dtype) for key, w in weights.items()}
         self.embedding = weights["model.embed_tokens.weight"]
         read = sum(w.nbytes for w in weights.values())
@@ -271,7 +279,7 @@ class Decoder(CachedTarget):
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
-        self.cache = RaggedCache(s.num_layers, s.num_kv_heads, s.head_dim, s.max_context, dtype, self.device)
+        self.cache = self.new_cache(s.num_layers)
         self.clock = Clock()
 
     @torch.inference_mode()
@@ -293,7 +301,7 @@ class Decoder(CachedTarget):
                     taps[layer] = x
                 if on_layer is not None and layer == needs.callback_layer:
                     on_layer(layer, x)
-            x, delta = self.blocks[layer](x, delta, self.ops, layout, cache)
+            x, delta = self.blocks[layer](x, delta, self.ops, layout, cache, layer)
         self.clock.lap("layers")
         x = x if delta is None else x + delta
         if self.num_layers in needs.hidden_layers:
@@ -312,17 +320,30 @@ class Decoder(CachedTarget):
             top,
         )
 
-    @torch.inference_mode()
-    def run_layers(self, segments: Sequence[Segment], last: int) -> torch.Tensor:
-        """Layers 0..last-1 over the segments' nodes, [N, H]: a self-drafter's part of the forward.
+    def new_cache(self, layers: int) -> RaggedCache:
+        """An empty cache for so many layers of this decoder."""
+        s = self.shape
+        return RaggedCache(layers, s.num_kv_heads, s.head_dim, s.max_context, self.dtype, self.device)
 
-        Their keys and values in those layers are written behind the rows; hand the states back in
-        `Segment.hidden` and `verify` goes on from layer `last`."""
-        layout = self._plan(segments)
-        cache = self._begin(layout)
-        x, delta = F.embedding(layout.tokens, self.embedding), None
-        for block in self.blocks[:last]:
-            x, delta = block(x, delta, self.ops, layout, cache)
+    @torch.inference_mode()
+    def run_layers(
+        self, segments: Sequence[Segment], last: int, *, first: int = 0, cache: RaggedCache | None = None
+    ) -> torch.Tensor:
+        """Layers first..last-1 over the segments' nodes, [N, H]: a self-drafter's part of the forward.
+
+        Their keys and values in those layers are written behind the rows; hand the states back in `Segment.hidden`
+        and `verify` goes on from layer `last`. From a `first` above 0, every segment brings its nodes' states there
+        in `hidden`. cache: one of `last - first` layers (`new_cache`) in which rows have lengths of their own."""
+        layout = self._plan(segments, cache)
+        writer = self._begin(layout, cache)
+        if first:
+            x = torch.cat([segment.hidden for segment in segments if segment.hidden is not None]).to(self.dtype)
+        else:
+            x = F.embedding(layout.tokens, self.embedding)
+        delta: torch.Tensor | None = None
+        place = first if cache is None else 0
+        for layer, block in enumerate(self.blocks[first:last], place):
+            x, delta = block(x, delta, self.ops, layout, writer, layer)
         return x if delta is None else x + delta
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
@@ -330,9 +351,15 @@ class Decoder(CachedTarget):
         hidden = hidden.to(self.dtype)
         return self.head(self.ops.norm(hidden, self.norm) if normalise else hidden)
 
-    def _plan(self, segments: Sequence[Segment]) -> Layout:
-        s = self.shape
-        lengths = [self.cache.length(segment.slot) for segment in segments]
+    def trim_head(self, ids: torch.Tensor) -> None:
+        """From now on logits are [M, K], those of the K tokens `ids` in their order: a drafter's trimmed vocabulary.
+        What goes in may be any token still."""
+        self.head = self.head.rows(ids)
+        self.weight_bytes -= (self.vocab_size - len(ids)) * self.hidden_size * self.embedding.element_size()
+
+    def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
+        s, cache = self.shape, cache or self.cache
+        lengths = [cache.length(segment.slot) for segment in segments]
         return plan(
             segments,
             lengths,
@@ -342,10 +369,10 @@ class Decoder(CachedTarget):
             device=self.device,
         )
 
-    def _begin(self, layout: Layout) -> Writer:
+    def _begin(self, layout: Layout, cache: RaggedCache | None = None) -> Writer:
         """Make room in the cache for the forward planned in `layout`, and look up its positions."""
         self.ops.begin(layout)
-        return self.cache.writer(layout)
+        return (cache or self.cache).writer(layout)
 
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
         """The states [N, H] the forward starts from, and its first layer.

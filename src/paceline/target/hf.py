@@ -30,6 +30,7 @@ from paceline.errors import ModelError
 from paceline.profile import Clock
 from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
+from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.topk import top_tokens
 from paceline.tree import ancestors
@@ -112,7 +113,7 @@ class HFTarget(CachedTarget):
         self,
         model: Any,
         *,
-        name: str = "model",
+        name: str = "a model",
         eos_token_ids: Sequence[int] = (),
         prove: bool = True,
     ):
@@ -127,6 +128,7 @@ class HFTarget(CachedTarget):
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         own = embedding is not None and (head is None or head.weight is not embedding.weight)
         self.weight_bytes = sum(w.nbytes for w in model.parameters()) - (embedding.weight.nbytes if own else 0)
+        self.weights_fingerprint = fingerprint(dict(model.named_parameters()))
         plain = _Example(self)
         self.vocab_size = plain.logits.shape[-1]
         self.cache = RaggedCache(

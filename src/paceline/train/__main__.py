@@ -1,18 +1,40 @@
 """Command line of the training recipes. Sources are files of yours, given as NAME=PATH or PATH.
 
-python -m paceline.train --help
+python -m paceline.train --help          the same as `paceline train --help`
 """
 
-import os
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from paceline.errors import PacelineError
+from paceline.train.options import (
+    AnswerHeat,
+    AnswerTokens,
+    Compiled,
+    Data,
+    Generate,
+    Generated,
+    Minutes,
+    Out,
+    Prompts,
+    Rate,
+    Run,
+    SaveEvery,
+    Target,
+    Threads,
+    Tokens,
+    own_answers,
+    use_threads,
+)
+
+HELP = """Train drafters for a model (draft, vocab), or a model family from nothing (zoo, and its stages)."""
 
 app = typer.Typer(
-    help="Train the demo family: tokenizer, pretrain, chat, settle, distil, evaluate, card; or all of it: zoo.",
+    help=HELP,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -23,31 +45,29 @@ Sources = Annotated[
     list[str],
     typer.Argument(help="Text files as NAME=PATH or PATH: .txt, .jsonl, and both with .gz. A name may repeat."),
 ]
-Out = Annotated[Path, typer.Option(help="Folder to write.")]
-# Not --run: torchrun would take it for its own --run-path.
-Run = Annotated[
-    Path,
-    typer.Option("--checkpoints", help="Folder of the checkpoint and log; run the same command again to resume."),
-]
-Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.")]
-Tokens = Annotated[int | None, typer.Option(help="Budget in tokens; exactly repeatable.")]
-Threads = Annotated[int, typer.Option(help="torch threads.")]
-Rate = Annotated[float, typer.Option(help="Peak learning rate.")]
-Generated = Annotated[int, typer.Option(help="Generated examples (sums, translation, reading) mixed in; 0: none.")]
-SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.")]
-Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
 
 
-def _threads(count: int) -> None:
-    # accelerate's launcher for CPUs tells OpenMP to fill cores in order: each of its processes would take the first.
-    os.environ.pop("KMP_AFFINITY", None)
-    import torch
+@app.callback()
+def recipes() -> None:
+    # Said before a recipe is imported: the package without its extra has the rest of the command line.
+    if importlib.util.find_spec("accelerate") is None:
+        raise PacelineError("training needs more packages: pip install 'paceline[train]'")
 
-    from paceline.train.memory import keep_freed_memory
 
-    keep_freed_memory()
-    torch.set_num_threads(count)
-    os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # tokenizers
+def later(name: str, where: str, summary: str) -> None:
+    """Register a command whose function lies in a recipe's module: "package.module:function", typed for Typer. The
+    module, and torch with it, is imported when the command is asked for, not to list it."""
+
+    def command(context: typer.Context) -> None:
+        module, _, function = where.partition(":")
+        one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+        run: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        one.command(name)(run)
+        status = typer.main.get_command(one).main(context.args, context.command_path, standalone_mode=False)
+        raise typer.Exit(status or 0)
+
+    unread = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, short_help=summary, add_help_option=False, context_settings=unread)(command)
 
 
 @app.command("sources")
@@ -90,7 +110,7 @@ def tokenizer_command(
 
     python -m paceline.train tokenizer books=alice.txt chat=dialogues.jsonl.gz --out build/tokenizer
     """
-    _threads(threads)
+    use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.lm import PRETRAIN, load_documents
@@ -124,7 +144,7 @@ def pretrain_command(
     python -m paceline.train pretrain books=alice.txt chat=dialogues.jsonl.gz --tokenizer build/tokenizer
     --out build/base --checkpoints build/pretrain --minutes 50
     """
-    _threads(threads)
+    use_threads(threads)
     from dataclasses import replace
 
     from paceline.errors import meant
@@ -161,7 +181,7 @@ def chat_command(
     python -m paceline.train chat chat=dialogues.jsonl.gz --model build/base --out models/demo
     --checkpoints build/chat --minutes 20
     """
-    _threads(threads)
+    use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.lm import CHAT, chat
@@ -194,7 +214,7 @@ def settle_command(
     python -m paceline.train settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
     --checkpoints build/settle --tokens 2000000
     """
-    _threads(threads)
+    use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.lm import CHAT
@@ -228,7 +248,7 @@ def distil_command(
     python -m paceline.train distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
     --checkpoints build/draft --tokens 40000000
     """
-    _threads(threads)
+    use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.distil import DISTIL, distil
@@ -240,6 +260,106 @@ def distil_command(
     data = replace(DISTIL, generated=generated)
     if not distil(parse_sources(sources), load_tokenizer(model), model, out, run, loop, data, compiled=compiled):
         raise typer.Exit(130)
+
+
+@app.command("draft")
+def draft_command(
+    target: Target,
+    out: Out,
+    run: Run,
+    data: Data = None,
+    prompts: Prompts = None,
+    generate: Generate = 0,
+    max_tokens: AnswerTokens = 128,
+    temperature: AnswerHeat = None,
+    minutes: Minutes = None,
+    tokens: Tokens = None,
+    lr: Rate = 2e-3,
+    layers: Annotated[int, typer.Option(help="Layers of the draft model.", min=1)] = 3,
+    hidden: Annotated[int, typer.Option(help="Its width, a multiple of 64.", min=64)] = 128,
+    length: Annotated[int, typer.Option(help="Tokens of a training row.", min=8)] = 512,
+    rows: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 32,
+    seed: int = 0,
+    save_every: SaveEvery = 5.0,
+    compiled: Compiled = True,
+    threads: Threads = 1,
+) -> None:
+    """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
+
+    paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
+    --checkpoints build/draft-run --tokens 30000000
+
+    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
+    draft is measured on held-out answers: how often would its tokens be accepted?
+    """
+    use_threads(threads)
+    from paceline.train.draft import DraftConfig, train_draft
+    from paceline.train.lm import ModelConfig
+    from paceline.train.loop import LoopConfig
+
+    if hidden % 64:
+        raise PacelineError(f"--hidden is {hidden}; heads are 64 wide, so it is a multiple of 64")
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, seed=seed, save_every=save_every)
+    shape = ModelConfig(hidden=hidden, layers=layers, heads=hidden // 64, kv_heads=1, intermediate=3 * hidden)
+    config = DraftConfig(shape, length, rows)
+    answers = own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
+    if not train_draft(target, answers, out, run, loop, config, compiled):
+        raise typer.Exit(130)
+
+
+@app.command("vocab")
+def vocab_command(
+    target: Annotated[
+        Path, typer.Argument(exists=True, help="Folder of the target; with --text, its SentencePiece file will do.")
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(help="More files, behind --text.", metavar="[FILE]...")] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="JSON Lines of the target's answers; several may follow.", metavar="FILE")
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False)
+    ] = None,
+    prompts: Prompts = None,
+    generate: Generate = 0,
+    max_tokens: AnswerTokens = 128,
+    temperature: AnswerHeat = None,
+    out: Annotated[Path | None, typer.Option(help="A .safetensors file, or the folder of a drafter.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(help="Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", min=1)
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="A vocabulary: say how well it covers the answers, and write nothing.")
+    ] = None,
+    seed: int = 0,
+    threads: Threads = 1,
+) -> None:
+    """Count which tokens the target writes, for drafters with a trimmed vocabulary (`vocab=K`).
+
+    paceline train vocab models/demo --text answers.jsonl more.jsonl --out models/demo-draft
+
+    paceline train vocab models/demo --prompts mine=prompts.jsonl --generate 2000 --out build/vocab.safetensors
+
+    Only replies count. Those to a tenth of the prompts are kept aside, and how much of them the most frequent tokens
+    cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
+    there.
+    """
+    use_threads(threads)
+    from paceline.train import vocab
+
+    place = check or out
+    if place is None or (out and check):
+        raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")
+    files = [*(text or []), *(more or [])]
+    if generate and out:
+        beside = vocab.place_of(out).with_suffix(".answers.jsonl")
+        files.append(own_answers(target, None, prompts, generate, beside, max_tokens, temperature, seed))
+    if not files:
+        raise PacelineError("there is nothing to count: name recorded answers, --text, or say how many to --generate")
+    if check:
+        lines = vocab.check(target, files, place, questions)
+    else:
+        lines = vocab.train_vocabulary(target, files, place, keep, questions)
+    typer.echo("\n".join(lines))
 
 
 @app.command("zoo")
@@ -298,7 +418,7 @@ def evaluate_command(
 
     python -m paceline.train evaluate models/demo sgd=dialogues.jsonl.gz --draft models/demo-draft
     """
-    _threads(threads)
+    use_threads(threads)
     import json
 
     from paceline.train.evaluate import evaluate
@@ -325,7 +445,7 @@ def card_command(
 
     python -m paceline.train card models/demo --draft models/demo-draft --out models/README.md
     """
-    _threads(threads)
+    use_threads(threads)
     from paceline.bench.looping import read_prompts
     from paceline.train.card import answer_all, card, counts, draw_loss, drawn, practised
 
@@ -342,6 +462,10 @@ def card_command(
         typer.echo(f"{counts(answers)}\n\n{practice}")
     elif not show:
         typer.echo(text)
+
+
+later("sorted", "paceline.train.sorted:sorted_command", "Cut a draft with several exits from a model's first layers.")
+later("kangaroo", "paceline.train.kangaroo:kangaroo_command", "Train an adapter with which a target drafts for itself.")
 
 
 def main() -> None:

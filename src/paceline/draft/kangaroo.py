@@ -1,0 +1,286 @@
+"""kangaroo: the target's own first layers, a small adapter and the target's head draft for it.
+
+Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). A draft
+leaves the network behind layer l (the first exit) and through the adapter; it ends where the draft is no longer sure
+(the second, the stop rule `confidence`). Nothing is run twice: the early states of the drafted tokens are handed to
+the target, whose `verify` goes on from layer l.
+
+Three caches. The target's holds the first layers' keys and values of a draft before it is verified, and the engine
+commits them with the rest; the adapter has one of its own. The adapter never sees the last token of a draft, so after
+a draft that was accepted whole, or drafted by someone else, committed tokens wait for it: their early states, taken
+from the target's forward, are `pending`, and so are a prompt's.
+
+Where we differ: sampling, batches, trees and targets with grouped heads, none of which the authors' code has; the
+adapter's heads, rotary positions and norm epsilon are the target's.
+
+    Engine("models/demo", draft="kangaroo:build/kangaroo,threshold=0.4")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.accept import Accepted
+from paceline.draft import stop
+from paceline.draft.checkpoint import open_drafter
+from paceline.draft.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.vocab import kept_tokens
+from paceline.errors import MethodError
+from paceline.row import Row
+from paceline.target.base import Needs, Segment, Target, Verdict
+from paceline.target.cache import RaggedCache
+from paceline.target.decoder import Decoder, Linear, Shape, attend
+from paceline.target.layout import plan
+from paceline.tree import DraftTree
+
+CHUNK = 512
+"""Most tokens that wait for the adapter; a prompt's beyond that are run as they come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KangarooConfig(SteppingConfig):
+    """Options of `kangaroo`."""
+
+    checkpoint: str = field(metadata={"help": "folder of the adapter, as `paceline train` wrote it"})
+    stop: stop.Name = field(
+        default="confidence", metadata={"help": "when to stop; paper: below confidence 0.6, after 6 tokens at most"}
+    )
+
+
+def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP. 4 h^2 + 2 h
+    numbers where every head has keys of its own."""
+    h, q, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return {
+        "input_norm.weight": (h,),
+        "q_proj.weight": (q, h),
+        "k_proj.weight": (kv, h),
+        "v_proj.weight": (kv, h),
+        "o_proj.weight": (h, q),
+        "output_norm.weight": (h,),
+    }
+
+
+class Adapter:
+    """norm(f + attention(norm(f))) over early states f, on a ragged cache of its own; the target's head reads it.
+
+    weights  as `adapter_shapes` lists them; they are cast to the target's dtype on its device."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder):
+        self.shape = target.shape
+        here = {name: weight.to(target.device, target.dtype) for name, weight in weights.items()}
+        self.nbytes = sum(weight.nbytes for weight in here.values())
+        self.qkv = Linear(torch.cat([here[f"{name}_proj.weight"] for name in "qkv"]))
+        self.out = Linear(here["o_proj.weight"])
+        self.input_norm, self.output_norm = here["input_norm.weight"], here["output_norm.weight"]
+        self.ops = target.ops
+        self.cache = target.new_cache(1)
+
+    @torch.inference_mode()
+    def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+        """Over early states [N, H], one for each node of the segments that is to be run; [M, H] for the nodes whose
+        logits are wanted. Nothing is committed."""
+        s = self.shape
+        layout = plan(
+            segments,
+            [self.cache.length(segment.slot) for segment in segments],
+            shared=s.num_heads // s.num_kv_heads,
+            dtype=states.dtype,
+            device=states.device,
+        )
+        self.ops.begin(layout)
+        cache = self.cache.writer(layout)
+        qkv = self.qkv(self.ops.norm(states, self.input_norm)).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, None, cache, 0)
+        _, y = self.ops.add_norm(states, self.out(attend(queries, layout, cache, 0)), self.output_norm)
+        return y if layout.wanted is None else y[layout.wanted]
+
+
+class Kangaroo(Stepping):
+    """Drafts with the target's own first layers and a small trained adapter; the target goes on from their states."""
+
+    name = "kangaroo"
+    lossless = "yes"
+    paper = "Liu et al. 2024, Kangaroo, arXiv 2404.18911"
+    Config = KangarooConfig
+
+    def __init__(self, config: KangarooConfig):
+        super().__init__(config)
+        self.config = config
+        self._slots: dict[int, int] = {}
+        self._pending: dict[int, torch.Tensor] = {}
+        self._states: dict[int, list[torch.Tensor]] = {}
+
+    def bind(self, target: Target) -> None:
+        """Load the adapter. MethodError if the target cannot be cut in two, or the adapter is not for it."""
+        super().bind(target)
+        path = self.config.checkpoint
+        if not isinstance(target, Decoder):
+            raise MethodError(
+                f"{self.name} goes on in the middle of a forward, and {target.name} runs in transformers: "
+                "it needs a model of a family that the native decoder runs, or another drafter"
+            )
+        config, weights = open_drafter(path, self.name, target)
+        self.exit = exit_layer(path, config, target.num_layers)
+        check_weights(path, weights, adapter_shapes(target.shape))
+        self.target = target
+        self.adapter = Adapter(weights, target)
+        self.needs = Needs(hidden_layers=(self.exit,), resume_layer=self.exit)
+        self.head = target.head
+        if self.config.vocab is not None:
+            self.columns = kept_tokens(self.config.vocab, path, target)
+            self.head = target.head.rows(self.columns)
+        rows = target.vocab_size if self.columns is None else len(self.columns)
+        early = sum(block.nbytes for block in target.blocks[: self.exit])
+        self.weight_bytes = early + self.adapter.nbytes + rows * target.hidden_size * target.dtype.itemsize
+
+    def start(self, row: Row) -> None:
+        self._slots[row.id] = self.adapter.cache.add_row(row.expected_length)
+        self._pending[row.id] = torch.empty(
+            0, self.target.hidden_size, dtype=self.target.dtype, device=self.target.device
+        )
+
+    def drop(self, row: Row) -> None:
+        super().drop(row)
+        self.adapter.cache.drop_row(self._slots.pop(row.id))
+        del self._pending[row.id]
+
+    def cached(self, row: Row) -> int:
+        return self.adapter.cache.length(self._slots[row.id])
+
+    # Drafting -------------------------------------------------------------------------------------------------
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """The adapter over early states: those that wait, and those of the nodes that the target's first layers run
+        now. The first exit."""
+        states = []
+        for draft, early in zip(drafts, self._run_early(drafts), strict=True):
+            states += [early] if draft.done else [self._pending[draft.row.id], early]
+        segments = [
+            draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
+        ]
+        return self.head(self.adapter(torch.cat(states), segments))
+
+    def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
+        """The target's first layers over the nodes of every draft that they have not seen, [nodes, H] each: from the
+        root on, for what is before it the target has committed."""
+        segments = []
+        for draft in drafts:
+            root = draft.known - 1
+            tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
+            segments.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
+        states = self.target.run_layers(segments, self.exit).split([len(s.tokens) - s.start for s in segments])
+        for draft, of_row in zip(drafts, states, strict=True):
+            self._states.setdefault(draft.row.id, []).append(of_row)
+        return states
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        trees = super().propose(rows)
+        self._hand_over(list(self._drafts.values()))
+        return trees
+
+    def _hand_over(self, drafts: Sequence[Draft]) -> None:
+        """Give every draft's tree the early states of its nodes.
+
+        Those that were never expanded, a chain's last token and a tree's leaves, are verified too, so they are run
+        now; and the keys and values of a tree's nodes are brought into its order, in which the target commits them."""
+        nodes = [_numbers(draft) for draft in drafts]
+        late = [draft for draft in drafts if draft.done < len(draft.tokens)]
+        if late:
+            self._run_early(late)
+        for draft, of_tree in zip(drafts, nodes, strict=True):
+            states = torch.cat(self._states.pop(draft.row.id))
+            if of_tree != list(range(len(states))):
+                states = states[of_tree]
+                rearrange(self.target.cache, draft.row.slot, of_tree, self.exit)
+            draft.tree.hidden = states  # type: ignore[union-attr]
+
+    # After a round --------------------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        """Take the early states of what was committed, whoever drafted it, and forget the adapter's other nodes."""
+        states = verdict.hidden[self.exit]
+        for s, (row, done) in enumerate(zip(rows, accepted, strict=True)):
+            of_row = states[verdict.hidden_at[s] : verdict.hidden_at[s + 1]]
+            is_chain = done.path[-1] == len(done.path) - 1
+            new = of_row[: len(done.path)] if is_chain else of_row[done.path]
+            self._pending[row.id] = torch.cat([self._pending[row.id], new])
+        super().observe(rows, trees, verdict, accepted)
+        for row in rows:
+            self._catch_up(row)
+
+    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+        self.adapter.cache.commit(self._slots[draft.row.id], nodes)
+        self._pending[draft.row.id] = self._pending[draft.row.id][len(nodes) :]
+
+    def _catch_up(self, row: Row) -> None:
+        """Run the adapter over what waits, as long as it is much."""
+        slot = self._slots[row.id]
+        while len(self._pending[row.id]) > CHUNK:
+            part, rest = self._pending[row.id].split([CHUNK, len(self._pending[row.id]) - CHUNK])
+            self.adapter(part, [Segment.chunk(slot, np.zeros(CHUNK, np.int64), last=False)])
+            self.adapter.cache.commit(slot, range(CHUNK))
+            self._pending[row.id] = rest
+
+
+def _numbers(draft: Draft) -> list[int]:
+    """For every node of the draft's tree its number in the draft, counted from the root. A tree's leaves, which the
+    draft does not have, are added to it; a chain's last token it has."""
+    assert draft.tree is not None
+    root = draft.known - 1
+    numbers: list[int] = []
+    spare = iter(range(draft.done, len(draft.tokens)))
+    for token, parent, at in zip(draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.kept, strict=True):
+        at = next(spare, None) if at is None else at
+        if at is None:
+            at = len(draft.tokens)
+            draft.add(token, root + numbers[parent])
+        numbers.append(at - root)
+    return numbers
+
+
+@torch.inference_mode()
+def rearrange(cache: RaggedCache, slot: int, nodes: Sequence[int], layers: int) -> None:
+    """Bring the keys and values of `nodes`, which lie behind a row uncommitted, into that order, in the first
+    `layers` layers."""
+    length, span = cache.length(slot), max(nodes) + 1
+    behind = Segment.chunk(slot, np.zeros(span, np.int64), last=False)
+    here = cache.writer(plan([behind], [length]))
+    source = [length + node for node in nodes]
+    for layer in range(layers):
+        for one in here.read(layer, 0):
+            one[0, :, length : length + len(nodes)] = one[0, :, source]
+
+
+def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
+    """The exit layer that a checkpoint names; MethodError unless layers are left behind it."""
+    layer = config.get("exit_layer")
+    if not isinstance(layer, int) or not 0 <= layer < num_layers:
+        raise MethodError(
+            f"{path} leaves the target behind layer {layer!r}, and the target has {num_layers}: "
+            f"an exit layer is 0 to {num_layers - 1}; train the adapter again"
+        )
+    return layer
+
+
+def check_weights(path: str, weights: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """MethodError unless there are tensors of just these names and shapes."""
+    for name in sorted(shapes.keys() | weights.keys()):
+        found = list(weights[name].shape) if name in weights else None
+        wanted = list(shapes[name]) if name in shapes else None
+        if found != wanted:
+            raise MethodError(
+                f"{path} is no adapter for this target: its {name} is {found or 'missing'} where "
+                f"{wanted or 'nothing'} is wanted; copy it again or train one"
+            )

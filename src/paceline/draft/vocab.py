@@ -1,0 +1,258 @@
+"""VocabTrim: a drafter's output head with only the tokens that the target often writes (Goel et al. 2025, arXiv
+2506.22694).
+
+A small drafter reads its head, vocabulary by width, at every draft step, and most of what it reads is never drafted.
+Keeping K rows makes the step cheaper. The input embedding and the target stay whole, so the output stays the target's:
+the draft's distribution is zero outside the kept tokens, the rejection rule holds for any distribution, and a token
+that is not kept comes from the residual, or from the target behind the draft. Which tokens to keep, the target's own
+replies say: they are counted, prompts and raw text are not (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
+2502.14856, counts raw text). Where we differ: of equal counts the lower token id is kept, and what must be kept never
+takes more than half of the places.
+
+    self.columns = trim(self.model, "2000", "models/demo-draft", target)      # logits are [n, 2000] from now on
+
+Knows no drafter. Maps of other projects are read too: `d2t`, the offsets of EAGLE-3's trained trimmed heads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor
+
+from paceline.errors import MethodError
+from paceline.target.base import Target
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.tokenizer import Tokenizer
+
+FILE = "vocab.safetensors"
+"""Where the vocabulary of a drafter lies, beside its checkpoint."""
+
+OFFSETS, MEMBERS = "d2t", "t2d"
+"""EAGLE-3's names: full id minus own id of every kept token, and which tokens are kept."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which tokens a drafter keeps, and why.
+
+    keep    int64 [K], ascending token ids.
+    counts  int64 [V]: how often the target wrote each token; None: unknown (a map of another project's).
+    must    groups of tokens that are kept whatever their counts, the most important group first.
+    tokenizer  fingerprint of the tokenizer that the ids are of; "" is unknown.
+    facts   what else is to be remembered, in the file's header.
+
+    Raises MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
+
+    keep: Tensor
+    counts: Tensor | None = None
+    must: Sequence[Tensor] = ()
+    tokenizer: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_map(self.keep, None if self.counts is None else len(self.counts))
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits of the map: a head trained for one map is not for another of the same size."""
+        return hashlib.sha256(self.keep.cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
+
+    def best(self, k: int) -> Tensor:
+        """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or not so many tokens."""
+        if self.counts is None:
+            raise MethodError(f"this vocabulary is a map of {len(self.keep)} tokens without counts; name it as it is")
+        return best_tokens(self.counts, k, self.must)
+
+
+def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
+    """The `k` most frequent tokens, int64 [k] ascending. Of equal counts the lower id, an earlier merge, is kept.
+
+    counts [V]. Groups of `must` come before all others, as long as they fill at most half of the places: in a small
+    vocabulary 256 bytes that hardly occur would drive out what does. MethodError unless 1 <= k <= V."""
+    if not 1 <= k <= len(counts):
+        raise MethodError(f"a vocabulary of {k} tokens is asked for; the tokenizer has {len(counts)}, so 1 to that")
+    score, held = counts.double().clone(), 0
+    for group in must:
+        held += len(group)
+        if 2 * held > k:
+            break
+        score[group] = torch.inf
+    return score.argsort(descending=True, stable=True)[:k].sort().values
+
+
+def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
+    """MethodError unless `keep` holds ascending token ids below `vocab_size`, and at least one."""
+    if keep.ndim != 1 or not len(keep):
+        raise MethodError("the vocabulary map is empty; it needs at least one token")
+    if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
+        raise MethodError("the vocabulary map is not sorted: token ids must ascend, each of them once")
+    if vocab_size is not None and int(keep[-1]) >= vocab_size:
+        raise MethodError(f"the vocabulary map has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
+
+
+def column_of(keep: Tensor, vocab_size: int) -> Tensor:
+    """int64 [vocab_size]: the column of every token in logits over `keep`; -1 where it has none."""
+    columns = torch.full((vocab_size,), -1, dtype=torch.int64, device=keep.device)
+    columns[keep] = torch.arange(len(keep), device=keep.device)
+    return columns
+
+
+def coverage(counts: Tensor, keep: Tensor) -> float:
+    """Share of the counted tokens [V] that are kept; of what a target writes, a bound on what can be accepted."""
+    return float(counts[keep].sum() / counts.sum().clamp_min(1))
+
+
+# What must be kept ------------------------------------------------------------------------------------------------
+
+_SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n", "ĉ": "\t", "č": "\r"})
+"""White space as tokenizers spell it."""
+
+
+def must_keep(tokenizer: Tokenizer, ends: Sequence[int]) -> list[Tensor]:
+    """Tokens that are worth their place whatever was counted: (1) the ends of answers, without which every answer
+    would end with a rejection; (2) added tokens (turns, thinking, tool calls), single digits and white space; (3)
+    single bytes, which spell what has no token of its own."""
+    known = tokenizer.inner.get_vocab()
+    first = {i for i in (*ends, tokenizer.eos_token_id) if i is not None and i < vocab_size(tokenizer)}
+    second = set(tokenizer.inner.added_tokens_decoder)
+    third = set()
+    alphabet = set(ByteLevel.alphabet())
+    spells_bytes = alphabet <= known.keys()
+    for token, id in known.items():
+        text = token.translate(_SPACES)
+        if text.isspace() or (len(text.strip()) == 1 and text.strip() in "0123456789"):
+            second.add(id)
+        elif (spells_bytes and token in alphabet) or (len(token) == 6 and token.startswith("<0x")):
+            third.add(id)
+    groups = [sorted(first), sorted(second - first), sorted(third - second - first)]
+    return [torch.tensor(group, dtype=torch.int64) for group in groups]
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Token ids there are: one more than the highest. A model may have more rows, which mean nothing."""
+    return max(tokenizer.inner.get_vocab().values(), default=-1) + 1
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
+    """One safetensors file; it appears whole or not at all."""
+    tensors = {"keep": vocabulary.keep.contiguous()}
+    if vocabulary.counts is not None:
+        tensors["counts"] = vocabulary.counts.contiguous()
+    tensors |= {f"must.{i}": group.contiguous() for i, group in enumerate(vocabulary.must) if len(group)}
+    header = {"tokenizer": vocabulary.tokenizer, "hash": vocabulary.hash, **vocabulary.facts}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.tmp")
+    save_file(tensors, beside, metadata={"paceline": json.dumps(header)})
+    beside.chmod(0o644)  # safetensors writes for the owner alone
+    os.replace(beside, file)
+
+
+def read_vocabulary(file: Path) -> Vocabulary:
+    """A vocabulary that `save_vocabulary` wrote, or any safetensors file that holds EAGLE-3's offsets.
+
+    Raises MethodError, one line, if there is no such file, it is damaged, or what it holds is no map."""
+    if not file.is_file():
+        raise MethodError(f"there is no vocabulary file {file}; `paceline train vocab` makes one")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = set(opened.keys())
+            wanted = {n for n in names if n in ("keep", "counts", OFFSETS, MEMBERS) or n.startswith("must.")}
+            tensors = {name: opened.get_tensor(name) for name in sorted(wanted)}
+            header: dict[str, Any] = json.loads((opened.metadata() or {}).get("paceline", "{}"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise MethodError(f"{file} cannot be read as a vocabulary ({error}); make it again") from None
+    if "keep" not in tensors and OFFSETS not in tensors:
+        raise MethodError(f"{file} is no vocabulary: it has neither keep (token ids) nor {OFFSETS} (EAGLE-3's offsets)")
+    try:
+        if "keep" in tensors:
+            must = [tensors[name] for name in sorted(tensors) if name.startswith("must.")]
+            found = Vocabulary(tensors["keep"].long(), tensors.get("counts"), must, header.pop("tokenizer", ""), header)
+        else:
+            found = Vocabulary(_from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
+    except MethodError as error:
+        raise MethodError(f"{file}: {error}") from None
+    if "hash" in header and header.pop("hash") != found.hash:
+        raise MethodError(f"{file}: its token ids are not those its hash was made of; make it again")
+    return found
+
+
+def _from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
+    """Token ids of EAGLE-3's map; all offsets 0, a map that was never filled in, is the first K tokens."""
+    keep = offsets + torch.arange(len(offsets))
+    check_map(keep, None if members is None else len(members))
+    if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
+        raise MethodError(f"{OFFSETS} and {MEMBERS} disagree about which tokens are kept")
+    return keep
+
+
+# For drafters -----------------------------------------------------------------------------------------------------
+
+
+def trim(model: Target, vocab: str, checkpoint: str | Path, target: Target) -> Tensor:
+    """Trim the head of a draft model as its option `vocab` says: logits have these columns then (token ids, int64 [K],
+    ascending). Errors as `kept_tokens`, and MethodError if the model has no head that can be trimmed."""
+    keep = kept_tokens(vocab, checkpoint, target)
+    check_map(keep, model.vocab_size)
+    if isinstance(model, Decoder):
+        model.trim_head(keep)
+        return keep
+    head = model.model.get_output_embeddings() if isinstance(model, HFTarget) else None
+    if not isinstance(model, HFTarget) or not isinstance(head, torch.nn.Linear):
+        raise MethodError(f"vocab={vocab}: {model.name} has no output head that could be trimmed; leave vocab out")
+    model.model.set_output_embeddings(_rows(head, keep))
+    model.weight_bytes -= (len(head.weight) - len(keep)) * (head.weight[0].nbytes + _width(head.bias))
+    return keep
+
+
+def _rows(head: torch.nn.Linear, keep: Tensor) -> torch.nn.Linear:
+    """The outputs `keep` of a head alone, from a copy of their rows."""
+    few = torch.nn.Linear(head.in_features, len(keep), head.bias is not None, head.weight.device, head.weight.dtype)
+    few.requires_grad_(False)
+    few.weight.copy_(head.weight[keep])
+    if head.bias is not None:
+        few.bias.copy_(head.bias[keep])
+    return few
+
+
+def _width(bias: Tensor | None) -> int:
+    return 0 if bias is None else bias.element_size()
+
+
+def kept_tokens(vocab: str, checkpoint: str | Path, target: Target) -> Tensor:
+    """What the option `vocab` asks for: int64 [K] on the target's device, ascending.
+
+    vocab       a number K: the best K by the counts beside the drafter's `checkpoint`; or a vocabulary file.
+
+    Raises MethodError, one line, if the file is not there, of another tokenizer, or K larger than the vocabulary."""
+    file = Path(checkpoint).expanduser() / FILE if vocab.isdecimal() else Path(vocab).expanduser()
+    if vocab.isdecimal() and not file.is_file():
+        raise MethodError(
+            f"vocab={vocab} needs counts of what the target writes, and there is no {file}: make it with `paceline "
+            f"train vocab TARGET --generate 1000 --out {Path(checkpoint)}`, or name a file: vocab=FILE"
+        )
+    known = read_vocabulary(file)
+    of = target.tokenizer.fingerprint if target.tokenizer is not None else ""
+    if known.tokenizer and of and known.tokenizer != of:
+        whose = known.facts.get("tokenizer_name", known.tokenizer)
+        raise MethodError(f"{file} is a vocabulary of another tokenizer ({whose}): its ids mean other text here")
+    keep = known.best(int(vocab)) if vocab.isdecimal() else known.keep
+    try:
+        check_map(keep, target.vocab_size)
+    except MethodError as error:
+        raise MethodError(f"{file}: {error}") from None
+    return keep.to(target.device)

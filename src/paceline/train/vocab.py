@@ -1,0 +1,217 @@
+"""Which tokens a target writes: counted in its own replies, for drafters that draft nothing else (VocabTrim).
+
+Goel et al. 2025 (arXiv 2506.22694): text that the target generated on prompts of the intended domain is what to count
+in. Only replies count. Those to a tenth of the prompts are kept aside, and how much of them the best K tokens cover is
+reported: what is not covered cannot be accepted.
+
+Doesn't know: drafters; what is done with the counts is `paceline.draft.vocab`'s.
+
+    paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from paceline.draft.vocab import (
+    FILE,
+    Vocabulary,
+    best_tokens,
+    coverage,
+    must_keep,
+    read_vocabulary,
+    save_vocabulary,
+    vocab_size,
+)
+from paceline.errors import PacelineError
+from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
+from paceline.target.tokenizer import Tokenizer
+from paceline.train.generated import Reply, read_replies
+
+ASIDE = 10
+"""The replies to every so many-th prompt of a source are kept aside for the report."""
+ENOUGH = 50
+"""Counted tokens for each kept one; with fewer the tail of the map is chance."""
+LARGE, LARGE_KEEP = 100_000, 32_768
+"""From so large a vocabulary on, so many tokens are kept unless told otherwise; a quarter of smaller ones."""
+
+SHARES = (16, 8, 4, 2)
+"""Of the vocabulary: sizes for which the coverage is reported."""
+
+Counts = dict[str, Tensor]
+"""int64 [V] of every source."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Share of the replies' tokens that the best `k` tokens cover: overall, and of every source."""
+
+    k: int
+    overall: float
+    by_source: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was counted, and how well the best tokens cover replies that were not counted.
+
+    aside  whether there were enough prompts to keep some aside; if not, coverage is of the counted ones."""
+
+    vocabulary: Vocabulary
+    replies: int
+    tokens: Mapping[str, int]
+    coverage: Sequence[Coverage]
+    aside: bool
+
+
+def count_tokens(replies: Iterable[Reply], size: int) -> tuple[Counts, Counts, int]:
+    """Counts of the replies to nine tenths of the prompts and to the others, by source, and how many replies there
+    were. A reply whose prompt is not known stands for itself.
+
+    Only ids below `size` are counted: rows of padding mean nothing."""
+    sides: tuple[Counts, Counts] = ({}, {})
+    prompts: dict[str, dict[object, int]] = {}
+    number = 0
+    for number, reply in enumerate(replies, 1):
+        asked = prompts.setdefault(reply.source, {})
+        at = asked.setdefault(tuple(reply.prompt) if reply.prompt else number, len(asked) + 1)
+        side = sides[at % ASIDE == 0]
+        if reply.source not in side:
+            side[reply.source] = torch.zeros(size, dtype=torch.int64)
+        ids = torch.tensor([i for i in reply.tokens if i < size], dtype=torch.int64)
+        side[reply.source] += torch.bincount(ids, minlength=size)
+    return *sides, number
+
+
+def count_vocabulary(
+    replies: Iterable[Reply], tokenizer: Tokenizer, ends: Sequence[int], keep: int | None = None
+) -> Counted:
+    """Count the tokens of `replies`; PacelineError if there are none, MethodError for a `keep` that cannot be.
+
+    keep  tokens kept by whoever names the file and no number; None: 32,768 of 100,000 or more, else a quarter."""
+    size = vocab_size(tokenizer)
+    counted, aside, number = count_tokens(replies, size)
+    if not any(int(c.sum()) for c in counted.values()):
+        raise PacelineError("there is nothing to count: the replies hold no tokens")
+    must = must_keep(tokenizer, ends)
+    if keep is None:
+        keep = LARGE_KEEP if size >= LARGE else max(size // 4, 1)
+    rows = [
+        covered(best_tokens(sum_of(counted), k, must), aside or counted) for k in sorted({*_sizes(size), keep})
+    ]
+    whole = together(counted, aside)
+    tokens = {name: int(c.sum()) for name, c in whole.items()}
+    facts: dict[str, Any] = {
+        "tokenizer_name": tokenizer.name,
+        "replies": number,
+        "tokens": tokens,
+        "coverage": [{"k": row.k, "all": round(row.overall, 5), **_rounded(row.by_source)} for row in rows],
+    }
+    total = sum_of(whole)
+    vocabulary = Vocabulary(best_tokens(total, keep, must), total, must, tokenizer.fingerprint, facts)
+    return Counted(vocabulary, number, tokens, rows, bool(aside))
+
+
+def _sizes(vocabulary: int) -> list[int]:
+    return [max(vocabulary // share, 1) for share in SHARES]
+
+
+def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(share, 5) for name, share in shares.items()}
+
+
+def together(one: Counts, other: Counts) -> Counts:
+    """Both counts, source by source; the first has every source."""
+    return {name: c + other[name] if name in other else c for name, c in one.items()}
+
+
+def sum_of(counts: Counts) -> Tensor:
+    """Counts over all sources, int64 [V]."""
+    return torch.stack(list(counts.values())).sum(0)
+
+
+def covered(keep: Tensor, counts: Counts) -> Coverage:
+    """How much of what was counted the tokens `keep` cover."""
+    return Coverage(len(keep), coverage(sum_of(counts), keep), {name: coverage(c, keep) for name, c in counts.items()})
+
+
+def end_tokens(model: str | Path) -> list[int]:
+    """Tokens that end an answer of the model in a folder, as its configurations name them; a tokenizer's file has
+    none to add to its own."""
+    if Path(model).is_file():
+        return []
+    folder = find(model, SMALL_FILES)
+    found = [getattr(read_config(folder).get_text_config(), "eos_token_id", None)]
+    if (folder / "generation_config.json").exists():
+        found.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+    return sorted({i for ids in found for i in (ids if isinstance(ids, list) else [ids]) if i is not None})
+
+
+def train_vocabulary(
+    model: str | Path, files: Sequence[Path], out: Path, keep: int | None = None, questions: Path | None = None
+) -> list[str]:
+    """Count the target's recorded replies and write the vocabulary to `out`: a .safetensors file, or a folder (a
+    drafter's checkpoint), in which it is called vocab.safetensors. What was found, in lines for a reader."""
+    tokenizer = load_tokenizer(model)
+    counted = count_vocabulary(replies_in(files, tokenizer, questions), tokenizer, end_tokens(model), keep)
+    save_vocabulary(place_of(out), counted.vocabulary)
+    return report(counted, place_of(out))
+
+
+def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path | None = None) -> list[str]:
+    """How well a vocabulary covers replies it was not made of, in lines: what it does not cover cannot be accepted."""
+    tokenizer, known = load_tokenizer(model), read_vocabulary(place_of(file))
+    if known.tokenizer and known.tokenizer != tokenizer.fingerprint:
+        raise PacelineError(f"{file} is a vocabulary of another tokenizer than {tokenizer.name}'s")
+    size = vocab_size(tokenizer)
+    one, other, number = count_tokens(replies_in(files, tokenizer, questions), size)
+    counts = together(one, other)
+    maps = {len(known.keep): known.keep}
+    if known.counts is not None:
+        maps |= {k: known.best(k) for k in _sizes(size)}
+    return [
+        f"{number:,} replies; {place_of(file)} keeps {len(known.keep):,} tokens unless told otherwise",
+        *_table([covered(maps[k], counts) for k in sorted(maps)]),
+    ]
+
+
+def replies_in(files: Sequence[Path], tokenizer: Tokenizer, questions: Path | None = None) -> Iterator[Reply]:
+    """The replies of several files, as `read_replies` reads them."""
+    for file in files:
+        yield from read_replies(file, tokenizer, questions)
+
+
+def place_of(out: Path) -> Path:
+    """The file that `--out` means."""
+    return out if out.suffix == ".safetensors" else out / FILE
+
+
+def report(counted: Counted, file: Path) -> list[str]:
+    """What was found, in lines for a reader."""
+    tokens, keep = sum(counted.tokens.values()), len(counted.vocabulary.keep)
+    lines = [f"{counted.replies:,} replies, {tokens:,} tokens; {file} keeps {keep:,} unless told otherwise"]
+    if not counted.aside:
+        lines.append("too few prompts to keep some aside: the coverage is of what was counted, and so too high")
+    lines += _table(counted.coverage)
+    if tokens < ENOUGH * keep:
+        lines.append(f"the map's tail is a matter of chance yet: {ENOUGH} x {keep:,} tokens would settle it")
+    return lines
+
+
+def _table(rows: Sequence[Coverage]) -> list[str]:
+    names = list(rows[0].by_source)
+    widths = [max(len(name), 7) for name in names]
+    head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    return [
+        f"      K      all  {head}",
+        *(
+            f"{row.k:7,}  {row.overall:7.2%}  "
+            + "  ".join(f"{row.by_source[name]:{width}.2%}" for name, width in zip(names, widths, strict=True))
+            for row in rows
+        ),
+    ]

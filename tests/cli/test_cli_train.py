@@ -1,0 +1,158 @@
+"""`paceline train`: the recipes' own commands, and one line for a user's mistake."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from accelerate.state import AcceleratorState
+from tests import models
+from tests.cli.conftest import Command
+from typer.testing import CliRunner
+
+from paceline.draft.vocab import FILE, read_vocabulary
+from paceline.train.__main__ import app, later
+
+STAGES = (
+    "sources", "synth", "tokenizer", "pretrain", "chat", "settle", "distil", "zoo", "held-out", "evaluate", "card",
+)  # fmt: skip
+DRAFTERS = ("draft", "vocab", "sorted", "kangaroo")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make("llama2", tmp_path_factory.mktemp("models") / "mine")
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    file = tmp_path / "answers.jsonl"
+    rows = [{"prompt_tokens": [0, 5], "tokens": [100 + i % 4, 101, 1]} for i in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_every_stage_and_every_drafter_is_listed(command: Command) -> None:
+    shown = command("train", "--help")
+    assert shown.code == 0
+    listed = [line.split()[0] for line in shown.out.splitlines() if line.strip()]
+    assert {*STAGES, *DRAFTERS} <= set(listed)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_help_has_an_example(command: Command, name: str) -> None:
+    shown = command("train", name, "--help")
+    assert shown.code == 0
+    assert f"paceline train {name} models/demo" in " ".join(shown.out.split())
+
+
+def test_listing_does_not_wait_for_torch() -> None:
+    code = "import sys; import paceline.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_vocabulary_is_counted_and_checked(command: Command, target: Path, answers: Path, tmp_path: Path) -> None:
+    made = command("train", "vocab", target, "--text", answers, answers, "--out", tmp_path / "d", "--keep", "9")
+    assert made.code == 0, made.err
+    assert "80 replies, 240 tokens" in made.out
+    assert "100.00%" in made.out
+    known = read_vocabulary(tmp_path / "d" / FILE)
+    assert len(known.keep) == 9
+    assert {1, 100, 101, 102, 103} <= set(known.keep.tolist())
+    judged = command("train", "vocab", target, "--text", answers, "--check", tmp_path / "d")
+    assert "40 replies" in judged.out
+    assert judged.out.split()[-1] == "100.00%"
+
+
+def test_a_vocabulary_is_counted_in_generated_answers(command: Command, target: Path, tmp_path: Path) -> None:
+    out = tmp_path / "v.safetensors"
+    wanted = ("train", "vocab", target, "--generate", "6", "--max-tokens", "4", "--out", out)
+    assert command(*wanted).code == 0
+    known = read_vocabulary(out)
+    assert known.counts is not None
+    written = [json.loads(line)["tokens"] for line in (tmp_path / "v.answers.jsonl").read_text().splitlines()]
+    assert len(written) == 6
+    assert int(known.counts.sum()) == sum(i < len(known.counts) for ids in written for i in ids)
+    before = (tmp_path / "v.answers.jsonl").read_bytes()
+    assert command(*wanted).code == 0
+    assert (tmp_path / "v.answers.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """accelerate keeps one precision for a process, and the recipes' tests use another than the command."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_draft_is_trained_and_drafts(command: Command, target: Path, answers: Path, tmp_path: Path) -> None:
+    rows = answers.read_text().splitlines()
+    different = [json.dumps(json.loads(row) | {"prompt_tokens": [0, i]}) for i, row in enumerate(rows)]
+    answers.write_text("\n".join(different) + "\n")
+    budget = ("--tokens", "512", "--length", "32", "--rows", "4", "--hidden", "64", "--layers", "1", "--no-compiled")
+    places = ("--out", tmp_path / "draft", "--checkpoints", tmp_path / "run")
+    done = command("train", "draft", target, "--data", answers, *places, *budget)
+    assert done.code == 0, done.err
+    assert "same best token" in done.err
+    said = command("generate", target, "the cat", "--raw", "-n", "5", "-d", f"model:{tmp_path / 'draft'}", "--json")
+    assert json.loads(said.out)["new_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("vocab", "TARGET", "--text", "ANSWERS"), "say where to write the vocabulary"),
+        (("vocab", "TARGET", "--out", "OUT"), "there is nothing to count"),
+        (("vocab", "TARGET", "--text", "none.jsonl", "--out", "OUT"), "none.jsonl cannot be read"),
+        (("vocab", "TARGET", "--text", "ANSWERS", "--out", "OUT", "--keep", "999"), "of 999 tokens is asked for"),
+        (("vocab", "TARGET", "--text", "ANSWERS", "--check", "OUT"), "there is no vocabulary file"),
+        (("vocab", "nowhere", "--out", "OUT"), "'nowhere' does not exist"),
+        (("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN", "--tokens", "9"), "nothing to train on"),
+        (
+            ("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN", "--tokens", "9", "--hidden", "100"),
+            "--hidden is 100; heads are 64 wide",
+        ),
+        (("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN"), "budget as tokens or as minutes"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    command: Command, target: Path, answers: Path, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    places = {"TARGET": target, "ANSWERS": answers, "OUT": tmp_path / "out", "RUN": tmp_path / "run"}
+    result = command("train", *(places.get(a, a) for a in arguments))
+    assert result.code == 2
+    assert says in result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_installed_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = command("train", "synth")
+    assert (result.code, result.err) == (2, "error: training needs more packages: pip install 'paceline[train]'\n")
+
+
+def test_a_command_may_lie_in_a_module_that_is_imported_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my_recipe.py").write_text(
+        "import typer\n"
+        "def mine(target: str, steps: int = 3) -> None:\n"
+        '    """Train my drafter."""\n'
+        "    typer.echo(f'{target} for {steps} steps')\n"
+        "    if steps > 9:\n"
+        "        raise typer.Exit(130)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
+    later("mine", "my_recipe:mine", "Train mine.")
+    assert "Train mine." in CliRunner().invoke(app, ["--help"]).output
+    assert "my_recipe" not in sys.modules
+    done = CliRunner().invoke(app, ["mine", "demo", "--steps", "5"])
+    assert (done.exit_code, done.output) == (0, "demo for 5 steps\n")
+    assert "--steps" in CliRunner().invoke(app, ["mine", "--help"]).output
+    assert CliRunner().invoke(app, ["mine", "demo", "--steps", "10"]).exit_code == 130
+    assert CliRunner().invoke(app, ["mine", "demo", "--stps", "5"]).exit_code == 2

@@ -1,0 +1,124 @@
+"""Draft models out of tables, and the drafter `model` on them, for tests that need no weights.
+
+    target = TableTarget(vocab_size=8, order=2, seed=4)
+    engine = Engine(target, drafter(like(target, noise=1.0), stop="svip"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.draft.model import Model, ModelConfig
+from paceline.draft.stop import RULES
+from paceline.row import Row
+from paceline.sampling import RowRandom, SamplingParams
+from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict
+from paceline.tree import DraftTree
+from tests.fakes import Prefix, TableTarget
+
+SPECS: dict[str, dict[str, Any]] = {
+    **{rule: {"stop": rule} for rule in RULES},
+    "short": {"stop": "fixed", "draft": 1},
+    "tree": {"stop": "fixed", "tree": 7, "width": 2},
+    "wide tree": {"stop": "svip", "tree": 12, "width": 4},
+    "adaptive tree": {"stop": "adaptive", "tree": 5, "width": 3},
+}
+"""Options of a drafter with a model: every stop rule, chains and trees."""
+
+
+class DraftTable(TableTarget):
+    """A table as a draft model: a row's nodes are run in several forwards, and committed after other rows' forwards.
+
+    ran  for every forward, how many nodes it ran of each of its rows."""
+
+    def __init__(self, *args: Any, **kw: Any):
+        super().__init__(*args, **kw)
+        self.ran: list[list[int]] = []
+        self._before: dict[int, Segment] = {}
+
+    def verify(
+        self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
+    ) -> Verdict:
+        self._before = dict(self._running)
+        verdict = super().verify(segments, needs, on_layer)
+        self._running = self._before | self._running
+        self.ran.append([len(segment.tokens) - segment.start for segment in segments])
+        return verdict
+
+    def _check(self, segment: Segment) -> None:
+        if segment.start:
+            before = self._before[segment.slot]
+            assert segment.start == len(before.tokens), "what was run is behind the row, no more and no less"
+            assert (segment.tokens[: segment.start] == before.tokens).all()
+            assert (segment.parent[: segment.start] == before.parent).all()
+        assert segment.start < len(segment.tokens), "nothing to run"
+        super()._check(replace(segment, start=0))
+
+
+def like(target: TableTarget, noise: float = 1.0, seed: int = 1, **kw: Any) -> DraftTable:
+    """A draft model whose logits are the target's with some noise; without any it is the target."""
+
+    def logits(prefix: Prefix) -> np.ndarray:
+        random = np.random.default_rng([seed, len(prefix), *prefix])
+        return target.logits_after(prefix).numpy() + noise * random.normal(size=target.vocab_size)
+
+    return DraftTable(target.vocab_size, order=target.order, max_context=target.max_context, logits=logits, **kw)
+
+
+def drafter(model: Target, **options: Any) -> OnModel:
+    """`model` with a draft model that is already there."""
+    return OnModel(model, ModelConfig(checkpoint="given", **options))
+
+
+class OnModel(Model):
+    """Checks, before every round, that the draft model holds the row's tokens and how far."""
+
+    def __init__(self, model: Target, config: ModelConfig):
+        super().__init__(config)
+        self.given = model
+        self.lags: list[int] = []
+
+    def bind(self, target: Target) -> None:
+        super(Model, self).bind(target)
+        self.model = self.given
+        if self.model.vocab_size < target.vocab_size:
+            self.columns = torch.arange(self.model.vocab_size)
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        for row in rows:
+            cached = self.cached(row)
+            assert cached < len(row)
+            self.lags.append(len(row) - 1 - cached)
+            if isinstance(self.model, TableTarget):
+                assert self.model.rows(self._slots[row.id]) == row.tokens[:cached].tolist()
+        trees = super().propose(rows)
+        for row, tree in zip(rows, trees, strict=True):
+            assert tree.max_depth <= row.max_draft
+        return trees
+
+
+class Replaying:
+    """What a drafter proposes behind some tokens as a function without a memory, for enumeration."""
+
+    def __init__(self, made: Model, target: TableTarget, params: SamplingParams):
+        made.bind(target)
+        self.made, self.params = made, replace(params, max_tokens=4)  # drafts of 3 tokens
+
+    def __call__(self, tokens: Sequence[int], random: RowRandom) -> DraftTree:
+        row = Row(0, tokens, self.params, max_context=1 << 20)
+        row.random = random
+        self.made.start(row)
+        (tree,) = self.made.propose([row])
+        self.made.drop(row)
+        return tree
+
+
+def positions(signals: Mapping[int, np.ndarray], otherwise: np.ndarray) -> Callable[[Prefix], np.ndarray]:
+    """Logits that depend on the number of tokens before alone."""
+    return lambda prefix: signals.get(len(prefix), otherwise)
+

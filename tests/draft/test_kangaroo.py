@@ -1,0 +1,693 @@
+"""Kangaroo: it writes what the target alone would have written, runs nothing twice, and drafts just as the paper says.
+
+The models are random; in some the late layers are made weak, so that the early ones foresee much of what comes. The
+drafts themselves are predicted from `AdapterModule` over whole texts: no cache, no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedModel
+
+import paceline.draft.kangaroo as kangaroo
+from paceline.accept import Accepted, accept
+from paceline.draft import registry, stop
+from paceline.draft.base import Drafter
+from paceline.draft.checkpoint import TargetFacts, save_drafter
+from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
+from paceline.draft.stepping import Draft
+from paceline.draft.vocab import Vocabulary, save_vocabulary
+from paceline.engine import Completion, Engine
+from paceline.errors import MethodError
+from paceline.fallback import Fallback
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Segment
+from paceline.target.decoder import Decoder, Shape, rotary_tables
+from paceline.target.hf import HFTarget
+from paceline.train.kangaroo import AdapterModule, no_adapter
+from paceline.tree import DraftTree
+from tests import drafters, models, native, plain
+from tests.fakes import TableTarget
+from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
+from tests.test_lossless import generate, texts, up_to
+
+NEW = 16
+
+
+@dataclass
+class World:
+    """A target, adapters for it in folders, prompts, and what transformers writes behind them."""
+
+    model: PreTrainedModel
+    target: Decoder
+    exit: int
+    folder: Path
+    prompts: list[list[int]]
+    answers: dict[tuple[int, ...], list[int]]
+
+    def drafter(self, weights: str = "trained", **options: object) -> Kangaroo:
+        return Kangaroo(KangarooConfig(checkpoint=str(self.folder / weights), **options))  # type: ignore[arg-type]
+
+    def answer(self, drafter: Drafter, batch: int = 8, new: int = NEW, chunk: int = 512) -> list[Completion]:
+        engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
+        return engine.generate(self.prompts, SamplingParams(max_tokens=new))
+
+    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
+        """Answers, which must be the target's own."""
+        out = self.answer(drafter, batch, NEW, chunk)
+        assert texts(self.prompts, out) == list(self.answers.values())
+        return out
+
+
+def adapters(model: PreTrainedModel, seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+    """Random weights, zeros, and weights as good as trained ones: where late layers are weak, the early state is
+    nearly the last one."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = adapter_shapes(Shape.of(model.config))
+    random = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    trained = no_adapter(model)
+    trained |= {name: random[name] for name in ("q_proj.weight", "k_proj.weight", "v_proj.weight")}
+    trained["o_proj.weight"] = random["o_proj.weight"] * 0.2
+    return {"random": random, "zero": {name: torch.zeros(s) for name, s in shapes.items()}, "trained": trained}
+
+
+def weak(model: PreTrainedModel, exit: int, share: float) -> PreTrainedModel:
+    """`model` with layers from `exit` on that add only a share of what they would."""
+    with torch.no_grad():
+        model.lm_head.weight *= 4  # surer of itself, so that confidences differ
+        for layer in model.model.layers[exit:]:
+            layer.self_attn.o_proj.weight *= share
+            layer.mlp.down_proj.weight *= share
+    return model
+
+
+def save(folder: Path, target: Decoder, exit: int, tensors: dict[str, torch.Tensor]) -> None:
+    save_drafter(folder, "kangaroo", config={"exit_layer": exit}, tensors=tensors, target=TargetFacts.of(target))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
+    """Worlds by family, exit layer and strength of the late layers; made once."""
+
+    @cache
+    def make(family: str = "llama2", exit: int = 2, share: float = 0.3) -> World:
+        model = weak(models.model(family, num_hidden_layers=4, tie_word_embeddings=False), exit, share)
+        model.generation_config.eos_token_id = None
+        rng = np.random.default_rng(1)
+        prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 34, 1, 60, 8)]
+        free = [generate(model, prompt, NEW, ()) for prompt in prompts]
+        late = [token for prompt, text in zip(prompts, free, strict=True) for token in text[len(prompt) + 5 :]]
+        eos = int(np.bincount(late).argmax())
+        answers = {tuple(p): up_to(text, eos, len(p)) for p, text in zip(prompts, free, strict=True)}
+        assert len({len(text) - len(prompt) for prompt, text in answers.items()}) > 1
+        target = native.of(model, eos=(eos,))
+        folder = tmp_path_factory.mktemp("adapters")
+        for name, tensors in adapters(model).items():
+            save(folder / name, target, exit, tensors)
+        save(folder / "perfect", target, exit, no_adapter(model))
+        return World(model, target, exit, folder, prompts, answers)
+
+    return make
+
+
+# The trained module -------------------------------------------------------------------------------------------------
+
+
+def shape(**changes: int) -> Shape:
+    return Shape.of(LlamaConfig(**changes))
+
+
+def parameters(of: Shape) -> int:
+    return sum(int(np.prod(one)) for one in adapter_shapes(of).values())
+
+
+def test_the_adapter_has_as_many_parameters_as_the_paper_says() -> None:
+    assert parameters(shape(hidden_size=4096, num_attention_heads=32)) == 67_117_056
+    assert parameters(shape(hidden_size=5120, num_attention_heads=40)) == 104_867_840
+    assert parameters(shape(hidden_size=128, num_attention_heads=4)) == 65_792
+    grouped = shape(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    assert parameters(grouped) == 2 * 64 * 64 + 2 * 64 * 32 + 2 * 64
+
+
+def reference(world: World, weights: str) -> AdapterModule:
+    module = AdapterModule(world.target.shape)
+    module.load_state_dict(adapters(world.model)[weights])
+    return module
+
+
+@torch.no_grad()
+def drafted_logits(world: World, weights: str, text: Sequence[int]) -> torch.Tensor:
+    """What the draft says behind every token of `text`, [len(text), V], by transformers and the trained module."""
+    early = world.model.model(torch.tensor([text]), output_hidden_states=True).hidden_states[world.exit]
+    cos, sin = rotary_tables(world.model.config, world.target.shape)
+    y = reference(world, weights)(early, cos[: len(text)], sin[: len(text)])
+    return world.model.lm_head(y)[0]
+
+
+def test_without_an_output_projection_the_adapter_is_its_norm(world: Callable[..., World]) -> None:
+    here = world()
+    weights = adapters(here.model)["random"]
+    weights["o_proj.weight"].zero_()
+    adapter = kangaroo.Adapter(weights, here.target)
+    states = torch.randn(5, here.target.hidden_size)
+    slot = adapter.cache.add_row(5)
+    y = adapter(states, [Segment(slot, np.arange(5), np.arange(-1, 4), num_logits=5)])
+    norm = torch.nn.functional.rms_norm(states, (64,), weights["output_norm.weight"], here.target.shape.eps)
+    torch.testing.assert_close(y, norm)
+
+
+# Losslessness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", [1, 2, 7])
+@pytest.mark.parametrize("threshold", [0.0, 0.15, 0.5, 1.0])
+def test_greedy_text_is_the_targets_whatever_the_lengths(
+    world: Callable[..., World], draft: int, threshold: float
+) -> None:
+    out = world().check(world().drafter(draft=draft, threshold=threshold), batch={1: 3, 2: 1}.get(draft, 8))
+    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
+@pytest.mark.parametrize("family", ["llama1", "llama3", "qwen2", "qwen3", "mistral-window"])
+def test_greedy_text_is_the_targets_in_every_family(world: Callable[..., World], family: str) -> None:
+    here = world(family)
+    out = here.check(here.drafter(threshold=0.3), chunk=24)
+    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
+@pytest.mark.parametrize("weights", ["random", "zero"])
+def test_greedy_text_is_the_targets_whatever_the_adapter_says(world: Callable[..., World], weights: str) -> None:
+    here = world()
+    here.check(here.drafter(weights, threshold=0.0))
+
+
+@pytest.mark.parametrize("exit", [0, 1, 3])
+@pytest.mark.parametrize("tree", [0, 9])
+def test_any_exit_layer_will_do(world: Callable[..., World], exit: int, tree: int) -> None:
+    here = world(exit=exit)
+    here.check(here.drafter("random", threshold=0.1, tree=tree, width=3))
+
+
+@pytest.mark.parametrize("rule", stop.names())
+@pytest.mark.parametrize("tree", [0, 7])
+def test_every_stop_rule_chain_and_tree(world: Callable[..., World], rule: str, tree: int) -> None:
+    here = world()
+    out = here.check(here.drafter(stop=rule, tree=tree, width=3))
+    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
+@pytest.mark.parametrize("tree", [1, 2, 20])
+def test_trees_of_any_size(world: Callable[..., World], tree: int) -> None:
+    here = world()
+    here.check(here.drafter(tree=tree, width=3, threshold=0.2), batch=1 if tree == 2 else 3)
+
+
+def test_a_tree_of_width_one_is_the_chain(world: Callable[..., World]) -> None:
+    here = world()
+    chain = here.answer(here.drafter(threshold=0.4))
+    tree = here.answer(here.drafter(threshold=0.4, tree=30, width=1))
+    assert [done.stats.accepted for done in tree] == [done.stats.accepted for done in chain]
+
+
+def test_a_wider_tree_accepts_more(world: Callable[..., World]) -> None:
+    here = world(share=0.6)
+    chain, tree = (sum(d.rounds for d in here.check(here.drafter(threshold=0.0, tree=n, width=4))) for n in (0, 40))
+    assert tree < chain
+
+
+SAMPLED = [
+    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW, seed=seed, repetition_penalty=1.1 if seed % 2 else 1.0)
+    for seed in range(6)
+]
+
+
+@pytest.mark.parametrize("tree", [0, 9])
+def test_plain_guesses_give_plain_samples_seed_for_seed(world: Callable[..., World], tree: int) -> None:
+    """What is not drawn from q: the most probable tokens, as a chain or as a tree."""
+    here = world()
+    drafter = here.drafter(sample="best", tree=tree, width=3, threshold=0.2)
+    for batch in (1, 8):
+        out = Engine(here.target, drafter, max_batch=batch).generate(here.prompts[:3], SAMPLED[:3])
+        for prompt, wish, done in zip(here.prompts, SAMPLED, out, strict=False):
+            assert done.tokens == plain.decode(here.model, prompt, wish, eos=here.target.eos_token_ids).tokens
+
+
+def test_drawn_drafts_are_the_rows_own_and_the_seeds(world: Callable[..., World]) -> None:
+    here = world()
+
+    def answer(batch: int) -> list[list[int]]:
+        out = Engine(here.target, here.drafter(threshold=0.2), max_batch=batch).generate(here.prompts, SAMPLED)
+        assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+        return [done.tokens for done in out]
+
+    assert answer(1) == answer(4)
+
+
+def test_drawn_drafts_are_greedy_at_temperatures_near_zero(world: Callable[..., World]) -> None:
+    here = world()
+    cold = SamplingParams(temperature=1e-4, max_tokens=NEW, seed=1)
+    out = Engine(here.target, here.drafter(threshold=0.2)).generate(here.prompts, cold)
+    assert texts(here.prompts, out) == list(here.answers.values())
+
+
+class Idle(drafters.Oracle):
+    """Drafts only in some rounds, and several tokens then."""
+
+    def _draft(self, row: Row) -> DraftTree:
+        return super()._draft(row) if drafters.dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
+
+
+@pytest.mark.parametrize("tree", [0, 9])
+@pytest.mark.parametrize("chunk", [kangaroo.CHUNK, 3])
+def test_rows_that_another_drafter_drafted_meanwhile(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, tree: int, chunk: int
+) -> None:
+    monkeypatch.setattr(kangaroo, "CHUNK", chunk)
+    here = world()
+    for batch in (1, 8):
+        mine = here.drafter(tree=tree, width=3, threshold=0.2)
+        out = here.check(Fallback([Idle(here.answers, error=0.3, branches=1), mine]), batch, chunk=16)
+        sources = {who for done in out for who, _ in done.runs}
+        assert sources == {"", "oracle", "kangaroo"}
+
+
+def test_behind_a_drafter_by_name(world: Callable[..., World]) -> None:
+    here = world()
+    here.check(registry.create(f"sam+kangaroo:{here.folder / 'trained'},threshold=0.3"))
+
+
+# Ends ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 5, 8])
+def test_the_budget_ends_inside_a_draft(world: Callable[..., World], new: int) -> None:
+    here = world(share=0.0)
+    out = here.answer(here.drafter("perfect", threshold=0.0, draft=4), new=new)
+    for prompt, done in zip(here.prompts, out, strict=True):
+        assert done.tokens == here.answers[tuple(prompt)][len(prompt) :][:new]
+    if new == 1:
+        assert {done.stats.draft_tokens for done in out} == {0}
+
+
+def test_the_context_ends_inside_a_draft(world: Callable[..., World]) -> None:
+    here = world(share=0.0)
+    prompt = [*here.prompts[4], *range(5, 5 + 61)]
+    wish = SamplingParams(max_tokens=99, ignore_eos=True)
+    [done] = Engine(here.target, here.drafter("perfect", threshold=0.0)).generate([prompt], wish)
+    [alone] = Engine(here.target).generate([prompt], wish)
+    assert (done.tokens, done.finish_reason) == (alone.tokens, "context")
+    assert len(prompt) + done.new_tokens == models.MAX_CONTEXT
+
+
+def test_a_perfect_draft_is_accepted_whole_and_ends_with_the_end(world: Callable[..., World]) -> None:
+    here = world(share=0.0)
+    out = here.check(here.drafter("perfect", threshold=0.0, draft=3))
+    for done in out:
+        if done.finish_reason == "length":
+            assert done.stats.accepted == [1, 0, 1, 3]  # the prompt's token, three whole drafts, and what is left
+        else:
+            assert done.tokens[-1] in here.target.eos_token_ids
+            assert done.stats.draft_tokens <= done.new_tokens  # nothing is drafted behind an end
+    assert {done.finish_reason for done in out} == {"stop", "length"}
+
+
+# What is run, and what is cached ------------------------------------------------------------------------------------
+
+
+class Counting(Kangaroo):
+    """Counts nodes and calls, and looks at the caches at the top of every round."""
+
+    def bind(self, target: Decoder) -> None:  # type: ignore[override]
+        super().bind(target)
+        self.nodes = [0] * target.num_layers
+        self.calls = [0] * target.num_layers
+        self.adapted = 0
+        self.lags: list[tuple[bool, int]] = []
+        self.whole: dict[int, bool] = {}
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        self.adapted += 1
+        return super().run(drafts, num_logits)
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        for row in rows:
+            done = self.cached(row)
+            assert self.target.length(row.slot) == len(row) - 1 == done + len(self._pending[row.id])
+            if row.id in self.whole:
+                self.lags.append((self.whole[row.id], len(row) - 1 - done))
+        return super().propose(rows)
+
+    def observe(self, rows, trees, verdict, accepted) -> None:  # type: ignore[no-untyped-def]
+        super().observe(rows, trees, verdict, accepted)
+        for row, tree, done in zip(rows, trees, accepted, strict=True):
+            if tree.num_drafted:
+                self.whole[row.id] = len(done.path) == len(tree)
+
+
+@pytest.fixture
+def counted(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> tuple[World, Counting]:
+    """A world whose layers count what they run."""
+    here = world()
+    drafter = Counting(KangarooConfig(checkpoint=str(here.folder / "trained"), threshold=0.3))
+
+    class Block:
+        def __init__(self, layer: int, inner: Callable[..., object]):
+            self.layer, self.inner = layer, inner
+            self.nbytes = inner.nbytes  # type: ignore[attr-defined]
+
+        def __call__(self, x: torch.Tensor, *rest: object) -> object:
+            drafter.nodes[self.layer] += len(x)
+            drafter.calls[self.layer] += 1
+            return self.inner(x, *rest)
+
+    monkeypatch.setattr(here.target, "blocks", [Block(i, block) for i, block in enumerate(here.target.blocks)])
+    return here, drafter
+
+
+def test_no_layer_runs_twice_on_a_token(counted: tuple[World, Counting]) -> None:
+    here, drafter = counted
+    for prompt in here.prompts:
+        engine = Engine(here.target, drafter)
+        [done] = engine.generate([prompt], SamplingParams(max_tokens=NEW))
+        rounds, drafted = done.rounds - 1, done.stats.draft_tokens
+        assert drafter.nodes == [len(prompt) + rounds + drafted] * 4  # root and draft of every round, in every layer
+        assert drafter.calls == [1 + drafted + rounds] * 2 + [1 + rounds] * 2
+        assert drafter.adapted == drafted  # one token for each call
+        assert sum(n * count for n, count in enumerate(done.stats.accepted)) + done.rounds >= done.new_tokens
+
+
+def test_layers_run_once_a_token_in_a_batch_too(counted: tuple[World, Counting]) -> None:
+    here, drafter = counted
+    out = here.check(drafter)
+    total = sum(len(p) + done.rounds - 1 + done.stats.draft_tokens for p, done in zip(here.prompts, out, strict=True))
+    assert drafter.nodes == [total] * 4
+
+
+def test_the_adapter_lags_by_one_token_only_after_a_whole_draft(counted: tuple[World, Counting]) -> None:
+    here, drafter = counted
+    here.check(drafter)
+    assert set(drafter.lags) == {(True, 1), (False, 0)}
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["alone", "behind another"])
+@pytest.mark.parametrize("options", [{}, {"tree": 9, "width": 3}, {"tree": 3, "draft": 1}])
+def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
+    world: Callable[..., World], options: dict[str, int], behind: bool
+) -> None:
+    here = world(share=0.5)
+    drafter = here.drafter("trained", threshold=0.2, **options)
+    other = Idle(here.answers, error=0.3, branches=1)
+    engine = Engine(here.target, Fallback([other, drafter]) if behind else drafter)
+    rows = [engine.add(prompt, SamplingParams(max_tokens=NEW)) for prompt in here.prompts[:3]]
+    checked = 0
+    while engine.has_work:
+        engine.step()
+        for row in engine.rows:
+            text = row.tokens[:-1].tolist()
+            found = here.target.cache._kv[:, :, row.slot, :, : len(text)]
+            fresh = native.of(here.model)
+            slot = fresh.add_row(len(text))
+            verdict = fresh.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
+            torch.testing.assert_close(found, fresh.cache._kv[:, :, slot, :, : len(text)], atol=1e-4, rtol=1e-4)
+            done = drafter.cached(row)
+            mine = drafter.adapter.cache._kv[:, :, drafter._slots[row.id], :, :done]
+            states = verdict.hidden[here.exit]
+            torch.testing.assert_close(drafter._pending[row.id], states[done:], atol=1e-4, rtol=1e-4)
+            if not done:
+                continue
+            adapter = kangaroo.Adapter(adapters(here.model)["trained"], fresh)
+            slot = adapter.cache.add_row(done)
+            adapter(states[:done], [Segment.chunk(slot, np.array(text[:done]), last=False)])
+            torch.testing.assert_close(mine, adapter.cache._kv[:, :, slot, :, :done], atol=1e-4, rtol=1e-4)
+            checked += 1
+    assert checked >= 6
+    assert sum(sum(row.stats.accepted[1:]) for row in rows) > 5
+
+
+def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World]) -> None:
+    here = world()
+    drafter = here.drafter(threshold=0.3)
+    first, second = here.answer(drafter), here.answer(drafter)
+    assert [done.rounds for done in first] == [done.rounds for done in second]
+    assert not drafter._pending
+    assert not drafter._slots
+    assert not drafter._states
+
+
+# The draft itself ---------------------------------------------------------------------------------------------------
+
+
+def predicted(
+    world: World, weights: str, prompt: Sequence[int], text: Sequence[int], most: int, eta: float
+) -> list[int]:
+    """Tokens of every round behind the prompt's, from the target's whole text alone: a draft depends on the tokens
+    before it and on nothing else."""
+    logits = drafted_logits(world, weights, text)
+    best, sure = logits.argmax(-1).tolist(), logits.softmax(-1).max(-1).values.tolist()
+    at, rounds = len(prompt) + 1, []
+    while at < len(text):
+        right = 0
+        for _ in range(min(most, len(text) - at - 1)):
+            if best[at + right - 1] != text[at + right]:
+                break
+            right += 1
+            if sure[at + right - 2] < eta or right == most:
+                break
+        rounds.append(right + 1)
+        at += right + 1
+    return rounds
+
+
+def lengths(world: World, drafter: Kangaroo, prompt: Sequence[int], new: int) -> list[int]:
+    engine = Engine(world.target, drafter)
+    engine.add(prompt, SamplingParams(max_tokens=new, ignore_eos=True))
+    found = []
+    while engine.has_work:
+        found += [len(delta.tokens) for delta in engine.step()]
+    return found[1:]
+
+
+@pytest.mark.parametrize("most", [1, 2, 6])
+@pytest.mark.parametrize("eta", [0.0, 0.3, 0.6, 1.0])
+def test_every_round_is_as_the_whole_text_predicts(world: Callable[..., World], most: int, eta: float) -> None:
+    here = world(share=0.5)
+    for prompt in here.prompts[:2]:
+        text = generate(here.model, prompt, 30, ())
+        wanted = predicted(here, "trained", prompt, text, most, eta)
+        assert lengths(here, here.drafter(draft=most, threshold=eta), prompt, 30) == wanted
+        assert sum(wanted) == 29
+
+
+def test_rounds_are_monotone_in_threshold_and_length(world: Callable[..., World]) -> None:
+    here = world(share=0.5)
+    rounds = np.array(
+        [
+            [len(lengths(here, here.drafter(draft=most, threshold=eta), here.prompts[0], 40)) for most in (1, 2, 6)]
+            for eta in (0.0, 0.3, 0.7, 1.0)
+        ]
+    )
+    assert (np.diff(rounds, axis=0) >= 0).all()  # more rounds the higher the threshold
+    assert (np.diff(rounds, axis=1) <= 0).all()  # fewer the longer a draft may be
+    assert rounds.min() < rounds.max()
+    assert (rounds[-1] == rounds[-1, 0]).all()  # a threshold of 1 drafts one token
+
+
+def test_extreme_thresholds_draft_one_token_or_all(world: Callable[..., World]) -> None:
+    here = world()
+    one = here.answer(here.drafter(threshold=1.0))
+    assert all(len(done.stats.drafted) <= 2 for done in one)
+    wish = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    engine = Engine(here.target, here.drafter("random", threshold=0.0, draft=4))
+    engine.add(here.prompts[0], wish)
+    depths = []
+    while engine.has_work:
+        depths += [(delta.depth, len(delta.row)) for delta in engine.step()]
+    ends = len(here.prompts[0]) + NEW
+    assert all(depth == 4 or length + 4 >= ends for depth, length in depths[1:])
+
+
+# The distribution ---------------------------------------------------------------------------------------------------
+
+FEW = 5
+"""Tokens of the vocabulary whose every outcome is walked."""
+
+
+class Dropping(Kangaroo):
+    """What a stop rule must not do: drop a token because of what was drawn."""
+
+    def _chain(self, draft: Draft) -> DraftTree:
+        last = draft.tokens[-1]
+        if float(draft.probs[-1][last]) < 0.3:
+            draft.tokens.pop()
+            draft.parent.pop()
+            draft.probs.pop()
+        return super()._chain(draft)
+
+
+def law(target: Decoder, drafter: Kangaroo, prompt: list[int], new: int) -> dict[tuple[int, ...], float]:
+    """Probability of every answer of `new` tokens, by walking every branch of every round there can be."""
+    params = SamplingParams(temperature=1.3, top_k=4, max_tokens=new)
+    drafter.bind(target)
+    finished: dict[tuple[int, ...], float] = {}
+    begun: dict[tuple[int, ...], float] = {(): 1.0}
+    while begun:
+        answer = min(begun, key=len)
+        so_far = begun.pop(answer)
+        text = [*prompt, *answer]
+        row = Row(0, prompt, params, max_context=target.max_context)
+        row.extend(answer)
+        row.slot = target.add_row(row.expected_length)
+        drafter.start(row)
+        verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], drafter.needs)
+        path = list(range(len(text) - 1))
+        target.commit(row.slot, path)
+        drafter.observe([row], [DraftTree.root(text[-2])], verdict, [Accepted(path, [])])
+
+        def one(branches: Branches, row: Row = row) -> tuple[int, ...]:
+            row.random = BranchingRandom(branches)
+            [tree] = drafter.propose([row])
+            said = target.verify([Segment.tree(row.slot, tree)], drafter.needs)
+            [done] = accept([row], [tree], [said.of(0)])
+            return tuple(done.tokens)
+
+        for tokens, probability in outcomes(one).items():
+            longer = (*answer, *tokens)
+            to = finished if len(longer) == new else begun
+            to[longer] = to.get(longer, 0.0) + so_far * probability
+        target.drop_row(row.slot)
+        drafter.drop(row)
+    return finished
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Path]:
+    """A target of few tokens, on which half the drafts are wrong."""
+    model = models.model("llama1", num_hidden_layers=2, vocab_size=FEW, seed=3, **native.TINY)
+    target = native.of(weak(model, 1, 0.7), eos=())
+    folder = tmp_path_factory.mktemp("few") / "adapter"
+    save(folder, target, 1, adapters(model)["trained"])
+    return target, folder
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_sampled_text_has_the_targets_distribution(few: tuple[Decoder, Path], eta: float) -> None:
+    """Exactly: no chance is left. The rule that drops tokens for what they are is found out."""
+    target, folder = few
+    prompt, new = [1, 3, 2], 3
+    config = KangarooConfig(checkpoint=str(folder), threshold=eta)
+    expected = plainly(target, prompt, new)
+    assert largest_difference(law(target, Kangaroo(config), prompt, new), expected) < 1e-5
+    assert largest_difference(law(target, Dropping(config), prompt, new), expected) > 5e-3
+
+
+def plainly(target: Decoder, prompt: list[int], new: int) -> dict[tuple[int, ...], float]:
+    """The same law of plain decoding."""
+    from paceline.sampling import probabilities
+
+    params = SamplingParams(temperature=1.3, top_k=4)
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(new):
+        longer = {}
+        for answer, before in found.items():
+            slot = target.add_row(len(prompt) + new)
+            logits = target.verify([Segment.chunk(slot, np.array([*prompt, *answer]), last=True)]).logits
+            target.drop_row(slot)
+            after = probabilities(logits, params, [])[0].tolist()
+            longer |= {(*answer, token): before * p for token, p in enumerate(after) if p > 0}
+        found = longer
+    return found
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+def refusal(target: object, path: Path, **options: object) -> str:
+    with pytest.raises(MethodError) as caught:
+        Kangaroo(KangarooConfig(checkpoint=str(path), **options)).bind(target)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(world: Callable[..., World], tmp_path: Path) -> None:
+    here = world()
+    good = adapters(here.model)["trained"]
+    assert "needs a model of a family that the native decoder runs" in refusal(TableTarget(), here.folder / "trained")
+    other = HFTarget(models.model("gpt2"), name="gpt2")
+    assert "gpt2 runs in transformers" in refusal(other, here.folder / "trained")
+    assert "there is no folder" in refusal(here.target, tmp_path / "nothing")
+    other = native.of(models.model("llama2", seed=9, num_hidden_layers=4))
+    assert "same shape, other weights" in refusal(other, here.folder / "trained")
+    for layer in (4, -1, None, "2"):
+        save(tmp_path / "exit", here.target, layer, good)  # type: ignore[arg-type]
+        assert "an exit layer is 0 to 3" in refusal(here.target, tmp_path / "exit")
+    save(tmp_path / "less", here.target, 2, {k: v for k, v in good.items() if k != "o_proj.weight"})
+    assert "its o_proj.weight is missing where [64, 64] is wanted" in refusal(here.target, tmp_path / "less")
+    save(tmp_path / "narrow", here.target, 2, good | {"q_proj.weight": torch.zeros(64, 32)})
+    assert "its q_proj.weight is [64, 32] where [64, 64]" in refusal(here.target, tmp_path / "narrow")
+    assert "at least 1 token" in refusal(here.target, here.folder / "trained", draft=0)
+    assert "threshold is 1.5" in refusal(here.target, here.folder / "trained", threshold=1.5)
+    with pytest.raises(MethodError, match="needs a checkpoint: write kangaroo:PATH"):
+        registry.create("kangaroo")
+
+
+def test_a_trimmed_vocabulary_drafts_what_it_keeps(world: Callable[..., World], tmp_path: Path) -> None:
+    here = world()
+    said = np.concatenate([text[len(prompt) :] for prompt, text in here.answers.items()])
+    keep = torch.from_numpy(np.unique(said)[::2].astype(np.int64))
+    save_vocabulary(tmp_path / "half.safetensors", Vocabulary(keep))
+    drafter = here.drafter(threshold=0.2, vocab=str(tmp_path / "half.safetensors"))
+    out = here.check(drafter)
+    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+    whole = here.drafter()
+    whole.bind(here.target)
+    assert whole.weight_bytes - drafter.weight_bytes == (models.VOCAB_SIZE - len(keep)) * 64 * 4
+    engine = Engine(here.target, drafter)
+    for prompt in here.prompts:
+        engine.add(prompt, SamplingParams(max_tokens=NEW, temperature=1.0, seed=1))
+    drafted = set()
+    while engine.has_work:
+        rows = [row for row in engine.rows if len(row.pending) == 1]
+        if rows:
+            trees = drafter.propose(rows)
+            drafted |= {token for tree in trees for token in tree.tokens[1:].tolist()}
+            assert all(float(tree.draft_probs[0, keep].sum()) == pytest.approx(1) for tree in trees if len(tree) > 1)
+        engine.step()
+    assert drafted
+    assert drafted <= set(keep.tolist())
+
+
+def test_reports_know_its_weights(world: Callable[..., World]) -> None:
+    """A draft step reads the adapter, the first layers and the head: the rest of the target it does not."""
+    here = world()
+    drafter = here.drafter()
+    drafter.bind(here.target)
+    state = here.model.state_dict()
+    early = sum(w.nbytes for name, w in state.items() if name.startswith(("model.layers.0.", "model.layers.1.")))
+    adapter = sum(w.nbytes for w in adapters(here.model)["trained"].values())
+    assert drafter.weight_bytes == pytest.approx(early + adapter + state["lm_head.weight"].nbytes, rel=1e-3)
+    assert json.loads((here.folder / "trained" / "config.json").read_text())["exit_layer"] == 2
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="the fused kernels are for bfloat16 units")
+def test_bfloat16_drafts_nearly_as_float32_does(world: Callable[..., World]) -> None:
+    here = world()
+    narrow = native.of(here.model, torch.bfloat16, eos=here.target.eos_token_ids)
+    text = np.array(here.prompts[2])
+    found = []
+    for target in (here.target, narrow):
+        adapter = kangaroo.Adapter(adapters(here.model)["trained"], target)
+        slots = target.add_row(40), adapter.cache.add_row(40)
+        early = target.run_layers([Segment.chunk(slots[0], text, last=False)], 2)
+        y = adapter(early, [Segment(slots[1], text, np.arange(-1, len(text) - 1), num_logits=len(text))])
+        found.append(target.logits(y, normalise=False).float().softmax(-1))
+        target.drop_row(slots[0])
+    assert float((found[0] - found[1]).abs().sum(-1).mean()) < 0.1

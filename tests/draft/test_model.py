@@ -1,0 +1,308 @@
+"""`model:PATH`: any causal model with the target's tokenizer drafts, whatever runs it and however short its context."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Needs, Segment
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.load import load, load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+from tests import drafters, models, native
+from tests.draft.drafting import SPECS, DraftTable, drafter, like
+from tests.draft.test_lossless import PROMPTS, plain
+from tests.fakes import TableTarget
+
+NEW = 16
+GREEDY = SamplingParams(max_tokens=NEW)
+TEXTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat"]
+RULES = ["fixed", "svip", "heuristic", "adaptive", "fixed,tree=9,width=3"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target, a draft model that is nearly the same, and one of an architecture that only transformers runs."""
+    at = tmp_path_factory.mktemp("models")
+    made = {
+        "target": models.make("qwen3", at / "target", **native.TINY),
+        "foreign": models.make("gpt2", at / "foreign", n_embd=16, n_layer=2, n_head=2),
+        "short": models.make("llama2", at / "short", max_position_embeddings=24, **native.TINY),
+        "narrow": models.make("llama2", at / "narrow", vocab_size=288, **native.TINY),
+        "wide": models.make("llama2", at / "wide", vocab_size=384, **native.TINY),
+    }
+    close = models.model("qwen3", **native.TINY)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for weight in close.parameters():
+            weight += 0.03 * torch.randn(weight.shape, generator=generator)
+    made["close"] = at / "close"
+    close.save_pretrained(made["close"])
+    models.tokenizer().save_pretrained(made["close"])
+    return made
+
+
+def written(target: Path | str, draft: str, params: SamplingParams | Sequence[SamplingParams] = GREEDY, **options: int):
+    return Engine(str(target), draft, dtype="float32", device="cpu", **options).generate(TEXTS, params)
+
+
+# Lossless ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("target", "draft"), [("target", "close"), ("target", "foreign"), ("foreign", "close")])
+def test_any_pair_writes_what_the_target_alone_writes(folders, target, draft, rule):
+    """A draft model in transformers behind a native target, and the other way round."""
+    expected = [done.tokens for done in written(folders[target], "none")]
+    for batch in (1, 8):
+        out = written(folders[target], f"model:{folders[draft]},stop={rule}", max_batch=batch)
+        assert [done.tokens for done in out] == expected
+        assert sum(done.stats.draft_tokens for done in out) > 0
+
+
+def test_the_pairs_are_run_by_what_the_test_says(folders):
+    engine = Engine(str(folders["target"]), f"model:{folders['foreign']}", dtype="float32")
+    assert isinstance(engine.target, Decoder)
+    assert isinstance(engine.drafter, Model)
+    assert isinstance(engine.drafter.model, HFTarget)
+    assert engine.drafter.model.dtype == engine.target.dtype
+    assert engine.drafter.weight_bytes == engine.drafter.model.weight_bytes > 0
+
+
+@pytest.mark.parametrize("rule", ["fixed", "svip", "fixed,tree=9,width=3"])
+def test_samples_with_guessed_drafts_are_plain_ones_seed_for_seed(folders, rule):
+    params = [SamplingParams(max_tokens=NEW, temperature=0.8, top_p=0.95, seed=i) for i in range(len(TEXTS))]
+    expected = [done.tokens for done in written(folders["target"], "none", params)]
+    out = written(folders["target"], f"model:{folders['close']},stop={rule},sample=best", params)
+    assert [done.tokens for done in out] == expected
+
+
+def test_a_close_draft_saves_forwards(folders):
+    plainly = written(folders["target"], "none")
+    for rule in RULES:
+        if rule == "adaptive":
+            continue  # as the clock has it
+        out = written(folders["target"], f"model:{folders['close']},stop={rule}")
+        assert sum(done.rounds for done in out) < 0.85 * sum(done.rounds for done in plainly)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_target_drafts_for_itself(folders, temperature):
+    params = SamplingParams(max_tokens=21, temperature=temperature, seed=2, ignore_eos=True)
+    for done in written(folders["target"], f"model:{folders['target']},stop=fixed,draft=4", params):
+        assert done.rounds == 5
+        assert done.stats.accepted == [1, 0, 0, 0, 4]
+
+
+def test_in_front_of_and_behind_another_drafter(folders):
+    expected = [done.tokens for done in written(folders["target"], "none")]
+    for spec in (f"sam,min_match=1+model:{folders['close']}", f"model:{folders['close']}+sam"):
+        assert [done.tokens for done in written(folders["target"], spec)] == expected
+
+
+# A context and a vocabulary that are not the target's -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_draft_model_with_a_shorter_context(spec):
+    """It drafts as long as it can read the whole text, and no further: the table would refuse."""
+    target = TableTarget(vocab_size=8, order=2, seed=4)
+    table = like(target, 0.5)
+    table.max_context = 20
+    params = SamplingParams(max_tokens=40)
+    made = drafter(table, **SPECS[spec])
+    out = Engine(target, made).generate(PROMPTS, params)
+    assert [(done.tokens, done.finish_reason) for done in out] == plain(target, params)
+    *fitting, too_long = out
+    assert all(done.stats.draft_tokens > 0 for done in fitting)
+    assert too_long.stats.draft_tokens == 0
+
+
+def test_room_is_used_to_the_last_token():
+    """The last drafted token is not run: a text of n tokens can be drafted for by a context of n."""
+    table = DraftTable(6, order=1, max_context=10)
+    made = drafter(table, stop="fixed", draft=5)
+    made.bind(TableTarget(vocab_size=6))
+    for length, drafted in ((5, 5), (6, 5), (7, 4), (9, 2), (10, 1), (11, 0)):
+        row = Row(length, [1] * length, GREEDY, max_context=4096)
+        made.start(row)
+        assert made.propose([row])[0].num_drafted == drafted
+        made.drop(row)
+
+
+def test_a_real_model_with_a_shorter_context(folders):
+    out = written(folders["target"], f"model:{folders['short']},stop=fixed")
+    assert [done.tokens for done in out] == [done.tokens for done in written(folders["target"], "none")]
+
+
+@pytest.mark.parametrize("draft", ["narrow", "wide"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_of_padding_may_differ(folders, draft, temperature):
+    """The target has 320 rows for 288 tokens, the draft models 288 and 384; ids mean the same."""
+    params = SamplingParams(max_tokens=NEW, temperature=temperature, repetition_penalty=1.1, seed=1)
+    spec = f"model:{folders[draft]},stop=fixed,sample=best"
+    out = written(folders["target"], spec, params)
+    assert [done.tokens for done in out] == [done.tokens for done in written(folders["target"], "none", params)]
+    drawn = written(folders["target"], f"model:{folders[draft]},stop=fixed", params)
+    assert sum(done.stats.draft_tokens for done in drawn) > 0
+
+
+def test_a_narrower_draft_hands_over_a_distribution_over_all_tokens():
+    made = drafter(DraftTable(5, order=1), stop="fixed", draft=2)
+    made.bind(TableTarget(vocab_size=8))
+    row = Row(0, [1, 2], SamplingParams(temperature=1.0, seed=0), max_context=4096)
+    made.start(row)
+    (tree,) = made.propose([row])
+    assert tree.draft_probs.shape == (3, 8)
+    assert (tree.draft_probs[:, 5:] == 0).all()
+    torch.testing.assert_close(tree.draft_probs[:2].sum(-1), torch.ones(2, dtype=torch.float64))
+    strange = Row(1, [1, 7], GREEDY, max_context=4096)
+    made.start(strange)
+    assert made.propose([strange])[0].num_drafted == 0, "a token that the draft model has no row for"
+
+
+def test_a_long_prompt_is_run_in_chunks():
+    table = DraftTable(6, order=1, max_context=5000)
+    made = drafter(table, stop="fixed", draft=2)
+    made.bind(TableTarget(vocab_size=6, max_context=5000))
+    row = Row(0, np.arange(2 * CHUNK + 7) % 6, GREEDY, max_context=5000)
+    made.start(row)
+    made.propose([row])
+    assert table.ran == [[CHUNK], [CHUNK], [7], [1]]
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+def refused(target: Path, spec: str) -> str:
+    with pytest.raises(PacelineError) as error:
+        Engine(str(target), spec, dtype="float32", device="cpu")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_folder_that_is_not_there(folders):
+    says = refused(folders["target"], f"model:{folders['target'].parent / 'clos'}")
+    assert "there is no folder" in says
+    assert "Did you mean 'close'?" in says
+
+
+def test_a_folder_without_weights(folders, tmp_path):
+    models.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError):
+        Engine(str(folders["target"]), f"model:{tmp_path}", dtype="float32")
+
+
+def test_no_checkpoint():
+    with pytest.raises(MethodError, match="model needs a checkpoint: write model:PATH"):
+        create("model")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("stop=entropy", "stop is 'entropy'; it must be fixed or confidence or svip or heuristic or adaptive."),
+        ("draft=0", "draft is 0; a drafter drafts at least 1 token"),
+        ("threshold=11", "threshold is 11; for this stop rule it is between 0 and 10"),
+        ("stop=confidence,threshold=2", "threshold is 2; for this stop rule it is between 0 and 1"),
+        ("stop=fixed,threshold=0.5", "the stop rule fixed has no threshold"),
+        ("tree=-1", "tree is -1 and width 10"),
+    ],
+)
+def test_options_out_of_range(options, says):
+    with pytest.raises(MethodError) as error:
+        create(f"model:x,{options}")
+    assert says in str(error.value)
+
+
+def test_another_tokenizer_is_refused_with_what_differs(folders, tmp_path):
+    folder = models.make("llama2", tmp_path / "other", vocab_size=320, **native.TINY)
+    models.tokenizer(280).save_pretrained(folder)
+    says = refused(folders["target"], f"model:{folder}")
+    assert "has another tokenizer than the target: 0 of its 280 tokens the target does not have" in says
+    assert "8 of the target's 288 it does not have, 0 have another id" in says
+
+
+def test_the_same_tokens_with_other_ids_are_another_tokenizer(folders, tmp_path):
+    file = folders["target"] / "tokenizer.json"
+    spelled = json.loads(file.read_text())
+    vocab = spelled["model"]["vocab"]
+    one, other = sorted(vocab, key=vocab.get)[-2:]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+    moved = tmp_path / "moved"
+    models.tokenizer().save_pretrained(moved)
+    (moved / "tokenizer.json").write_text(json.dumps(spelled))
+    with pytest.raises(MethodError, match="2 have another id"):
+        check_tokenizer("moved", load_tokenizer(moved), load_tokenizer(folders["target"]))
+
+
+def test_tokenizers_with_the_same_ids_are_the_same(folders):
+    check_tokenizer("x", Tokenizer(models.tokenizer()), load_tokenizer(folders["target"]))
+
+
+def test_without_tokenizers_the_vocabularies_must_be_as_large(folders):
+    target = TableTarget(vocab_size=8)
+    with pytest.raises(MethodError, match="knows 320 tokens and the target 8: a draft model needs the target's"):
+        Model(ModelConfig(checkpoint=str(folders["close"]))).bind(_in_float32(target))
+
+
+def _in_float32(target: TableTarget) -> TableTarget:
+    target.dtype = torch.float32
+    return target
+
+
+# Going on within a row, in transformers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama2", "gpt-neox"])
+def test_a_transformers_model_goes_on_from_nodes_it_has_run(family):
+    """A tree run in three parts, beside a row that is run at once, gives the logits of the whole tree; and what is
+    committed of it is as if it had been run at once."""
+    model = HFTarget(models.model(family))
+    rng = np.random.default_rng(0)
+    text, tokens = rng.integers(4, models.VOCAB_SIZE, 9), rng.integers(4, models.VOCAB_SIZE, 8)
+    parent = np.array([-1, 0, 0, 1, 2, 2, 4, 5])
+    slots = [model.add_row(32) for _ in range(3)]
+    for slot in slots:
+        model.verify([Segment.chunk(slot, text, last=False)])
+        model.commit(slot, range(len(text)))
+    whole = model.verify([Segment(slots[0], tokens, parent, num_logits=8)]).logits
+    parts = []
+    for start, end in ((0, 3), (3, 6), (6, 8)):
+        beside = Segment(slots[2], tokens[:4], np.arange(-1, 3), num_logits=1)
+        part = Segment(slots[1], tokens[:end], parent[:end], start=start, num_logits=end - start)
+        parts.append(model.verify([beside, part] if start == 3 else [part]).of(int(start == 3)))
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-4, rtol=1e-4)
+    path = [0, 2, 5, 7]
+    after = []
+    for slot in slots[:2]:
+        model.commit(slot, path)
+        after.append(model.verify([Segment.chunk(slot, tokens[:1], last=True)]).logits)
+    torch.testing.assert_close(after[0], after[1], atol=1e-4, rtol=1e-4)
+
+
+# A trained model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["stop=svip", "stop=adaptive", "stop=fixed,tree=12,width=4"])
+def test_a_trained_model_as_its_own_draft(stories, options):
+    """Its own weights and its own tokenizer, between prompts that other drafters make ragged."""
+    target, tokenizer = load(stories, dtype="float32", device="cpu"), load_tokenizer(stories)
+    prompts = [tokenizer.encode(text) for text in ("Once upon a time", "The cat sat on the mat. The cat", "Tom")]
+    params = SamplingParams(max_tokens=24)
+    expected = [done.tokens for done in Engine(target, "none", tokenizer=tokenizer).generate(prompts, params)]
+    out = Engine(target, f"model:{stories},{options}", tokenizer=tokenizer, max_batch=2).generate(prompts, params)
+    assert [done.tokens for done in out] == expected
+    assert sum(done.rounds for done in out) < sum(map(len, expected))
+    watched = drafters.Listening(create(f"model:{stories},{options}"), Needs(top_k=2))
+    assert [done.tokens for done in Engine(target, watched, tokenizer=tokenizer).generate(prompts, params)] == expected

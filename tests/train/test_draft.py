@@ -1,0 +1,113 @@
+"""A draft model for any target: it learns from the target's own answers, is measured, and drafts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.engine import Engine
+from paceline.errors import ModelError
+from paceline.sampling import SamplingParams
+from paceline.target.load import load, load_tokenizer
+from paceline.train.draft import DraftConfig, open_teacher, train_draft
+from paceline.train.generated import generated_rows
+from paceline.train.lm import ModelConfig
+from paceline.train.loop import LoopConfig
+from paceline.train.sources import parse_sources
+from tests import models
+
+SHAPE = ModelConfig(hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose next token hangs mostly on the last one, so that a small draft can learn it."""
+    folder = models.make("llama2", tmp_path_factory.mktemp("models") / "mine")
+    weights = load_file(folder / "model.safetensors")
+    small = {k: w * 0.01 if "o_proj" in k or "down_proj" in k else w for k, w in weights.items()}
+    save_file(small, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answers")
+    asked = folder / "asked.jsonl"
+    asked.write_text("".join(json.dumps({"prompt": f"the cat {i} and the dog {i * 7}"}) + "\n" for i in range(40)))
+    prompts = parse_sources([f"asked={asked}"])
+    return generated_rows(target, prompts=prompts, count=120, max_tokens=20, temperature=1.0, out=folder / "own.jsonl")
+
+
+def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_path: Path) -> None:
+    def trained(name: str, tokens: int) -> float:
+        loop = LoopConfig(tokens=tokens, mixed_precision="no", peak_lr=1e-2, warmup_steps=2)
+        config = DraftConfig(SHAPE, length=64, rows=8, held_out=0.1)
+        assert train_draft(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop, config, compiled=False)
+        told = json.loads((tmp_path / name / "config.json").read_text())
+        assert [a["source"] for a in told["acceptance"]] == ["asked", "all"]
+        overlap: float = told["acceptance"][-1]["overlap"]
+        return overlap
+
+    assert trained("long", 64 * 8 * 60) > trained("short", 64 * 8) + 0.1
+    config = json.loads((tmp_path / "long" / "config.json").read_text())
+    assert config["target"]["name"] == "mine"
+    assert config["target"]["tokenizer_fingerprint"] == load_tokenizer(target).fingerprint
+    assert config["target"]["weights_fingerprint"] == load(target).weights_fingerprint
+    assert config["data"] == ["own.jsonl"]
+    assert config["recipe"]["loop"]["tokens"] == 64 * 8 * 60
+    assert load(tmp_path / "long").vocab_size == models.VOCAB_SIZE
+    params = SamplingParams(max_tokens=30)
+    prompts = ["the cat 3", "a dog"]
+    drafted = Engine(str(target), f"model:{tmp_path / 'long'}", dtype="float32").generate(prompts, params)
+    plain = Engine(str(target), "none", dtype="float32").generate(prompts, params)
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+    assert sum(sum(one.stats.accepted[1:]) for one in drafted) > 0
+
+
+def test_the_same_recipe_gives_the_same_draft(target: Path, answers: Path, tmp_path: Path) -> None:
+    loop = LoopConfig(tokens=64 * 8 * 4, mixed_precision="no", seed=3)
+    config = DraftConfig(SHAPE, length=64, rows=8)
+    for name in ("one", "two"):
+        assert train_draft(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop, config, compiled=False)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_model_built_otherwise_is_refused(tmp_path: Path) -> None:
+    folder = models.make("gpt2", tmp_path / "foreign")
+    with pytest.raises(ModelError, match="a gpt2 keeps its layers in another place"):
+        open_teacher(folder)
+
+
+def launched(target: Path, answers: Path, out: Path, processes: int, rows: int = 8) -> subprocess.CompletedProcess[str]:
+    """`paceline train draft` under accelerate's launcher, as docs/training-drafters.md has it, without a GPU."""
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}", "--num_machines=1"]
+    launcher += ["--mixed_precision=no", "--dynamo_backend=no"] if processes > 1 else []
+    shape = ["--hidden=64", "--layers=1", "--length=64", f"--rows={rows}", "--no-compiled", "--tokens=20480"]
+    places = ["--data", str(answers), "--out", str(out), "--checkpoints", f"{out}-run"]
+    recipe = ["-m", "paceline.train", "draft", str(target), *places, *shape]
+    command = [sys.executable, *(launcher if processes > 1 else []), *recipe]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_accelerates_launcher_starts_two_processes(target: Path, answers: Path, tmp_path: Path) -> None:
+    def losses(name: str) -> list[float]:
+        rows = map(json.loads, (tmp_path / f"{name}-run" / "log.jsonl").read_text().splitlines())
+        return [row["loss"] for row in rows if "loss" in row]
+
+    for name, processes in (("one", 1), ("two", 2)):
+        done = launched(target, answers, tmp_path / name, processes)
+        assert done.returncode == 0, done.stderr
+    assert len(losses("one")) == 2
+    assert losses("one") == pytest.approx(losses("two"), rel=2e-2)
+    assert (tmp_path / "two" / "model.safetensors").exists()
+    uneven = launched(target, answers, tmp_path / "uneven", 2, rows=7)
+    assert "a batch of 7 rows cannot be shared by 2 processes" in uneven.stderr

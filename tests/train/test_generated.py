@@ -1,0 +1,281 @@
+"""A target's own answers: made by the engine and gone on with, read from records, turned into rows to train on."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+from paceline.target.load import load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+from paceline.train.generated import (
+    Reply,
+    acceptance,
+    generated_rows,
+    openings,
+    read_replies,
+    rows_of,
+    split_rows,
+    told,
+)
+from paceline.train.loss import IGNORE
+from paceline.train.sources import Source, SourceError, parse_sources
+from tests import models
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make("llama2", tmp_path_factory.mktemp("models") / "mine")
+
+
+@pytest.fixture
+def tokenizer(target: Path) -> Tokenizer:
+    return load_tokenizer(target)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Source]:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(json.dumps({"prompt": f"the cat {i}"}) + "\n" for i in range(6)))
+    talk = tmp_path / "talk.jsonl"
+    turns = [{"role": "user", "text": "hello"}, {"role": "assistant", "text": "there"}, {"role": "user", "text": "dog"}]
+    talk.write_text(json.dumps({"turns": [*turns, {"role": "assistant", "text": "sat"}]}) + "\n")
+    return parse_sources([f"asked={asked}", f"talk={talk}"])
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_answers_are_the_targets_own(target: Path, sources: list[Source], tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    out = generated_rows(
+        target,
+        prompts=sources,
+        count=10,
+        max_tokens=6,
+        out=tmp_path / "new" / "own.jsonl",
+        progress=lambda *at: seen.append(at),
+    )
+    rows = lines(out)
+    assert sorted(row["id"] for row in rows) == sorted(f"answer {n}" for n in range(10))
+    assert {row["source"] for row in rows} == {"asked", "talk"}
+    assert seen == [(n, 10) for n in range(1, 11)]
+    engine = Engine(str(target), "none")
+    for row in rows:
+        n = int(row["id"].split()[1])
+        params = SamplingParams(max_tokens=6, temperature=n % 2, seed=n)
+        [done] = engine.generate([row["prompt_tokens"]], params)
+        assert done.tokens == row["tokens"]
+
+
+def test_an_interrupted_call_goes_on(target: Path, sources: list[Source], tmp_path: Path) -> None:
+    def make(out: Path, count: int) -> list[dict]:
+        generated_rows(target, prompts=sources, count=count, max_tokens=5, seed=3, out=out)
+        return sorted(lines(out), key=lambda row: int(row["id"].split()[1]))
+
+    whole = make(tmp_path / "whole.jsonl", 9)
+    out = tmp_path / "part.jsonl"
+    make(out, 4)
+    broken = out.read_bytes()
+    out.write_bytes(broken[: len(broken) - 5])  # a kill in the middle of a line
+    assert make(out, 9) == whole
+    before = out.read_bytes()
+    assert make(out, 9) == whole
+    assert out.read_bytes() == before
+
+
+def test_other_settings_do_not_mix(target: Path, sources: list[Source], tmp_path: Path) -> None:
+    out = tmp_path / "own.jsonl"
+    generated_rows(target, prompts=sources, count=2, max_tokens=5, out=out)
+    with pytest.raises(PacelineError, match=r"own.jsonl was made with max_tokens 5 and not 6: delete it"):
+        generated_rows(target, prompts=sources, count=2, max_tokens=6, out=out)
+    other = models.make("llama2", tmp_path / "other" / "mine", seed=1)  # another training, same name
+    with pytest.raises(PacelineError, match="made with weights"):
+        generated_rows(other, prompts=sources, count=2, max_tokens=5, out=out)
+
+
+def test_greedy_answers_are_made_once_a_prompt(target: Path, sources: list[Source], tmp_path: Path) -> None:
+    out = generated_rows(target, prompts=sources, count=50, max_tokens=3, temperature=0, out=tmp_path / "own.jsonl")
+    assert len(lines(out)) == 7
+    out = generated_rows(target, prompts=sources, count=50, max_tokens=3, temperature=0.7, out=tmp_path / "hot.jsonl")
+    assert len(lines(out)) == 50
+
+
+def test_without_prompts_the_target_writes_freely(target: Path, tmp_path: Path) -> None:
+    out = generated_rows(target, count=3, max_tokens=4, temperature=1.0, out=tmp_path / "own.jsonl")
+    rows = lines(out)
+    assert [row["prompt_tokens"] for row in rows] == [[models.BOS]] * 3
+    assert len({tuple(row["tokens"]) for row in rows}) > 1
+
+
+def test_nothing_to_do_is_said(target: Path, sources: list[Source], tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match="nothing to train on"):
+        generated_rows(target, count=0, out=tmp_path / "own.jsonl")
+    with pytest.raises(PacelineError, match="source 'asked' has no prompt of at most 1 tokens"):
+        generated_rows(target, prompts=sources, count=1, max_tokens=127, out=tmp_path / "own.jsonl")
+    assert not list(tmp_path.glob("own*"))
+    recorded = tmp_path / "log.jsonl"
+    for line in ("{", '{"prompt": "hello", "response": "there"}\n'):  # mended, and tried again with other settings
+        recorded.write_text(line)
+        if line == "{":
+            with pytest.raises(PacelineError, match="not JSON"):
+                generated_rows(target, answers=[recorded], count=0, out=tmp_path / "own.jsonl")
+    generated_rows(target, answers=[recorded], count=1, max_tokens=3, out=tmp_path / "own.jsonl")
+    assert len(lines(tmp_path / "own.jsonl")) == 2
+
+
+def test_prompts_end_where_the_assistant_speaks(sources: list[Source], tokenizer: Tokenizer, tmp_path: Path) -> None:
+    asked, talk = sources
+    found = openings([asked], tokenizer, 100)
+    wanted = [tokenizer.encode_chat([{"role": "user", "content": f"the cat {i}"}]) for i in range(6)]
+    assert sorted(ids for _, ids in found) == sorted(wanted)
+    hello, there, dog = ("user", "hello"), ("assistant", "there"), ("user", "dog")
+    cuts = [
+        tokenizer.encode_chat([{"role": role, "content": text} for role, text in turns])
+        for turns in ([hello], [hello, there, dog])
+    ]
+    drawn = [ids for seed in range(8) for _, ids in openings([talk], tokenizer, 100, seed)]
+    assert set(map(tuple, drawn)) == set(map(tuple, cuts))
+    questions = tmp_path / "question.jsonl"
+    questions.write_text('{"question_id": 81, "category": "writing", "turns": ["the dog", "and then"]}\n')
+    [(name, ids)] = openings(parse_sources([f"bench={questions}"]), tokenizer, 100)
+    assert (name, ids) == ("bench", tokenizer.encode_chat([{"role": "user", "content": "the dog"}]))
+    book = tmp_path / "book.txt"
+    book.write_text("the cat and the dog sat on the mat " * 40)
+    [(_, ids)] = openings(parse_sources([str(book)]), tokenizer, 100)
+    assert 16 <= len(ids) <= 64
+    assert ids == tokenizer.encode(book.read_text())[: len(ids)]
+    mixed = [{"messages": [{"role": "user", "content": "hello"}], "id": 1}, {"prompt": "the dog"}]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in mixed))
+    assert len(openings(parse_sources([f"own={questions}"]), tokenizer, 100)) == 2
+    questions.write_text('{"prompt": 3}\n')
+    with pytest.raises(SourceError, match='line 1: "prompt" must be a text'):
+        openings(parse_sources([f"bench={questions}"]), tokenizer, 100)
+
+
+def replies(tmp_path: Path, tokenizer: Tokenizer, *records: object) -> list[Reply]:
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return list(read_replies(file, tokenizer))
+
+
+def test_recorded_answers_are_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    said, end = tokenizer.encode_text("the dog"), [models.EOS]
+    asked = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
+    assert replies(tmp_path, tokenizer, {"prompt_tokens": [1, 2], "tokens": [3], "source": "s"}) == [
+        Reply("s", [1, 2], [3])
+    ]
+    # What `paceline generate --json` writes: its prompt_tokens is a number.
+    own = {"text": "the dog", "prompt_tokens": 9, "finish_reason": "stop"}
+    cut = own | {"finish_reason": "length", "prompt": "hello", "category": "c"}
+    assert replies(tmp_path, tokenizer, own, cut) == [Reply("answers", None, said + end), Reply("c", asked, said)]
+    bench = {"question_id": 1, "choices": [{"turns": ["the dog", "hello"]}]}
+    assert [r.tokens for r in replies(tmp_path, tokenizer, bench)] == [said + end, tokenizer.encode_text("hello") + end]
+    questions = tmp_path / "question.jsonl"
+    questions.write_text('{"question_id": 1, "category": "qa", "turns": ["hello", "and then"]}\n')
+    first, second = read_replies(tmp_path / "answers.jsonl", tokenizer, questions)
+    assert first == Reply("qa", asked, said + end)
+    assert (second.source, second.tokens) == ("qa", tokenizer.encode_text("hello") + end)
+    logged = {"messages": [{"role": "user", "content": "hello"}], "response": "the dog"}
+    assert replies(tmp_path, tokenizer, logged, {"prompt": "hello", "response": "the dog", "category": "x"}) == [
+        Reply("answers", asked, said + end),
+        Reply("x", asked, said + end),
+    ]
+    tokenizer.inner.chat_template = None
+    [plain] = replies(tmp_path, tokenizer, {"prompt": "hello", "response": "the dog"})
+    assert plain == Reply("answers", tokenizer.encode("hello"), said + end)
+    zipped = tmp_path / "vicuna-v1.3.jsonl.gz"
+    zipped.write_bytes(gzip.compress(b'{"tokens": [4]}\n'))
+    assert list(read_replies(zipped, tokenizer)) == [Reply("vicuna-v1.3", None, [4])]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "holds no answers"),
+        ("{", "a line is not JSON"),
+        ("[1]", "line 1: an object is wanted, not list"),
+        ('{"tokens": "x"}', r"line 1: not an answer \(keys: tokens\)"),
+        ('{"text": 3}', "line 1: not an answer"),
+        ('{"other": 3}', "line 1: neither a prompt nor messages"),
+    ],
+)
+def test_what_is_no_answer_is_refused(tmp_path: Path, tokenizer: Tokenizer, content: str, says: str) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text(content)
+    with pytest.raises(PacelineError, match=says) as caught:
+        list(read_replies(file, tokenizer))
+    assert str(file) in str(caught.value)
+    with pytest.raises(PacelineError, match="cannot be read: No such file"):
+        list(read_replies(tmp_path / "none.jsonl", tokenizer))
+
+
+def test_recorded_and_generated_answers_go_into_one_file(target: Path, tmp_path: Path) -> None:
+    recorded = tmp_path / "log.jsonl"
+    recorded.write_text('{"prompt": "hello", "response": "there", "category": "mine"}\n' * 2)
+    out = tmp_path / "own.jsonl"
+    for _ in range(2):
+        generated_rows(target, answers=[recorded], count=1, max_tokens=2, out=out)
+        assert [row["id"] for row in lines(out)] == ["recorded 0", "recorded 1", "answer 0"]
+    assert [row["source"] for row in lines(out)] == ["mine", "mine", "free"]
+
+
+def test_answers_without_their_prompts_are_not_learnt_from(target: Path, tmp_path: Path) -> None:
+    recorded = tmp_path / "log.jsonl"
+    recorded.write_text('{"text": "there", "prompt": "hello"}\n{"text": "there"}\n')
+    with pytest.raises(PacelineError, match=r'log.jsonl: answer 2 has no prompt: a "prompt" or'):
+        generated_rows(target, answers=[recorded], count=0, out=tmp_path / "own.jsonl")
+
+
+def write(file: Path, *rows: tuple[list[int], list[int], str]) -> Path:
+    file.write_text(
+        "".join(json.dumps({"prompt_tokens": p, "tokens": t, "source": s}) + "\n" for p, t, s in rows)
+    )
+    return file
+
+
+def test_only_the_targets_own_tokens_are_labels(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", ([5, 6, 7], [8, 9], "s"), ([1], [2, 3], "s"), ([4] * 20, [8], "s"))
+    ids, labels = rows_of(file, 8, pad=0)
+    assert ids.tolist() == [[5, 6, 7, 8, 1, 2, 0, 0]]
+    assert labels.tolist() == [[IGNORE, IGNORE, 8, 9, 2, 3, IGNORE, IGNORE]]
+    (tmp_path / "b.jsonl").write_text('{"tokens": [1]}\n')
+    with pytest.raises(PacelineError, match='line 1: "prompt_tokens" and "tokens" must be lists'):
+        rows_of(tmp_path / "b.jsonl", 8)
+
+
+def test_all_answers_to_a_prompt_are_on_one_side(tmp_path: Path) -> None:
+    rows = [([p, p + 1], [50 + p, k], "even" if p % 2 == 0 else "odd") for p in range(40) for k in range(3)]
+    training, held = split_rows(write(tmp_path / "a.jsonl", *rows), 16, held_out=0.2)
+
+    def prompts(side: dict) -> set[int]:
+        return {int(i) - 50 for ids, _ in side.values() for i in ids.ravel() if 50 <= i < 90}
+
+    assert len(prompts(held)) == 8
+    assert prompts(training) | prompts(held) == set(range(40))
+    assert not prompts(training) & prompts(held)
+    assert training.keys() == {"even", "odd"}
+    again = split_rows(tmp_path / "a.jsonl", 16, held_out=0.2)
+    assert all(np.array_equal(again[1][name][0], held[name][0]) for name in held)
+    assert not split_rows(write(tmp_path / "one.jsonl", ([1, 2], [3], "s")), 16)[1]
+
+
+def test_acceptance_is_the_overlap_of_two_distributions() -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    rows = {"a": (np.zeros((2, 4), np.int32), np.array([[IGNORE, 1, 1, IGNORE]] * 2, np.int32))}
+
+    def always(law: torch.Tensor):
+        return lambda ids: law.log().expand(*ids.shape, 3)
+
+    found = acceptance(always(p), always(q), rows)
+    assert [(a.source, a.tokens) for a in found] == [("a", 4), ("all", 4)]
+    assert found[-1].overlap == pytest.approx(0.7)
+    assert found[-1].top1 == 0
+    assert acceptance(always(p), always(p), rows)[-1].top1 == 1
+    assert "accepted  70.0%" in told(found)[-1]

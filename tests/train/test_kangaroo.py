@@ -1,0 +1,257 @@
+"""Kangaroo's adapter is trained by itself, on what the target says, aligned; and then it drafts better than nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from typer.testing import CliRunner
+
+from paceline.draft.checkpoint import TargetFacts, open_drafter, save_drafter
+from paceline.draft.kangaroo import Adapter
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+from paceline.target.base import Segment
+from paceline.target.decoder import Decoder, Shape
+from paceline.target.load import load
+from paceline.train.__main__ import app
+from paceline.train.kangaroo import (
+    CHUNK,
+    AdapterConfig,
+    KangarooLoss,
+    exit_of,
+    measure,
+    no_adapter,
+    soft_cross_entropy,
+    train_adapter,
+)
+from paceline.train.loop import LoopConfig
+from paceline.train.loss import IGNORE
+from tests import models, native
+
+EXIT = 1
+
+
+def network(seed: int = 0, family: str = "llama2") -> PreTrainedModel:
+    return models.model(family, seed, tie_word_embeddings=False)
+
+
+def test_the_loss_is_the_cross_entropy_with_the_targets_distribution() -> None:
+    torch.manual_seed(0)
+    hidden, last = torch.randn(2, CHUNK + 30, 8, dtype=torch.float64)
+    table = torch.randn(20, 8, dtype=torch.float64)
+    hidden.requires_grad_(True)
+    p = (last @ table.T).softmax(-1)
+    plain = -(p * (hidden @ table.T).log_softmax(-1)).sum(-1).mean()
+    [wanted] = torch.autograd.grad(3 * plain, hidden)
+    chunked = soft_cross_entropy(hidden, last, table)
+    [found] = torch.autograd.grad(3 * chunked, hidden)
+    torch.testing.assert_close(chunked.double(), plain, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    entropy = -(p * p.log()).sum(-1).mean()
+    torch.testing.assert_close(soft_cross_entropy(last, last, table).double(), entropy, atol=1e-5, rtol=1e-5)
+    assert soft_cross_entropy(hidden[:0], last[:0], table).item() == 0  # and not NaN
+
+
+@pytest.mark.parametrize("family", ["llama1", "llama2", "llama3", "qwen3", "mistral"])
+def test_what_is_trained_is_what_drafts(family: str) -> None:
+    """The module over whole texts and the adapter behind a cache say the same, for early states of either decoder."""
+    model = network(family=family)
+    module = KangarooLoss(model, EXIT)
+    models.randomize(module.adapter)
+    target = native.of(model)
+    adapter = Adapter(dict(module.adapter.named_parameters()), target)
+    text = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 20)
+    early, last = module.states(torch.from_numpy(text)[None])
+    slot, mine = target.add_row(20), adapter.cache.add_row(20)
+    states = target.run_layers([Segment.chunk(slot, text, last=False)], EXIT)
+    torch.testing.assert_close(states, early[0], atol=1e-4, rtol=1e-4)
+    found = []
+    for begin, end in ((0, 7), (7, 8), (8, 20)):
+        part = Segment(mine, text[begin:end], np.arange(-1, end - begin - 1), num_logits=end - begin)
+        found.append(adapter(states[begin:end], [part]))
+        adapter.cache.commit(mine, range(end - begin))
+    torch.testing.assert_close(torch.cat(found), module.drafted(early)[0].detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(target.head(last[0]), model(torch.from_numpy(text)[None]).logits[0].detach())
+
+
+def test_positions_are_aligned_and_only_the_targets_own_tokens_count() -> None:
+    """The loss of one labelled position is that of p and q behind the token before it, and nothing else moves it."""
+    model = network()
+    module = KangarooLoss(model, EXIT)
+    ids = torch.randint(4, models.VOCAB_SIZE, (1, 9))
+    labels = torch.full_like(ids, IGNORE)
+    labels[0, 4] = ids[0, 5]
+    p = model(ids).logits[0, 4].softmax(-1)
+    q = model.lm_head(module.drafted(module.states(ids)[0]))[0, 4].log_softmax(-1)
+    torch.testing.assert_close(module(ids, labels).detach(), -(p * q).sum().detach(), atol=1e-5, rtol=1e-5)
+    later = ids.clone()
+    later[0, 5:] = 7  # not seen from position 4
+    torch.testing.assert_close(module(later, labels), module(ids, labels))
+    earlier = ids.clone()
+    earlier[0, 0] = 7  # the first token is seen
+    assert abs(module(earlier, labels).item() - module(ids, labels).item()) > 1e-4
+    assert module(ids, torch.full_like(ids, IGNORE)).item() == 0
+
+
+def test_the_adapter_alone_learns() -> None:
+    model = network()
+    module = KangarooLoss(model, EXIT)
+    models.randomize(module.adapter)
+    names = {name for name, _ in module.named_parameters()}
+    assert names == {f"adapter.{name}" for name in no_adapter(model)}
+    count = sum(p.numel() for p in module.parameters())
+    s = Shape.of(model.config)
+    assert count == 2 * 64 * (s.num_heads + s.num_kv_heads) * s.head_dim + 2 * 64
+    before = copy.deepcopy(model.state_dict())
+    ids = torch.randint(4, models.VOCAB_SIZE, (2, 9))
+    optimiser = torch.optim.AdamW(module.parameters(), lr=0.1)
+    module(ids, ids).backward()
+    optimiser.step()
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in module.parameters())
+
+
+# The whole recipe ---------------------------------------------------------------------------------------------------
+
+
+LOOP = LoopConfig(tokens=24 * 16 * 150, optimiser="adamw", peak_lr=1e-2, warmup_steps=10, mixed_precision="no")
+ROWS = AdapterConfig(length=24, rows=16)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A target whose last layer is attention that matters, texts, and the adapter that learnt from them in a few
+    seconds. With soft labels any text will do."""
+    root = tmp_path_factory.mktemp("kangaroo")
+    model = models.model("llama2", num_hidden_layers=2, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.zero_()
+        model.model.layers[1].self_attn.o_proj.weight *= 2
+    model.save_pretrained(root / "target")
+    models.tokenizer().save_pretrained(root / "target")
+    texts = np.random.default_rng(0).integers(4, 288, (400, 24)).tolist()
+    rows = [{"source": "own", "prompt_tokens": text[:4], "tokens": text[4:]} for text in texts]
+    answers = root / "answers.jsonl"
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train_adapter(root / "target", answers, root / "adapter", root / "run", LOOP, EXIT, ROWS)
+    return root / "target", answers, root / "adapter"
+
+
+def test_a_trained_adapter_beats_none(trained: tuple[Path, Path, Path]) -> None:
+    folder, _, out = trained
+    target = load(folder, device="cpu")
+    config, tensors = open_drafter(out, "kangaroo", target)
+    assert config["exit_layer"] == EXIT
+    assert config["data"] == ["answers.jsonl"]
+    assert config["recipe"]["loop"]["peak_lr"] == 1e-2
+    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
+    found = config["held_out"]
+    adapter, none = found["adapter"], found["no_adapter"]
+    assert found["tokens"] == 20 * 20
+    assert found["entropy"] < adapter["soft_ce"] < none["soft_ce"] - 0.3
+    assert adapter["overlap"] > none["overlap"] + 0.05
+    assert sorted(p.name for p in out.iterdir()) == ["config.json", "model.safetensors", "training.jsonl"]
+
+
+def test_it_drafts_better_than_none_at_the_same_lengths(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    folder, _, out = trained
+    target = load(folder, device="cpu")
+    assert isinstance(target, Decoder)
+    baseline = no_adapter(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    facts = TargetFacts.of(target)
+    save_drafter(tmp_path / "none", "kangaroo", config={"exit_layer": EXIT}, tensors=baseline, target=facts)
+    prompts = np.random.default_rng(5).integers(4, 288, (24, 4)).tolist()
+    wish = SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
+
+    def rounds(path: Path) -> int:
+        done = Engine(target, f"kangaroo:{path},stop=fixed,draft=2").generate(prompts, wish)
+        return sum(one.rounds for one in done)
+
+    assert rounds(out) < 0.95 * rounds(tmp_path / "none")
+
+
+def test_held_out_figures_are_those_of_the_distributions(trained: tuple[Path, Path, Path]) -> None:
+    folder, _, _ = trained
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    module = KangarooLoss(model, EXIT)
+    ids = np.random.default_rng(2).integers(4, 288, (5, 6))
+    labels = ids.copy()
+    labels[:, :3] = IGNORE
+    found = measure(module, {"a": (ids[:3], labels[:3]), "b": (ids[3:], labels[3:])}, batch=2)
+    with torch.no_grad():
+        out = model(torch.from_numpy(ids), output_hidden_states=True)
+        p = out.logits[:, 3:].softmax(-1)
+        q = model.lm_head(model.model.norm(out.hidden_states[EXIT]))[:, 3:].softmax(-1)
+    assert found["tokens"] == 15
+    assert found["entropy"] == pytest.approx(float(-(p * p.log()).sum(-1).mean()), abs=1e-4)
+    none = found["no_adapter"]
+    assert found["adapter"] == pytest.approx(none)  # which is where training begins
+    assert none["soft_ce"] == pytest.approx(float(-(p * q.log()).sum(-1).mean()), abs=1e-4)
+    assert none["overlap"] == pytest.approx(float(torch.minimum(p, q).sum(-1).mean()), abs=1e-4)
+    assert none["top1"] == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).float().mean()), abs=1e-4)
+
+
+def test_a_stopped_training_goes_on_where_it_was(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Ended after a part of its budget and asked again, with the same data, it ends with the same adapter."""
+    folder, answers, _ = trained
+    short = LoopConfig(tokens=24 * 8 * 6, optimiser="adamw", peak_lr=1e-2, mixed_precision="no", log_every=2)
+    assert train_adapter(folder, answers, tmp_path / "a", tmp_path / "run-a", short, EXIT, ROWS)
+    log = (tmp_path / "run-a" / "log.jsonl").read_text()
+    assert train_adapter(folder, answers, tmp_path / "b", tmp_path / "run-a", short, EXIT, ROWS)
+    assert (tmp_path / "run-a" / "log.jsonl").read_text().startswith(log)
+    one, other = (open_drafter(tmp_path / name, "kangaroo", None)[1] for name in "ab")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_cannot_be_trained_is_refused_in_one_line(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    folder, answers, _ = trained
+    for exit in (2, -1):
+        with pytest.raises(PacelineError, match=f"--exit is {exit}, and .* has 2 layers: it is 0 to 1$"):
+            train_adapter(folder, answers, tmp_path / "x", tmp_path / "run", LOOP, exit)
+    one = tmp_path / "one.jsonl"
+    one.write_text(answers.read_text().splitlines()[0] + "\n")
+    with pytest.raises(PacelineError, match="too few answers"):
+        train_adapter(folder, one, tmp_path / "x", tmp_path / "run", LOOP, EXIT, ROWS)
+    foreign = models.make("gpt2", tmp_path / "gpt2")
+    with pytest.raises(PacelineError, match="the native decoder cannot run it"):
+        train_adapter(foreign, answers, tmp_path / "x", tmp_path / "run", LOOP)
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_default_exit_is_near_the_papers_best(tmp_path: Path) -> None:
+    for layers, exit in ((1, 0), (4, 1), (8, 1), (16, 2), (32, 4)):
+        models.config("llama2", num_hidden_layers=layers).save_pretrained(tmp_path)
+        assert exit_of(tmp_path) == exit
+
+
+@pytest.fixture
+def _another_process() -> Iterator[None]:
+    """accelerate settles a process's precision once, and the command's is not that of the tests."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("_another_process")
+def test_the_command_makes_a_drafter(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    folder, answers, _ = trained
+    words = [str(folder), "--data", str(answers), "--out", str(tmp_path / "a"), "--checkpoints", str(tmp_path / "run")]
+    more = ["--tokens", "2000", "--exit", "0", "--length", "32", "--rows", "8"]
+    done = CliRunner().invoke(app, ["kangaroo", *words, *more])
+    assert done.exit_code == 0, done.output
+    [answer] = Engine(folder, f"kangaroo:{tmp_path / 'a'}").generate(["the cat"], SamplingParams(max_tokens=5))
+    assert answer.new_tokens == 5
+    wrong = CliRunner().invoke(app, ["kangaroo", *words, "--tokens", "9", "--exit", "2"])
+    assert isinstance(wrong.exception, PacelineError)
+    assert "it is 0 to 1" in str(wrong.exception)
