@@ -185,7 +185,7 @@ def test_a_machine_that_is_slow_now_and_then(wait: Wait) -> None:
     def uneven(seconds: float) -> None:
         nonlocal passed
         passed += 1
-        wait(seconds * (2 if passed // 17 % 2 else 1))
+        wait(seconds * (2 if passed // 51 % 2 else 1))
 
     found = calibrate(Simulator(uneven), sizes=SIZES, context=64, rounds=15)
     relative = np.array(found.ms) / found.ms[0]

@@ -45,6 +45,10 @@ DRIFT = 64
 
 LEAST_CONTEXT = 64
 
+WARM = 2
+"""Rounds of the same size before the one that is timed: in a run rounds are of one size or nearly, and one that comes
+after another size is slower."""
+
 Progress = Callable[[int, int], None]
 """Called as progress(rounds done, rounds in all)."""
 
@@ -189,6 +193,8 @@ class _Stage:
                 for i in _rotated(len(cases), sweep):
                     if not self.rows or max(map(len, self.rows)) >= context + self.drift // 2:
                         prompts.append(self._begin(context - self.drift // 2))
+                    for _ in range(WARM):
+                        self._round(cases[i])
                     times[sweep, i] = 1e3 * self._round(cases[i])
                     self.done()
         finally:

@@ -2,8 +2,8 @@
 
     predict_run(answers, {"paceline": calibration})       # {(method, category): speed-up}
 
-A prediction takes from a method's answers how many tokens its rounds brought, how many nodes they verified and how
-long it drafted, and from the plain answers the time to the first token. How long the method's forwards took it never
+A prediction takes from a method's answers how many tokens its rounds brought, how many nodes they verified, how long it
+drafted, and when the first token came: prompts are not what is predicted. How long the method's rounds took it never
 looks at. Knows no method by name, and no suite.
 """
 
@@ -39,15 +39,14 @@ def predict_run(
     one factor, which makes the plain answers come out right (the one in the middle of them)."""
     answers = [answer for answer in answers if answer.failed is None]
     plain = [answer for answer in answers if answer.method == BASELINE]
-    first = {key: median(found) for key, found in _first_seconds(plain).items()}
-    scale = _scale(plain, calibrations, first)
+    scale = _scale(plain, calibrations, _first_seconds(plain))
     predicted: dict[tuple[str, str], float] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
         calibration = calibrations.get(_engine(method))
         if calibration is None or scale is None:
             continue
         mine = [answer for answer in answers if answer.method == method]
-        told = _predicted(mine, calibration, scale, first, (facts or {}).get(method, {}))
+        told = _predicted(mine, calibration, scale, (facts or {}).get(method, {}))
         for category in (OVERALL, *dict.fromkeys(answer.task for answer in told)):
             gain = speedup(*([a for a in some if category in (OVERALL, a.task)] for some in (told, plain)))
             if gain is not None:
@@ -102,14 +101,14 @@ def _by_turn(members: Sequence[Answer]) -> _Together:
     return [[turn for turn in turns if turn is not None] for turns in every]
 
 
-def _first_seconds(plain: Sequence[Answer]) -> dict[tuple[int, int], list[float]]:
-    """Seconds until every row of a group had its first token, by (group, turn), of every repeat."""
+def _first_seconds(answers: Sequence[Answer]) -> dict[tuple[int, int], float]:
+    """Seconds until every row of a group had its first token, by (group, turn), medians over the repeats."""
     found: dict[tuple[int, int], list[float]] = {}
-    for (group, _), members in _groups(plain).items():
+    for (group, _), members in _groups(answers).items():
         for number, turns in enumerate(_by_turn(members)):
             if all(turn.times for turn in turns):
                 found.setdefault((group, number), []).append(max(turn.times[0] for turn in turns if turn.times))
-    return found
+    return {key: median(seconds) for key, seconds in found.items()}
 
 
 def _scale(
@@ -135,11 +134,10 @@ def _predicted(
     answers: Sequence[Answer],
     calibration: Calibration,
     scale: float,
-    first: Mapping[tuple[int, int], float],
     facts: Mapping[str, Any],
 ) -> list[Answer]:
     """The answers with the seconds that they should have taken; groups that cannot be predicted are left out."""
-    told = []
+    told, first = [], _first_seconds(answers)
     for (group, _), members in _groups(answers).items():
         together = _by_turn(members)
         if not all(map(_tells_rounds, chain(*together))) or any((group, n) not in first for n in range(len(together))):

@@ -1,8 +1,8 @@
 """The runner: every contestant answers every question, in turns, and every answer is written down at once.
 
-Within a question the contestants answer one after another, in an order that rotates from question to question: a
-machine that drifts is then fair to all. The warm-up comes before and is not recorded. Knows contestants by their
-interface alone.
+Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
+that drifts is then fair to all, and nobody always comes behind the same one, whose leavings fill the caches. The
+warm-up comes before and is not recorded. Knows contestants by their interface alone.
 
     Runner(folder, contestants, groups, options, prompt=..., recount=...).run()
 """
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from random import Random
 from zlib import crc32
 
 import torch
@@ -145,10 +146,11 @@ class Runner:
         return not failed
 
     def _turns(self, repeat: int) -> Iterator[tuple[Group, Contestant]]:
-        """Group by group, every contestant once, the first one moving on by one."""
+        """Group by group, every contestant once; the same order whenever the same run goes on."""
         for group in self.groups:
-            for i in range(len(self.contestants)):
-                yield group, self.contestants[(i + group.number + repeat) % len(self.contestants)]
+            dice = Random(crc32(repr((self.options.seed, group.number, repeat)).encode()))
+            for contestant in dice.sample(self.contestants, len(self.contestants)):
+                yield group, contestant
 
     def _warm_up(self, done: set[tuple[str, int, str]]) -> set[str]:
         """Let everyone who has work left answer the first question, unrecorded; names of those that failed at it."""
