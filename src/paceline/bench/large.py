@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -37,6 +36,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from paceline.bench.suites import cache_folder
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Shape, unsupported, weight_shapes
 from paceline.target.load import (
@@ -190,17 +190,21 @@ def _write_json(file: Path, value: Any) -> None:
 
 
 def large_folder(folder: str | Path, params: int, progress: Progress | None = None) -> Path:
-    """The model in `folder` enlarged to about `params` parameters: a copy in $XDG_CACHE_HOME/paceline or
-    ~/.cache/paceline, made the first time and kept. `Enlargement.read` tells what was done. Errors as `enlarge`."""
+    """The model in `folder` enlarged to about `params` parameters: a copy in the user's cache, made the first time and
+    kept. `Enlargement.read` tells what was done. Errors as `enlarge`."""
     source = find(folder, [*SMALL_FILES, "*.safetensors"])
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline" / "large"
-    kept = home / f"{source.resolve().name}-{params}-{_fingerprint(source)}"
+    kept = cache_home() / f"{source.resolve().name}-{params}-{fingerprint_of(source)}"
     if not kept.exists():
         enlarge(source, params, kept, progress)
     return kept
 
 
-def _fingerprint(folder: Path) -> str:
+def cache_home() -> Path:
+    """Where enlargements are kept."""
+    return cache_folder() / "large"
+
+
+def fingerprint_of(folder: Path) -> str:
     """Of everything that goes into an enlargement, and of how it is made."""
     digest = hashlib.sha256(f"recipe {RECIPE}".encode())
     for file in sorted(folder.iterdir()):
@@ -237,16 +241,7 @@ class Source:
     def enlarged(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Tensor `name` of the large model."""
         origin, added = self._origin(name)
-        old, kind = self.tensors[origin], origin.rsplit(".", 2)[-2]
-        if kind.endswith("norm"):
-            return _rescaled(old, shape, 1.0 if kind in ("q_norm", "k_norm") else self.width_factor**-0.5)
-        # What adds to the hidden state must add zeros where the small model has nothing to add. Everything else may
-        # be anything there: it is multiplied by those zeros.
-        adds = kind in ("o_proj", "down_proj", "embed_tokens")
-        new = torch.zeros(shape, dtype=old.dtype) if adds else _noise(name, shape, self.spread).to(old.dtype)
-        if not added:
-            new[tuple(slice(n) for n in old.shape)] = old
-        return new
+        return padded(name, self.tensors[origin], shape, self.width_factor, spread=self.spread, empty=added)
 
     def _origin(self, name: str) -> tuple[str, bool]:
         """Name in the small model, and whether the layer is an added one."""
@@ -255,6 +250,29 @@ class Source:
             return name, False
         layer, behind = divmod(int(at[1]), self.layer_factor)
         return f"model.layers.{layer}.{at[2]}", behind > 0
+
+
+def padded(
+    name: str,
+    old: torch.Tensor,
+    shape: tuple[int, ...],
+    width_factor: int,
+    *,
+    spread: float = 0.02,
+    empty: bool = False,
+) -> torch.Tensor:
+    """Tensor `name` (by its name's end: a norm, a projection, the embeddings) of a model whose width is `width_factor`
+    times as large; empty: of a layer that is to add nothing."""
+    kind = name.split(".")[-2]
+    if kind.endswith("norm"):
+        return _rescaled(old, shape, 1.0 if kind in ("q_norm", "k_norm") else width_factor**-0.5)
+    # What adds to the hidden state must add zeros where the small model has nothing to add. Everything else may be
+    # anything there: it is multiplied by those zeros.
+    adds = kind in ("o_proj", "down_proj", "embed_tokens")
+    new = torch.zeros(shape, dtype=old.dtype) if adds else _noise(name, shape, spread).to(old.dtype)
+    if not empty:
+        new[tuple(slice(n) for n in old.shape)] = old
+    return new
 
 
 def _rescaled(weight: torch.Tensor, shape: tuple[int, ...], scale: float) -> torch.Tensor:
@@ -284,6 +302,8 @@ def _config(source: Source, large: Shape) -> dict[str, Any]:
     }
     if values.get("layer_types"):
         values["layer_types"] = [kind for kind in values["layer_types"] for _ in range(source.layer_factor)]
+    if values.get("exits"):  # of a draft that a token may leave half-way
+        values["exits"] = [exit * source.layer_factor for exit in values["exits"]]
     if values.get("max_window_layers"):
         values["max_window_layers"] *= source.layer_factor
     return values

@@ -22,11 +22,13 @@ from paceline.target.tokenizer import Tokenizer
 
 
 class Ours(Contestant):
-    """A drafter, by its spec, on a target that is shared with the other drafters of a run."""
+    """A drafter, by its spec, on a target that is shared with the other drafters of a run.
 
-    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, target_bytes: int = 0):
-        super().__init__(spec, target_bytes=target_bytes)
-        self.target, self.tokenizer, self.batch = target, tokenizer, batch
+    put  the spec that is really made, where the record calls it by another."""
+
+    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, put: str | None = None):
+        super().__init__(spec, target_bytes=target.weight_bytes)
+        self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, put or spec
         self._engine: Engine | None = None
 
     @property
@@ -43,7 +45,7 @@ class Ours(Contestant):
         self.settings = {"engine": f"paceline {__version__}", "drafter": {part.name: _options(part) for part in parts}}
 
     def forget(self) -> None:
-        self._engine = Engine(self.target, create(self.name), max_batch=self.batch, tokenizer=self.tokenizer)
+        self._engine = Engine(self.target, create(self.spec), max_batch=self.batch, tokenizer=self.tokenizer)
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
         engine, arrived = self.engine, []

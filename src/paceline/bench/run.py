@@ -24,7 +24,8 @@ from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
 from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, check
 from paceline.bench.judge import Judge
-from paceline.bench.large import Enlargement, Proportions, large_folder, parse_size
+from paceline.bench.large import Enlargement, large_folder, parse_size
+from paceline.bench.large_draft import large_draft_model, large_spec
 from paceline.bench.metrics import first_divergence, summarize
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
@@ -38,7 +39,7 @@ from paceline.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
-from paceline.target.decoder import Shape, unsupported
+from paceline.target.decoder import unsupported
 from paceline.target.load import SMALL_FILES, find, load, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
 
@@ -158,10 +159,12 @@ def _set_up(plan: Plan, watch: Watch) -> _Setting:
 
 def _contestants(plan: Plan, setting: _Setting) -> list[Contestant]:
     """Plain decoding first, then our drafters, then the peers."""
-    size = setting.target.weight_bytes
-    specs = dict.fromkeys(["none", *plan.drafts])
+    target, tokenizer, batch = setting.target, setting.tokenizer, plan.options.batch
+    done = Enlargement.read(setting.folder) if plan.as_large else None
+    target.tokenizer = tokenizer  # what an adapter was trained for is told by both
     ours = [
-        Ours(spec, setting.target, setting.tokenizer, batch=plan.options.batch, target_bytes=size) for spec in specs
+        Ours(spec, target, tokenizer, batch=batch, put=large_spec(spec, target, done) if done else None)
+        for spec in dict.fromkeys(["none", *plan.drafts])
     ]
     return [*ours, *(_peer(spec, plan, setting) for spec in dict.fromkeys(plan.peers))]
 
@@ -192,9 +195,7 @@ def _in_proportion(spec: str, checkpoint: str, target: Path) -> Path:
     """The draft model `checkpoint`, as many times larger as the target was made."""
     if not Path(checkpoint).is_dir():
         raise PacelineError(f"--peer {spec}: --as-large enlarges model folders, and {checkpoint} is none")
-    done, own = Enlargement.read(target), find(checkpoint, [*SMALL_FILES, "*.safetensors"])
-    times = done.large.parameters / done.small.parameters
-    return large_folder(own, round(times * Proportions.of(Shape.of(read_config(own))).parameters))
+    return large_draft_model(checkpoint, Enlargement.read(target))
 
 
 def _dtype_name(target: Target) -> str:

@@ -198,7 +198,8 @@ class Sorted(Model):
     ) -> None:
         for row, tree, done in zip(rows, trees, accepted, strict=True):
             left = self._left.pop(row.id, [])
-            if left and tree.source == self.name:
+            draft = self._drafts.get(row.id)
+            if left and draft is not None and draft.tree is tree:
                 stood = len(done.path) - 1
                 for section in left[:stood]:
                     section.tried += 1

@@ -1,0 +1,82 @@
+"""Drafters for an enlarged model: what they draft with grows by the factor the model grew by, and drafts the same.
+
+    large_spec("model:demo-draft,stop=svip", target, Enlargement.read(folder))     # "model:~/.cache/...,stop=svip"
+
+A draft model is enlarged like any model (`large.py`), its exits with it. An adapter, which reads and writes the
+target's hidden states, is padded as the target's own attention is. Whatever else a drafter reads, a corpus say, stays
+as it is. Knows no drafter by name.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.large import Enlargement, Proportions, cache_home, fingerprint_of, large_folder, padded
+from paceline.draft.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
+from paceline.errors import ModelError
+from paceline.spec import parse, split
+from paceline.target.base import Target
+from paceline.target.decoder import Shape, unsupported
+from paceline.target.load import SMALL_FILES, find, read_config
+
+
+def large_spec(spec: str, target: Target, done: Enlargement) -> str:
+    """`spec` with every model in it replaced by one enlarged as the target was; errors as `large.enlarge`.
+
+    target: the enlarged one."""
+    return "+".join(_large_part(part, target, done) for part in split(spec))
+
+
+def _large_part(part: str, target: Target, done: Enlargement) -> str:
+    checkpoint = parse(part).checkpoint
+    config = _config(checkpoint) if checkpoint else None
+    if checkpoint is None or config is None:
+        return part
+    if "model_type" in config:
+        return part.replace(checkpoint, str(large_draft_model(checkpoint, done)), 1)
+    return part.replace(checkpoint, str(large_adapter(Path(checkpoint), target, done)), 1)
+
+
+def _config(checkpoint: str) -> dict[str, Any] | None:
+    """config.json of a draft model or of an adapter; None for whatever else a drafter may read."""
+    try:
+        found = json.loads((Path(checkpoint).expanduser() / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and ("model_type" in found or KIND in found) else None
+
+
+def large_draft_model(checkpoint: str, done: Enlargement) -> Path:
+    """A draft model, as many times larger as the target was made."""
+    folder = find(checkpoint, [*SMALL_FILES, "*.safetensors"])
+    config = read_config(folder)
+    if reason := unsupported(config):
+        raise ModelError(f"{checkpoint} cannot be enlarged: {reason}")
+    times = done.large.parameters / done.small.parameters
+    return large_folder(folder, round(times * Proportions.of(Shape.of(config)).parameters))
+
+
+def large_adapter(folder: Path, target: Target, done: Enlargement) -> Path:
+    """An adapter for the small target as one for the enlarged `target`; a copy in the cache, made the first time.
+
+    Its tensors are attention (q_proj, k_proj, v_proj, o_proj) and norms over the target's hidden states."""
+    kind = (_config(str(folder)) or {})[KIND]
+    config, tensors = open_drafter(folder, kind, None)
+    facts = TargetFacts.of(target)
+    kept = cache_home() / f"{folder.resolve().name}-{facts.weights_fingerprint}-{fingerprint_of(folder)}"
+    if (kept / CONFIG).exists():
+        return kept
+    if "exit_layer" not in config:
+        raise ModelError(f"{folder} cannot be enlarged: it is neither a model nor an adapter behind a layer")
+    factor = done.width_factor  # of width and heads alike
+    large = {
+        name: padded(name, tensor, tuple(factor * side for side in tensor.shape), factor)
+        for name, tensor in tensors.items()
+    }
+    own = {key: value for key, value in config.items() if key not in (KIND, "paceline", "target")}
+    own["exit_layer"] = config["exit_layer"] * done.layer_factor
+    save_drafter(kept, kind, config=own, tensors=large, target=facts)
+    return kept
+

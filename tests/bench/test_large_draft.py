@@ -1,0 +1,109 @@
+"""Drafters of an enlarged model: they draft what they drafted for the small one, round for round."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from tests import models
+
+from paceline.bench.large import Enlargement, large_folder
+from paceline.bench.large_draft import large_spec
+from paceline.draft.checkpoint import TargetFacts, save_drafter
+from paceline.draft.kangaroo import adapter_shapes
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+from paceline.target.base import Target
+from paceline.target.decoder import Shape
+from paceline.target.load import load, load_tokenizer, read_config
+
+PROMPTS = ["the cat and the dog", "there was", "hello: the little mat sat on the dog"]
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+SIZE = 12_000_000
+
+
+def opened(folder: Path) -> Target:
+    target = load(folder, dtype="float32")
+    target.tokenizer = load_tokenizer(folder)
+    return target
+
+
+def rounds(target: Target, spec: str) -> list[tuple[list[int], list[tuple[str, int]]]]:
+    done = Engine(target, spec, tokenizer=target.tokenizer).generate(PROMPTS, PARAMS)
+    return [(one.tokens, one.runs) for one in done]
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return models.make("llama2", tmp_path / "small", num_hidden_layers=4)
+
+
+def large_of(small: Path) -> tuple[Target, Enlargement]:
+    folder = large_folder(small, SIZE)
+    return opened(folder), Enlargement.read(folder)
+
+
+def same(small: Path, spec: str) -> str:
+    """Check that both write the same in the same rounds; the enlarged spec."""
+    target, done = large_of(small)
+    large = large_spec(spec, target, done)
+    found = rounds(target, large)
+    assert found == rounds(opened(small), spec)
+    assert any(who for _, runs in found for who, _ in runs), "something was drafted and accepted"
+    return large
+
+
+def test_a_draft_model(small: Path, tmp_path: Path) -> None:
+    draft = models.make("llama2", tmp_path / "draft", num_hidden_layers=4)  # the target's twin: all is accepted
+    large = same(small, f"model:{draft},stop=fixed,draft=3")
+    assert str(draft) + "," not in large
+    done = large_of(small)[1]
+    part = Path(large.removeprefix("model:").split(",")[0])
+    grown, times = Enlargement.read(part), done.large.parameters / done.small.parameters
+    assert grown.large.parameters / grown.small.parameters == pytest.approx(times, rel=0.06)
+
+
+def test_a_draft_with_exits(small: Path, tmp_path: Path) -> None:
+    draft = models.make("llama2", tmp_path / "draft", num_hidden_layers=4)
+    marks = {"paceline_drafter": "s2d", "target": asdict(TargetFacts.of(opened(small))), "exits": [1, 2, 4]}
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | marks))
+    large = same(small, f"s2d:{draft},thresholds=0.3,stop=fixed,draft=3")
+    grown = json.loads((Path(large.removeprefix("s2d:").split(",")[0]) / "config.json").read_text())
+    factor = grown["num_hidden_layers"] // 4
+    assert factor > 1
+    assert grown["exits"] == [factor, 2 * factor, 4 * factor]
+
+
+def test_an_adapter(small: Path, tmp_path: Path) -> None:
+    target = opened(small)
+    shapes = adapter_shapes(Shape.of(read_config(small)))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    norm = load(small, dtype="float32").norm  # type: ignore[attr-defined]
+    tensors["input_norm.weight"], tensors["output_norm.weight"] = norm.clone(), norm.clone()
+    tensors["o_proj.weight"] *= 0.1
+    save_drafter(
+        tmp_path / "adapter", "kangaroo", config={"exit_layer": 2}, tensors=tensors, target=TargetFacts.of(target)
+    )
+    for options in ("stop=fixed,draft=3", "stop=fixed,draft=3,tree=6,width=3"):
+        large = same(small, f"kangaroo:{tmp_path / 'adapter'},{options}")
+    grown = json.loads((Path(large.removeprefix("kangaroo:").split(",")[0]) / "config.json").read_text())
+    assert grown["exit_layer"] == 2 * large_of(small)[1].layer_factor
+
+
+def test_what_has_no_weights_stays(small: Path, tmp_path: Path) -> None:
+    target, done = large_of(small)
+    (tmp_path / "corpus").mkdir()
+    for spec in ("sam", f"sam,corpus={tmp_path / 'corpus'}", f"rest:{tmp_path / 'corpus'}", "sam+recycling,tree=16"):
+        assert large_spec(spec, target, done) == spec
+
+
+def test_a_draft_that_cannot_grow_is_named(small: Path, tmp_path: Path) -> None:
+    draft = models.make("gpt2", tmp_path / "gpt2")
+    target, done = large_of(small)
+    with pytest.raises(PacelineError, match="cannot be enlarged"):
+        large_spec(f"model:{draft}", target, done)
