@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests import models
 from tests.fakes import TableTarget
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from paceline.bench import metrics
 from paceline.bench.calibrate import Calibration, calibrate, calibrate_transformers
@@ -255,6 +256,9 @@ def test_peers_are_predicted_by_their_engine() -> None:
     predicted = predict_run([PLAIN, lookup, other], {"paceline": TABLE, "transformers": theirs})
     assert predicted["peer:transformers-lookup", "overall"] == pytest.approx(1.05 / (0.05 + 50 * 0.022))
     assert {method for method, _ in predicted} == {"none", "peer:transformers-lookup"}
+    theirs = replace(theirs, drafting_ms=3.0)
+    predicted = predict_run([PLAIN, lookup], {"paceline": TABLE, "transformers": theirs})
+    assert predicted["peer:transformers-lookup", "overall"] == pytest.approx(1.05 / (0.05 + 50 * 0.025))
     assert {method for method, _ in predict_run([PLAIN, lookup], {"paceline": TABLE})} == {"none"}
 
 
@@ -327,12 +331,23 @@ def test_what_cannot_be_calibrated() -> None:
             calibrate(TableTarget(), **wrong)  # type: ignore[arg-type]
 
 
-def test_transformers_is_timed() -> None:
+def test_transformers_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.model("llama2")
     found = calibrate_transformers(model, sizes=(1, 8, 32), rounds=3)
     assert (found.engine, found.nodes, found.context) == ("transformers", (1, 8, 32), 32)
     assert all(0.1 < ms < 1000 for ms in (*found.ms, *found.long_ms, *found.prompt_ms))
     assert Calibration.from_json(found.to_json()) == found
+
+    look = PromptLookupCandidateGenerator.get_candidates
+
+    def slowly(*arguments: Any, **more: Any) -> Any:
+        sleep(0.02)
+        return look(*arguments, **more)
+
+    monkeypatch.setattr(PromptLookupCandidateGenerator, "get_candidates", slowly)
+    slow = calibrate_transformers(model, sizes=(1, 8, 32), rounds=3)
+    assert 15 < slow.drafting_ms - found.drafting_ms < 40
+    assert slow.ms[0] < 15
 
 
 @pytest.mark.slow

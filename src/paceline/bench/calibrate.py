@@ -62,7 +62,8 @@ class Calibration:
     prompt_tokens, prompt_ms            two prompts, of all rows together, up to the first new token.
     tree_nodes, tree_ms                 as nodes and ms, trees.
     long_context, long_nodes, long_ms   chains with so many tokens behind each row.
-    token_ms                            each accepted token: keeping it and writing its text."""
+    token_ms                            each accepted token: keeping it and writing its text.
+    drafting_ms                         each round of a method that drafts, beside its forward and its drafting."""
 
     engine: str
     batch: int
@@ -77,6 +78,7 @@ class Calibration:
     long_nodes: tuple[int, ...] = ()
     long_ms: tuple[float, ...] = ()
     token_ms: float = 0.0
+    drafting_ms: float = 0.0
 
     def round_ms(self, nodes: float, context: float | None = None, tree: bool = False) -> float:
         """A round over `nodes` nodes of all rows together, with `context` tokens behind each row (None: as many as
@@ -384,7 +386,7 @@ def calibrate_transformers(
     progress: Progress | None = None,
 ) -> Calibration:
     """Time forwards of a transformers model behind a cache of `context` tokens, up to the best token of every node,
-    and what `generate` spends on a token besides; otherwise as `calibrate`."""
+    and what `generate` spends on a round besides, plainly and with prompt lookup; otherwise as `calibrate`."""
     text = model.config.get_text_config()
     plan = _plan(sizes, context, rounds, batch, int(text.max_position_embeddings))
     count = plan.counter(rounds, progress)
@@ -411,12 +413,16 @@ def calibrate_transformers(
     ms, prompt_ms = measure(plan.context, plan.chains)
     long_ms, long_prompt_ms = measure(plan.long_context, plan.long_cases)
     besides = max(_generate_ms(model, tokens(plan.context), rounds) - ms[0], 0.0)
+    drafting = 0.0
+    if batch == 1:  # generate() drafts for one prompt at a time
+        drafting = max(_lookup_ms(model, tokens(plan.context), rounds, plan.sizes, ms) - besides, 0.0)
     return Calibration(
         engine="transformers",
         batch=batch,
         context=plan.context,
         nodes=tuple(batch * n for n in plan.sizes),
         ms=tuple(each + besides for each in ms),
+        drafting_ms=drafting,
         long_context=plan.long_context,
         long_nodes=tuple(batch * case.nodes for case in plan.long_cases),
         long_ms=tuple(each + besides for each in long_ms),
@@ -437,3 +443,33 @@ def _generate_ms(model: PreTrainedModel, prompt: torch.Tensor, rounds: int) -> f
     new = min(rounds, 16) + 1
     seconds(1)
     return 1e3 * median((seconds(new) - seconds(1)) / (new - 1) for _ in range(3))
+
+
+def _lookup_ms(
+    model: PreTrainedModel, prompt: torch.Tensor, rounds: int, nodes: Sequence[int], ms: Sequence[float]
+) -> float:
+    """Milliseconds that `generate` with prompt lookup spends on a round beside its forward; nodes, ms: of forwards."""
+    widths: list[int] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        widths.append(kwargs["input_ids"].shape[1])
+
+    def spent(new: int) -> tuple[float, list[int]]:
+        widths.clear()
+        config = GenerationConfig(
+            max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0, prompt_lookup_num_tokens=10
+        )
+        began = perf_counter()
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)  # type: ignore[operator]
+        return 1e3 * (perf_counter() - began), widths[1:]  # the first forward is the prompt's
+
+    found = []
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        spent(1)
+        for _ in range(3):
+            first, (took, later) = spent(1)[0], spent(4 * min(rounds, 16) + 1)
+            found.append((took - first - float(interpolate(nodes, ms, later).sum())) / max(len(later), 1))
+    finally:
+        hook.remove()
+    return median(found)

@@ -170,7 +170,10 @@ def _rounds_seconds(turns: Sequence[Turn], calibration: Calibration) -> float:
             trees[:n] += np.array(turn.depths)[1:] + 1 < mine
     if not len(nodes):
         return 0.0
-    return 1e-3 * float(calibration.rounds_ms(nodes, contexts / rows, trees / rows, accepted).sum())
+    ms = calibration.rounds_ms(nodes, contexts / rows, trees / rows, accepted)
+    if any(turn.nodes and any(turn.nodes) for turn in turns):
+        ms = ms + calibration.drafting_ms
+    return 1e-3 * float(ms.sum())
 
 
 def _drafting(turns: Sequence[Turn], calibration: Calibration, facts: Mapping[str, Any], scale: float = 1.0) -> float:
