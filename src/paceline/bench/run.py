@@ -43,6 +43,8 @@ from paceline.target.decoder import unsupported
 from paceline.target.load import SMALL_FILES, find, load, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
 
+ROUNDS, LARGE, OF_LARGE = 15, 1 << 28, 4
+"""Rounds of each size that calibrate; of a model of so many bytes or more, whose rounds are long and steady, fewer."""
 JUDGED = 20
 """Differing answers of a method that are looked into; a method that differs more often has a common cause."""
 
@@ -271,14 +273,15 @@ def _calibrate(
     """What rounds cost on this machine, measured once for a folder: "paceline", and "transformers" if it is there."""
     found = folder.read(CALIBRATION) or {}
     calibrations = {name: Calibration.from_json(json.dumps(told)) for name, told in found.items()}
+    rounds = ROUNDS if setting.target.weight_bytes < LARGE else OF_LARGE
     if "paceline" not in calibrations:
         watch.say("calibrating the cost model")
         engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
-        calibrations["paceline"] = calibrate(engine, batch=plan.options.batch)
+        calibrations["paceline"] = calibrate(engine, rounds=rounds, batch=plan.options.batch)
     model = next((m for c in present if (m := getattr(c, "model", None)) is not None), None)
     if model is not None and "transformers" not in calibrations:
         watch.say("calibrating the cost model of transformers")
-        calibrations["transformers"] = calibrate_transformers(model, batch=plan.options.batch)
+        calibrations["transformers"] = calibrate_transformers(model, rounds=rounds, batch=plan.options.batch)
     folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
     return calibrations
 
