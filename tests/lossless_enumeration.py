@@ -59,7 +59,7 @@ def outcomes(run: Callable[[Branches], Hashable]) -> dict[Any, float]:
         result = run(branches)
         found[result] += branches.probability
         script = branches.next_script()
-    assert abs(sum(found.values()) - 1) < 1e-9
+    assert abs(sum(found.values()) - 1) < 1e-6  # a float32 model does not round alike under every load
     return dict(found)
 
 
