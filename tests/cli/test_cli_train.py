@@ -103,6 +103,20 @@ def test_a_draft_is_trained_and_drafts(command: Command, target: Path, answers: 
     assert json.loads(said.out)["new_tokens"] == 5
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_an_adapter_is_trained_on_what_the_target_writes_freely(command: Command, target: Path, tmp_path: Path) -> None:
+    """The line of the README: no text, no budget, no folder for checkpoints."""
+    asked = ("kangaroo", target, "--generate", "40", "--max-tokens", "8", "--out", tmp_path / "adapter")
+    done = command("train", *asked, "--length", "32", "--rows", "4")
+    assert done.code == 0, done.err
+    answers = [json.loads(line) for line in (tmp_path / "adapter-run" / "answers.jsonl").read_text().splitlines()]
+    assert len({tuple(answer["tokens"]) for answer in answers}) > 20  # one greedy answer, not twenty
+    budget = 10 * sum(len(answer["prompt_tokens"] + answer["tokens"]) for answer in answers)
+    assert json.loads((tmp_path / "adapter" / "config.json").read_text())["recipe"]["loop"]["tokens"] == budget
+    said = command("generate", target, "the cat", "--raw", "-n", "5", "-d", f"kangaroo:{tmp_path / 'adapter'}", "--json")
+    assert json.loads(said.out)["new_tokens"] == 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -117,7 +131,8 @@ def test_a_draft_is_trained_and_drafts(command: Command, target: Path, answers: 
             ("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN", "--tokens", "9", "--hidden", "100"),
             "--hidden is 100; heads are 64 wide",
         ),
-        (("draft", "TARGET", "--out", "OUT", "--checkpoints", "RUN"), "budget as tokens or as minutes"),
+        (("draft", "TARGET", "--out", "OUT"), "nothing to train on"),
+        (("kangaroo", "TARGET", "--out", "OUT", "--tokens", "9", "--minutes", "1"), "two budgets for one training"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -11,25 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.errors import PacelineError
-from paceline.train.options import (
-    AnswerHeat,
-    AnswerTokens,
-    Compiled,
-    Data,
-    Generate,
-    Generated,
-    Minutes,
-    Out,
-    Prompts,
-    Rate,
-    Run,
-    SaveEvery,
-    Target,
-    Threads,
-    Tokens,
-    own_answers,
-    use_threads,
-)
+from paceline.train import options
 
 HELP = """Train drafters for a model (draft, vocab), or a model family from nothing (zoo, and its stages)."""
 
@@ -100,17 +82,17 @@ def synth_command(count: int = 12, seed: int = 0) -> None:
 @app.command("tokenizer")
 def tokenizer_command(
     sources: Sources,
-    out: Out,
+    out: options.Out,
     vocabulary: Annotated[int, typer.Option(help="Tokens, the 256 bytes and 5 special ones included.")] = 8192,
     characters: Annotated[int, typer.Option(help="Read at most so many of one source.")] = 3_000_000,
     generated: Annotated[int, typer.Option(help="Generated examples to learn from as well.")] = 10_000,
-    threads: Threads = 1,
+    threads: options.Threads = 1,
 ) -> None:
     """Learn a byte-level BPE vocabulary from the sources (and generated examples), with the chat template.
 
     python -m paceline.train tokenizer books=alice.txt chat=dialogues.jsonl.gz --out build/tokenizer
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.lm import PRETRAIN, load_documents
@@ -128,23 +110,23 @@ def tokenizer_command(
 def pretrain_command(
     sources: Sources,
     tokenizer: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `tokenizer` wrote.")],
-    out: Out,
-    run: Run,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    lr: Rate = 2e-3,
+    out: options.Out,
+    run: options.Run,
+    minutes: options.Minutes = None,
+    tokens: options.Tokens = None,
+    lr: options.Rate = 2e-3,
     size: Annotated[str, typer.Option(help="tiny, demo (13 million parameters) or large (90 million).")] = "demo",
-    generated: Generated = 150_000,
-    save_every: SaveEvery = 5.0,
-    compiled: Compiled = True,
-    threads: Threads = 1,
+    generated: options.Generated = 150_000,
+    save_every: options.SaveEvery = 5.0,
+    compiled: options.Compiled = True,
+    threads: options.Threads = 1,
 ) -> None:
     """Train the demo model from random weights on packed text. Ctrl-C saves; the same command goes on.
 
     python -m paceline.train pretrain books=alice.txt chat=dialogues.jsonl.gz --tokenizer build/tokenizer
     --out build/base --checkpoints build/pretrain --minutes 50
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from dataclasses import replace
 
     from paceline.errors import meant
@@ -166,22 +148,22 @@ def pretrain_command(
 def chat_command(
     sources: Sources,
     model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `pretrain` wrote.")],
-    out: Out,
-    run: Run,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    lr: Rate = 1e-3,
-    generated: Generated = 150_000,
-    save_every: SaveEvery = 5.0,
-    compiled: Compiled = True,
-    threads: Threads = 1,
+    out: options.Out,
+    run: options.Run,
+    minutes: options.Minutes = None,
+    tokens: options.Tokens = None,
+    lr: options.Rate = 1e-3,
+    generated: options.Generated = 150_000,
+    save_every: options.SaveEvery = 5.0,
+    compiled: options.Compiled = True,
+    threads: options.Threads = 1,
 ) -> None:
     """Tune a pretrained model on conversations; only what the assistant says is learnt.
 
     python -m paceline.train chat chat=dialogues.jsonl.gz --model build/base --out models/demo
     --checkpoints build/chat --minutes 20
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.lm import CHAT, chat
@@ -199,22 +181,22 @@ def chat_command(
 def settle_command(
     sources: Sources,
     model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `chat` wrote.")],
-    out: Out,
-    run: Run,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    lr: Rate = 2e-4,
-    generated: Generated = 150_000,
-    save_every: SaveEvery = 5.0,
-    compiled: Compiled = True,
-    threads: Threads = 1,
+    out: options.Out,
+    run: options.Run,
+    minutes: options.Minutes = None,
+    tokens: options.Tokens = None,
+    lr: options.Rate = 2e-4,
+    generated: options.Generated = 150_000,
+    save_every: options.SaveEvery = 5.0,
+    compiled: options.Compiled = True,
+    threads: options.Threads = 1,
 ) -> None:
     """Unlearn loops: the model's own answers that repeat themselves become unlikely, beside ordinary conversations.
 
     python -m paceline.train settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
     --checkpoints build/settle --tokens 2000000
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.lm import CHAT
@@ -233,22 +215,22 @@ def settle_command(
 def distil_command(
     sources: Sources,
     model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the target.")],
-    out: Out,
-    run: Run,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    lr: Rate = 2e-3,
-    generated: Generated = 150_000,
-    save_every: SaveEvery = 5.0,
-    compiled: Compiled = True,
-    threads: Threads = 1,
+    out: options.Out,
+    run: options.Run,
+    minutes: options.Minutes = None,
+    tokens: options.Tokens = None,
+    lr: options.Rate = 2e-3,
+    generated: options.Generated = 150_000,
+    save_every: options.SaveEvery = 5.0,
+    compiled: options.Compiled = True,
+    threads: options.Threads = 1,
 ) -> None:
     """Train a small draft model to say what the target would say; it has the target's tokenizer.
 
     python -m paceline.train distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
     --checkpoints build/draft --tokens 40000000
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from dataclasses import replace
 
     from paceline.train.distil import DISTIL, distil
@@ -264,45 +246,46 @@ def distil_command(
 
 @app.command("draft")
 def draft_command(
-    target: Target,
-    out: Out,
-    run: Run,
-    data: Data = None,
-    prompts: Prompts = None,
-    generate: Generate = 0,
-    max_tokens: AnswerTokens = 128,
-    temperature: AnswerHeat = None,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    lr: Rate = 2e-3,
+    target: options.Target,
+    out: options.Out,
+    run: options.DrafterRun = None,
+    data: options.Data = None,
+    prompts: options.Prompts = None,
+    generate: options.Generate = 0,
+    max_tokens: options.AnswerTokens = 128,
+    temperature: options.AnswerHeat = None,
+    minutes: options.Minutes = None,
+    tokens: options.Tokens = None,
+    lr: options.Rate = 2e-3,
     layers: Annotated[int, typer.Option(help="Layers of the draft model.", min=1)] = 3,
     hidden: Annotated[int, typer.Option(help="Its width, a multiple of 64.", min=64)] = 128,
     length: Annotated[int, typer.Option(help="Tokens of a training row.", min=8)] = 512,
     rows: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 32,
     seed: int = 0,
-    save_every: SaveEvery = 5.0,
-    compiled: Compiled = True,
-    threads: Threads = 1,
+    save_every: options.SaveEvery = 5.0,
+    compiled: options.Compiled = True,
+    threads: options.Threads = 1,
 ) -> None:
     """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
 
     paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
-    --checkpoints build/draft-run --tokens 30000000
 
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     draft is measured on held-out answers: how often would its tokens be accepted?
     """
-    use_threads(threads)
-    from paceline.train.draft import DraftConfig, train_draft
+    options.use_threads(threads)
+    from paceline.train.draft import PASSES, DraftConfig, train_draft
     from paceline.train.lm import ModelConfig
     from paceline.train.loop import LoopConfig
 
     if hidden % 64:
         raise PacelineError(f"--hidden is {hidden}; heads are 64 wide, so it is a multiple of 64")
-    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, seed=seed, save_every=save_every)
+    run = options.run_folder(out, run, minutes, tokens)
     shape = ModelConfig(hidden=hidden, layers=layers, heads=hidden // 64, kv_heads=1, intermediate=3 * hidden)
     config = DraftConfig(shape, length, rows)
-    answers = own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
+    answers = options.own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
+    tokens = options.budget(answers, minutes, tokens, PASSES)
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, seed=seed, save_every=save_every)
     if not train_draft(target, answers, out, run, loop, config, compiled):
         raise typer.Exit(130)
 
@@ -319,10 +302,10 @@ def vocab_command(
     questions: Annotated[
         Path | None, typer.Option(help="Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False)
     ] = None,
-    prompts: Prompts = None,
-    generate: Generate = 0,
-    max_tokens: AnswerTokens = 128,
-    temperature: AnswerHeat = None,
+    prompts: options.Prompts = None,
+    generate: options.Generate = 0,
+    max_tokens: options.AnswerTokens = 128,
+    temperature: options.AnswerHeat = None,
     out: Annotated[Path | None, typer.Option(help="A .safetensors file, or the folder of a drafter.")] = None,
     keep: Annotated[
         int | None, typer.Option(help="Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", min=1)
@@ -331,7 +314,7 @@ def vocab_command(
         Path | None, typer.Option(help="A vocabulary: say how well it covers the answers, and write nothing.")
     ] = None,
     seed: int = 0,
-    threads: Threads = 1,
+    threads: options.Threads = 1,
 ) -> None:
     """Count which tokens the target writes, for drafters with a trimmed vocabulary (`vocab=K`).
 
@@ -343,7 +326,7 @@ def vocab_command(
     cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
     there.
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from paceline.train import vocab
 
     place = check or out
@@ -352,7 +335,7 @@ def vocab_command(
     files = [*(text or []), *(more or [])]
     if generate and out:
         beside = vocab.place_of(out).with_suffix(".answers.jsonl")
-        files.append(own_answers(target, None, prompts, generate, beside, max_tokens, temperature, seed))
+        files.append(options.own_answers(target, None, prompts, generate, beside, max_tokens, temperature, seed))
     if not files:
         raise PacelineError("there is nothing to count: name recorded answers, --text, or say how many to --generate")
     if check:
@@ -412,13 +395,13 @@ def evaluate_command(
     sources: Sources,
     draft: Annotated[Path | None, typer.Option(help="Folder of its draft model, to measure agreement.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write; printed if not given.")] = None,
-    threads: Threads = 1,
+    threads: options.Threads = 1,
 ) -> None:
     """Loss on held-out text by source against a 5-gram model, and how far the draft model agrees.
 
     python -m paceline.train evaluate models/demo sgd=dialogues.jsonl.gz --draft models/demo-draft
     """
-    use_threads(threads)
+    options.use_threads(threads)
     import json
 
     from paceline.train.evaluate import evaluate
@@ -439,13 +422,13 @@ def card_command(
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines that `held-out` wrote, for samples.")] = None,
     out: Annotated[Path | None, typer.Option(help="Markdown file to write, loss.png beside it.")] = None,
     show: Annotated[bool, typer.Option(help="Print all 24 prompts and answers.")] = False,
-    threads: Threads = 1,
+    threads: options.Threads = 1,
 ) -> None:
     """Answer fixed and held-out prompts; write the model card from the answers, the reports and the training logs.
 
     python -m paceline.train card models/demo --draft models/demo-draft --out models/README.md
     """
-    use_threads(threads)
+    options.use_threads(threads)
     from paceline.bench.looping import read_prompts
     from paceline.train.card import answer_all, card, counts, draw_loss, drawn, practised
 

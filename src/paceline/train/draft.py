@@ -6,8 +6,7 @@ has not seen: how often would its tokens be accepted?
 
 Doesn't know: how drafts are verified.
 
-    paceline train draft models/demo --data answers.jsonl --out build/draft --checkpoints build/draft-run
-    --tokens 30000000
+    paceline train draft models/demo --data answers.jsonl --out build/draft
 """
 
 import json
@@ -32,6 +31,9 @@ from paceline.train.evaluate import agreement
 from paceline.train.generated import split_rows, told
 from paceline.train.lm import DataConfig, Mixture, ModelConfig
 from paceline.train.loop import Batch, LoopConfig, train
+
+PASSES = 20
+"""Over the answers, where no budget is given: it begins with random weights."""
 
 
 @dataclass(frozen=True)

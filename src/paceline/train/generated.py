@@ -99,9 +99,13 @@ def generated_rows(
         if temperature == 0:
             count = min(count, len(asked))  # asked again, the same prompt gets the same answer
         jobs: dict[str, tuple[str, list[int], SamplingParams]] = {}
+        greedily: set[int] = set()
         for n in range(count):
-            source, prompt = asked[n % len(asked)]
-            hot = float(n % 2) if temperature is None else temperature
+            place = n % len(asked)
+            source, prompt = asked[place]
+            hot = float(n % 2 or place in greedily) if temperature is None else temperature
+            if not hot:
+                greedily.add(place)
             jobs[f"answer {n}"] = source, prompt, SamplingParams(max_tokens=max_tokens, temperature=hot, seed=seed + n)
         left = {name: job for name, job in jobs.items() if name not in there}
         _append(out, _answers(engine, left), progress, len(jobs) - len(left), len(jobs))
@@ -335,7 +339,8 @@ def split_rows(
     file: Path, length: int, pad: int = 0, held_out: float = 0.05
 ) -> tuple[dict[str, Rows], dict[str, Rows]]:
     """Rows to train on and held-out rows, as `rows_of`, by source. A hash of the prompt decides, so that all answers
-    to one prompt are on one side; of two prompts at least one is held out."""
+    to one prompt are on one side; of two prompts at least one is held out. Texts that the target wrote freely, from a
+    first token that says nothing, go by their own hash."""
     replies = _read(file)
     keys = sorted({_key(reply) for reply in replies})
     held = set(keys[: max(round(held_out * len(keys)), int(len(keys) > 1))])
@@ -357,7 +362,8 @@ def _read(file: Path) -> list[Reply]:
 
 
 def _key(reply: Reply) -> str:
-    return hashlib.sha256(json.dumps(reply.prompt).encode()).hexdigest()
+    said = reply.prompt if reply.prompt and len(reply.prompt) > 1 else reply.tokens
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def _rows(replies: Sequence[Reply], length: int, pad: int) -> Rows:

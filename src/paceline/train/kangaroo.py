@@ -8,8 +8,7 @@ first token.) The adapter begins as the target's final norm; the authors' begins
 
 Doesn't know: how drafts are made or verified.
 
-    paceline train kangaroo models/demo --data answers.jsonl --out build/kangaroo --checkpoints build/kangaroo-run
-    --tokens 4000000
+    paceline train kangaroo models/demo --data answers.jsonl --out build/kangaroo
 """
 
 import shutil
@@ -36,6 +35,9 @@ from paceline.train.generated import split_rows
 from paceline.train.lm import DataConfig, Mixture, Rows
 from paceline.train.loop import Batch, LoopConfig, train
 from paceline.train.loss import IGNORE
+
+PASSES = 10
+"""Over the answers, where no budget is given; the authors make 20."""
 
 CHUNK = 256
 """Positions whose logits are held at once."""
@@ -285,7 +287,7 @@ def _batch(rows: Rows, most: int) -> Batch:
 def kangaroo_command(
     target: options.Target,
     out: options.Out,
-    run: options.Run,
+    run: options.DrafterRun = None,
     data: options.Data = None,
     prompts: options.Prompts = None,
     generate: options.Generate = 0,
@@ -306,18 +308,17 @@ def kangaroo_command(
     """Train an adapter with which the target's first layers draft, for `--draft kangaroo:OUT`.
 
     paceline train kangaroo models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
-    --checkpoints build/kangaroo-run --tokens 4000000
 
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     adapter is measured on held-out answers, beside the target's own norm and head in its place.
     """
     options.use_threads(threads)
+    exit, run = exit_of(target, exit), options.run_folder(out, run, minutes, tokens)
+    answers = options.own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
     # AdamW with its usual decay, as in the paper; the authors' rate, 5e-5, is for 7 billion parameters.
     loop = LoopConfig(
-        minutes=minutes, tokens=tokens, optimiser="adamw", peak_lr=lr, weight_decay=0.01, seed=seed,
-        save_every=save_every,
+        minutes=minutes, tokens=options.budget(answers, minutes, tokens, PASSES), optimiser="adamw", peak_lr=lr,
+        weight_decay=0.01, seed=seed, save_every=save_every,
     )  # fmt: skip
-    exit = exit_of(target, exit)
-    answers = options.own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
     if not train_adapter(target, answers, out, run, loop, exit, AdapterConfig(length, rows)):
         raise typer.Exit(130)

@@ -1,14 +1,19 @@
 """Options that several training commands share, and what they mean. Imports no torch: help must not wait for it.
 
-    def command(target: Target, out: Out, run: Run, data: Data = None, prompts: Prompts = None, generate: Generate = 0):
+    def command(target: Target, out: Out, run: DrafterRun = None, data: Data = None, tokens: Tokens = None, ...):
+        run = run_folder(out, run, minutes, tokens)
         answers = own_answers(target, data, prompts, generate, run / "answers.jsonl")
+        loop = LoopConfig(minutes=minutes, tokens=budget(answers, minutes, tokens, passes=10))
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from paceline.errors import PacelineError
 
 Out = Annotated[Path, typer.Option(help="Folder to write.")]
 # Not --run: torchrun would take it for its own --run-path.
@@ -26,6 +31,12 @@ Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute
 
 # Of the commands that train a drafter for a target.
 Target = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target.")]
+DrafterRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoints", help="Folder of answers, checkpoint and log, for resuming; OUT-run beside OUT if left out."
+    ),
+]
 Data = Annotated[
     list[Path] | None,
     typer.Option(help="JSON Lines of the target's own answers, with their prompts; may be repeated.", dir_okay=False),
@@ -38,6 +49,23 @@ AnswerTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens of 
 AnswerHeat = Annotated[
     float | None, typer.Option("--temperature", help="Of such answers; half greedy, half at 1 if left out.", min=0)
 ]
+
+
+def run_folder(out: Path, run: Path | None, minutes: float | None, tokens: int | None) -> Path:
+    """Where a drafter's training keeps its answers, checkpoint and log. PacelineError for two budgets at once: before
+    the target has written an hour of answers."""
+    if minutes is not None and tokens is not None:
+        raise PacelineError("--minutes and --tokens are two budgets for one training: give one of them, or neither")
+    return run or out.with_name(f"{out.name}-run")
+
+
+def budget(answers: Path, minutes: float | None, tokens: int | None, passes: int) -> int | None:
+    """Tokens to train on: as asked, or `passes` times what a file of answers holds. None with a budget in minutes."""
+    if minutes is not None or tokens is not None:
+        return tokens
+    with answers.open(encoding="utf-8") as lines:
+        rows = map(json.loads, lines)
+        return passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for row in rows)
 
 
 def own_answers(

@@ -11,8 +11,7 @@ Where we differ: a sum over exits in SoFT is a mean here (and in S2D's code), wh
 
 Doesn't know: how drafts are verified, when a token leaves.
 
-    paceline train sorted models/demo --data answers.jsonl --out build/sorted --checkpoints build/sorted-run
-    --tokens 4000000
+    paceline train sorted models/demo --data answers.jsonl --out build/sorted
 """
 
 import json
@@ -33,30 +32,15 @@ from paceline.draft.checkpoint import TargetFacts, save_drafter
 from paceline.errors import PacelineError
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.train import attention
+from paceline.train import attention, options
 from paceline.train.draft import open_teacher, pad_token
 from paceline.train.generated import acceptance, split_rows
 from paceline.train.lm import DataConfig, Mixture, Rows
 from paceline.train.loop import Batch, LoopConfig, train
 from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation
-from paceline.train.options import (
-    AnswerHeat,
-    AnswerTokens,
-    Compiled,
-    Data,
-    Generate,
-    Minutes,
-    Out,
-    Prompts,
-    Rate,
-    Run,
-    SaveEvery,
-    Target,
-    Threads,
-    Tokens,
-    own_answers,
-    use_threads,
-)
+
+PASSES = 3
+"""Over the answers, where no budget is given: the layers know the language already."""
 
 
 @dataclass(frozen=True)
@@ -239,17 +223,17 @@ def save(network: Any, tokenizer: Tokenizer, out: Path, facts: Mapping[str, Any]
 
 
 def sorted_command(
-    target: Target,
-    out: Out,
-    run: Run,
-    data: Data = None,
-    prompts: Prompts = None,
-    generate: Generate = 0,
-    max_tokens: AnswerTokens = 128,
-    temperature: AnswerHeat = None,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    lr: Rate = 3e-4,
+    target: options.Target,
+    out: options.Out,
+    run: options.DrafterRun = None,
+    data: options.Data = None,
+    prompts: options.Prompts = None,
+    generate: options.Generate = 0,
+    max_tokens: options.AnswerTokens = 128,
+    temperature: options.AnswerHeat = None,
+    minutes: options.Minutes = None,
+    tokens: options.Tokens = None,
+    lr: options.Rate = 3e-4,
     layers: Annotated[
         int | None, typer.Option(help="Layers of the draft; half of the target's if left out.", min=1)
     ] = None,
@@ -262,23 +246,24 @@ def sorted_command(
     length: Annotated[int, typer.Option(help="Tokens of a training row.", min=8)] = 512,
     rows: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 16,
     seed: int = 0,
-    save_every: SaveEvery = 5.0,
-    compiled: Compiled = True,
-    threads: Threads = 1,
+    save_every: options.SaveEvery = 5.0,
+    compiled: options.Compiled = True,
+    threads: options.Threads = 1,
 ) -> None:
     """Cut a draft with several exits from a model's first layers, for `--draft s2d:OUT`.
 
-    paceline train sorted models/demo --data answers.jsonl --out build/sorted --checkpoints build/sorted-run
-    --tokens 4000000
+    paceline train sorted models/demo --data answers.jsonl --out build/sorted
 
     What is learnt is what assistants say in --data (conversations of any kind) or what the model answers itself. Ctrl-C
     saves; the same command goes on from there. At the end every exit is measured on held-out answers.
     """
-    use_threads(threads)
+    options.use_threads(threads)
     wanted = None if exits is None else _exits(exits)
-    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, seed=seed, save_every=save_every)
+    run = options.run_folder(out, run, minutes, tokens)
     recipe = SortedRecipe(layers, wanted, teacher, length, rows)
-    answers = own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
+    answers = options.own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
+    tokens = options.budget(answers, minutes, tokens, PASSES)
+    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, seed=seed, save_every=save_every)
     if not train_sorted(target, answers, out, run, loop, recipe, compiled):
         raise typer.Exit(130)
 
