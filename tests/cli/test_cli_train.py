@@ -113,7 +113,8 @@ def test_an_adapter_is_trained_on_what_the_target_writes_freely(command: Command
     assert len({tuple(answer["tokens"]) for answer in answers}) > 20  # one greedy answer, not twenty
     budget = 10 * sum(len(answer["prompt_tokens"] + answer["tokens"]) for answer in answers)
     assert json.loads((tmp_path / "adapter" / "config.json").read_text())["recipe"]["loop"]["tokens"] == budget
-    said = command("generate", target, "the cat", "--raw", "-n", "5", "-d", f"kangaroo:{tmp_path / 'adapter'}", "--json")
+    spec = f"kangaroo:{tmp_path / 'adapter'}"
+    said = command("generate", target, "the cat", "--raw", "-n", "5", "-d", spec, "--json")
     assert json.loads(said.out)["new_tokens"] == 5
 
 
