@@ -31,7 +31,8 @@ def predict_run(
     """Predicted speed-up of every method, overall and by task: {(method, category): `metrics.speedup` as it would
     have come out}. Methods whose engine tells no rounds, or was not calibrated, are left out.
 
-    calibrations  by engine: "paceline" for our drafters, "transformers" for the peers that run on it.
+    calibrations  by engine: "paceline" for our drafters, "transformers" for the peers that run on it; and by method
+                  for peers that were calibrated themselves, drafting included.
     facts         {method: {"draft_bytes", "target_bytes"}}: what a call of a draft model costs, for engines that do
                   not tell how long they drafted.
 
@@ -42,11 +43,12 @@ def predict_run(
     scale = _scale(plain, calibrations, _first_seconds(plain))
     predicted: dict[tuple[str, str], float] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
-        calibration = calibrations.get(_engine(method))
+        itself = calibrations.get(method)
+        calibration = itself or calibrations.get(_engine(method))
         if calibration is None or scale is None:
             continue
         mine = [answer for answer in answers if answer.method == method]
-        told = _predicted(mine, calibration, scale, (facts or {}).get(method, {}))
+        told = _predicted(mine, calibration, scale, {} if itself else (facts or {}).get(method, {}))
         for category in (OVERALL, *dict.fromkeys(answer.task for answer in told)):
             gain = speedup(*([a for a in some if category in (OVERALL, a.task)] for some in (told, plain)))
             if gain is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 from paceline.bench import specbench
 from paceline.bench.calibrate import Calibration, calibrate, calibrate_transformers
+from paceline.bench.calibrate_peer import calibrate_peer
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
 from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, check
@@ -270,7 +272,8 @@ def _describe(
 def _calibrate(
     plan: Plan, setting: _Setting, folder: RunFolder, present: Sequence[Contestant], watch: Watch
 ) -> dict[str, Calibration]:
-    """What rounds cost on this machine, measured once for a folder: "paceline", and "transformers" if it is there."""
+    """What rounds cost on this machine, measured once for a folder: "paceline", "transformers" if it is there, and
+    other engines by their contestants' names."""
     found = folder.read(CALIBRATION) or {}
     calibrations = {name: Calibration.from_json(json.dumps(told)) for name, told in found.items()}
     rounds = ROUNDS if setting.target.weight_bytes < LARGE else OF_LARGE
@@ -282,6 +285,14 @@ def _calibrate(
     if model is not None and "transformers" not in calibrations:
         watch.say("calibrating the cost model of transformers")
         calibrations["transformers"] = calibrate_transformers(model, rounds=rounds, batch=plan.options.batch)
+    for contestant in present:
+        apart = contestant.name.startswith("peer:") and getattr(contestant, "model", None) is None
+        if apart and contestant.name not in calibrations and plan.options.batch == 1:
+            watch.say(f"calibrating the cost model of {contestant.name}")
+            target = setting.target
+            with suppress(PacelineError):  # what is wrong with it will be said when it does not answer
+                one = calibrate_peer(contestant, target.vocab_size, target.max_context, rounds=max(rounds // 3, 2))
+                calibrations |= {contestant.name: one} if one is not None else {}
     folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
     return calibrations
 

@@ -1,0 +1,93 @@
+"""Calibration of a contestant from the outside: nothing is known of its engine but how long its answers took.
+
+    calibrate_peer(contestant, vocab_size=8192, max_context=1024).round_ms(6)
+
+A round that verifies n tokens reads the weights once and computes n positions, and so does a prompt of n tokens. So the
+times to the first token of short prompts say how rounds grow with n, and long answers say where they begin: one to a
+random text, and one to a text that repeats itself, which every drafter that copies will draft in every round. What
+such a round takes beyond its tokens is drafting, a draft model included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from paceline.bench.calibrate import SIZES, Calibration
+from paceline.bench.contestant import Ask, Contestant
+from paceline.bench.record import Turn
+from paceline.cost import Floats, interpolate
+
+PERIOD = 16
+"""Tokens after which the repeating text repeats."""
+NEW = 33
+"""Tokens of a long answer, the first one included."""
+
+
+def calibrate_peer(
+    contestant: Contestant,
+    vocab_size: int,
+    max_context: int,
+    *,
+    sizes: Sequence[int] = SIZES,
+    context: int = 256,
+    rounds: int = 5,
+) -> Calibration | None:
+    """Time an opened contestant with one request at a time. None if it does not tell its rounds.
+
+    sizes    tokens of the short prompts; those above a quarter of the context are left out.
+    context  tokens of the long prompts, and four times as many; less where the model holds less."""
+    fit = sorted({1, *(n for n in sizes if n <= max_context // 4)})
+    near = max(min(context, max_context // 4), PERIOD)
+    contexts = sorted({near, min(4 * near, max_context - NEW)})
+    firsts = np.empty((rounds + 1, len(fit)))
+    answers: dict[int, list[Turn]] = {length: [] for length in contexts}
+    random = np.random.default_rng(0)
+    for sweep in range(rounds + 1):
+        for i, n in enumerate(fit):
+            [turn] = contestant.answer([_text(n, n, vocab_size, random)], Ask(max_tokens=1))
+            firsts[sweep, i] = 1e3 * turn.seconds
+        for length in contexts:
+            for period in (length, PERIOD):
+                [turn] = contestant.answer([_text(length, period, vocab_size, random)], Ask(max_tokens=NEW))
+                if not turn.times or turn.nodes is None:
+                    return None
+                if sweep:  # the first is a warm-up
+                    answers[length].append(turn)
+    contestant.forget()
+    growth = np.median(firsts[1:], 0)
+    growth = np.maximum.accumulate(growth - growth[0])
+    found = [_round_ms(answers[length], fit, growth) for length in contexts]
+    prompts = [1e3 * median(turn.times[0] for turn in answers[length] if turn.times) for length in contexts]
+    return Calibration(
+        engine=contestant.name,
+        batch=1,
+        context=near,
+        nodes=tuple(fit),
+        ms=tuple((found[0][0] + growth).tolist()),
+        prompt_tokens=(near, contexts[-1]),
+        prompt_ms=(prompts[0], prompts[-1]),
+        long_context=contexts[-1],
+        long_nodes=(1,) if len(contexts) > 1 else (),
+        long_ms=(found[-1][0],) if len(contexts) > 1 else (),
+        drafting_ms=found[0][1],
+    )
+
+
+def _text(length: int, period: int, vocab_size: int, random: np.random.Generator) -> list[int]:
+    """Random tokens that repeat themselves after `period`."""
+    tokens: list[int] = np.resize(random.integers(vocab_size, size=period), length).tolist()
+    return tokens
+
+
+def _round_ms(turns: Sequence[Turn], sizes: Sequence[int], growth: Floats) -> tuple[float, float]:
+    """Milliseconds of a round over one token, and what a round that drafts takes beyond that and its tokens."""
+    steps = np.concatenate([1e3 * np.diff(turn.times or []) for turn in turns])
+    drafted = np.concatenate([(turn.nodes or [])[1:] for turn in turns])
+    beyond = steps - interpolate(sizes, growth, drafted + 1)
+    if (drafted > 0).all():  # what it does in every round cannot be told from the forward
+        return float(np.median(beyond)), 0.0
+    plain = float(np.median(beyond[drafted == 0]))
+    return plain, max(float(np.median(beyond[drafted > 0])) - plain, 0.0) if (drafted > 0).any() else 0.0

@@ -1,0 +1,83 @@
+"""Calibration from the outside: a contestant whose rounds take a known time, and what of it is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from paceline.bench.calibrate_peer import calibrate_peer
+from paceline.bench.contestant import Ask, Contestant
+from paceline.bench.predict import predict_run
+from paceline.bench.record import Answer, Turn
+
+DRAFTED = 4
+
+
+class Engine(Contestant):
+    """A prompt of n tokens takes 2 + 0.1 n ms; a round over n tokens 5 + 0.1 n, 2 us a token of context, and 1.5 ms
+    more if it drafts, which is where the prompt repeats itself, or always."""
+
+    def __init__(self, copies: bool = True, always: bool = False, tells: bool = True):
+        super().__init__("peer:x")
+        self.copies, self.always, self.tells, self.forgot = copies, always, tells, 0
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+        [prompt] = prompts
+        drafts = self.always or (self.copies and list(prompt[16:32]) == list(prompt[:16]) and len(prompt) >= 32)
+        nodes, now = [0], 2 + 0.1 * len(prompt)
+        times = [now]
+        for _ in range(ask.max_tokens - 1):
+            nodes.append(DRAFTED if drafts else 0)
+            now += 5 + 0.1 * (nodes[-1] + 1) + 0.002 * (len(prompt) - 200) + 1.5 * drafts
+            times.append(now)
+        seconds = [t / 1000 for t in times]
+        told = nodes if self.tells else None
+        return [Turn(len(prompt), [1] * len(nodes), "", seconds[-1], [1] * len(nodes), seconds, told, told)]
+
+
+def test_rounds_and_drafting_are_told_apart() -> None:
+    engine = Engine()
+    found = calibrate_peer(engine, 100, 2000, context=200, rounds=2)
+    assert found is not None
+    assert [found.round_ms(n) for n in (1, 5, 96)] == pytest.approx([5.1, 5.5, 14.6])
+    assert found.drafting_ms == pytest.approx(1.5)
+    assert found.round_ms(1, context=800) == pytest.approx(5.1 + 1.2)
+    assert found.prompt_ms_per_token == pytest.approx(0.1)
+    assert engine.forgot == 1
+
+
+def test_one_that_always_drafts_and_one_that_never_does() -> None:
+    always, never = (calibrate_peer(e, 100, 2000, context=200) for e in (Engine(always=True), Engine(copies=False)))
+    assert always is not None
+    assert never is not None
+    assert (always.round_ms(DRAFTED + 1), always.drafting_ms) == pytest.approx((5.5 + 1.5, 0))
+    assert (never.round_ms(1), never.drafting_ms) == pytest.approx((5.1, 0))
+
+
+def test_one_that_does_not_tell_its_rounds() -> None:
+    assert calibrate_peer(Engine(tells=False), 100, 2000) is None
+
+
+def test_a_small_context() -> None:
+    found = calibrate_peer(Engine(), 100, 128)
+    assert found is not None
+    assert found.nodes[-1] == 32
+
+
+def test_a_peer_is_predicted_by_its_own_calibration() -> None:
+    engine = Engine()
+    table = calibrate_peer(engine, 100, 2000, context=200)
+    assert table is not None
+    answer = Answer("none", 0, "q", "qa", "qa", 0, engine.answer([[*range(200)]], Ask(max_tokens=21)))
+    [turn] = engine.answer([[*range(16)] * 13], Ask(max_tokens=21))
+    peer = replace(answer, method="peer:x", turns=[replace(turn, tokens=[1] * 61, lengths=[1] + [3] * 20)])
+    calibrations = {"paceline": replace(table, drafting_ms=0.0), "peer:x": table}
+    facts = {"peer:x": {"draft_bytes": 1, "target_bytes": 10}}
+    predicted = predict_run([answer, peer], calibrations, facts)
+    measured = (61 / peer.seconds) / (21 / answer.seconds)
+    assert predicted["peer:x", "overall"] == pytest.approx(measured, rel=0.01)  # its context grows meanwhile
