@@ -10,7 +10,7 @@ from tests.cli.conftest import Command
 from tests.conftest import REPOSITORY
 
 from paceline.bench.looping import is_looping
-from paceline.cli.demo import _typical
+from paceline.cli.demo import _is_there, _typical
 from paceline.cli.prompts import from_file
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
@@ -46,6 +46,24 @@ def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> 
     assert "6 of 6 outputs are identical" in result.out
     assert f"{loops} of 6 run into a loop" in result.out
     assert "tiny" not in result.out
+
+
+def test_other_drafters_stand_below(command: Command, endless: Path) -> None:
+    more = ("--also", "prompt-lookup", "--also", "recycling,tree=8", "--repeats", 1)
+    result = command("demo", endless, "-p", PROMPTS, "-n", 20, *more)
+    out = result.out
+    assert result.code == 0, result.err
+    for spec in ("sam", "prompt-lookup", "recycling,tree=8"):
+        found = re.search(rf"^{re.escape(spec)} +([\d.]+) +\d+ +\d+ +[\d.]+ +6 of 6 *$", out, re.MULTILINE)
+        assert found is not None, out
+        assert float(found[1]) > 1
+    assert "all prompts" not in command("demo", endless, "-p", PROMPTS, "-n", 5, "--repeats", 1).out
+
+
+def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path: Path) -> None:
+    assert _is_there("recycling,tree=16")
+    assert not _is_there(f"model:{tmp_path / 'none'}")
+    assert _is_there(f"model:{tmp_path}")
 
 
 def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path) -> None:

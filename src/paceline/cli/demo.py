@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli import options
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 DEMO = "models/demo"
 
+ALSO = ("recycling,tree=16", f"model:{DEMO}-draft", f"kangaroo:{DEMO}-kangaroo", f"s2d:{DEMO}-sorted")
+"""What else is compared on the demo model: what draws on its own distributions, and drafters trained for it."""
+
 
 def demo(
     model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face id.")] = DEMO,
@@ -28,6 +34,10 @@ def demo(
         str, typer.Option("--prompts", "-p", help="JSON Lines, as for generate.")
     ] = "examples/demo-prompts.jsonl",
     draft: options.Draft = "sam",
+    also: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare this drafter as well; may be repeated. [default: those of the demo model]"),
+    ] = None,
     max_tokens: options.MaxTokens = 192,
     repeats: Annotated[int, typer.Option(min=1, help="Time every answer this often; the table has the median.")] = 7,
     dtype: options.Dtype = "auto",
@@ -38,7 +48,7 @@ def demo(
 
     \b
     paceline demo                     in the repository, where models/demo and examples/ are
-    paceline demo path/to/model --prompts mine.jsonl --draft sam+prompt-lookup
+    paceline demo path/to/model --prompts mine.jsonl --draft sam --also sam+prompt-lookup
     """
     from paceline.cli.drive import Interrupt, compare
     from paceline.cli.prompts import from_file
@@ -49,19 +59,27 @@ def demo(
     if broken:
         raise broken[0]
     engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)
-    plain = Engine(engine.target, "none", max_batch=1, tokenizer=engine.tokenizer)
+    specs = also if also is not None else [spec for spec in ALSO if _is_there(spec)] if model == DEMO else []
+    plain, *others = (
+        Engine(engine.target, spec, max_batch=1, tokenizer=engine.tokenizer) for spec in ("none", *specs)
+    )
     screen = Screen(color=sys.stdout.isatty())
     show = _Show(screen, engine)
     with Interrupt() as interrupt:
-        runs = [list(compare(engine, plain, jobs, None, interrupt, _refuse, show))]
+        runs = [[list(compare(engine, plain, jobs, None, interrupt, _refuse, show))], *([] for _ in others)]
         screen.end_line()
-        while len(runs) < repeats and not interrupt.pressed:
-            runs.append(list(compare(engine, plain, jobs, None, interrupt, _refuse, _look_away)))
-    done = _typical(runs)
+        for turn in range(repeats):
+            for one, its in zip((engine, *others), runs, strict=True):
+                if len(its) <= turn and not interrupt.pressed:
+                    its.append(list(compare(one, plain, jobs, None, interrupt, _refuse, _look_away)))
+    done, *also_done = map(_typical, runs)
     screen.legend()
     if done:
         screen.out.print()
         screen.out.print(_table(done, engine.drafter.name))
+        if others:
+            screen.out.print()
+            screen.out.print(_overview(dict(zip((draft, *specs), (done, *also_done), strict=True))))
         for line in ("", *_closing(done, model == DEMO)):
             screen.out.print(line, markup=False, soft_wrap=True)
     if interrupt.pressed:
@@ -141,6 +159,25 @@ def _table(done: list[Comparison], name: str) -> Table:
     table.add_section()
     table.add_row("all", *_totals(done), style="bold")
     return table
+
+
+def _overview(found: Mapping[str, list[Comparison]]) -> Table:
+    """A line a drafter: all prompts together."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("\nall prompts", overflow="fold")
+    for column in ("mean\naccepted", "plain\ntok/s", "drafted\ntok/s", "\nratio", "\nidentical"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for spec, done in found.items():
+        if done:
+            same = sum(both.first_difference is None for both in done)
+            table.add_row(escape(spec), *_totals(done)[1:], f"{same} of {len(done)}")
+    return table
+
+
+def _is_there(spec: str) -> bool:
+    """Whether the checkpoint that a drafter names, if any, is there."""
+    _, _, checkpoint = spec.partition(":")
+    return not checkpoint or Path(checkpoint).is_dir()
 
 
 def _totals(done: list[Comparison]) -> list[str]:
