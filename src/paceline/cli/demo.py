@@ -60,24 +60,27 @@ def demo(
         raise broken[0]
     engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)
     specs = also if also is not None else [spec for spec in ALSO if _is_there(spec)] if model == DEMO else []
-    plain, *others = (
-        Engine(engine.target, spec, max_batch=1, tokenizer=engine.tokenizer) for spec in ("none", *specs)
-    )
+
+    def fresh(spec: str) -> Engine:
+        """With a drafter that has seen nothing: one that learns must not draft an answer it has drafted before."""
+        return Engine(engine.target, spec, max_batch=1, tokenizer=engine.tokenizer)
+
+    plain = fresh("none")
     screen = Screen(color=sys.stdout.isatty())
     show = _Show(screen, engine)
     with Interrupt() as interrupt:
-        runs = [[list(compare(engine, plain, jobs, None, interrupt, _refuse, show))], *([] for _ in others)]
+        runs = [[list(compare(engine, plain, jobs, None, interrupt, _refuse, show))], *([] for _ in specs)]
         screen.end_line()
         for turn in range(repeats):
-            for one, its in zip((engine, *others), runs, strict=True):
+            for spec, its in zip((draft, *specs), runs, strict=True):
                 if len(its) <= turn and not interrupt.pressed:
-                    its.append(list(compare(one, plain, jobs, None, interrupt, _refuse, _look_away)))
+                    its.append(list(compare(fresh(spec), plain, jobs, None, interrupt, _refuse, _look_away)))
     done, *also_done = map(_typical, runs)
     screen.legend()
     if done:
         screen.out.print()
         screen.out.print(_table(done, engine.drafter.name))
-        if others:
+        if specs:
             screen.out.print()
             screen.out.print(_overview(dict(zip((draft, *specs), (done, *also_done), strict=True))))
         for line in ("", *_closing(done, model == DEMO)):
