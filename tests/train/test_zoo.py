@@ -55,6 +55,9 @@ def test_what_is_done_is_skipped(
     assert run_zoo(zoo, tmp_path / "models", tmp_path / "ck", processes=2) == 1  # chat failed: the rest waits
     assert [next(n for n in ("tokenizer", "pretrain", "chat") if n in c) for c in ran] == ["pretrain", "chat"]
     assert "torch.distributed.run" in ran[0]
+    settle = next(step for step in steps(zoo, tmp_path, tmp_path) if step.name == "settle")
+    assert settle.command(2)[-2:] == ["--threads", "2"]
+    assert "--threads" not in settle.command(1)
     assert "tokenizer: done" in capfd.readouterr().err
 
 

@@ -27,19 +27,22 @@ TOKENS = {"pretrain": 90_000_000, "chat": 8_000_000, "settle": 2_000_000, "disti
 
 @dataclass(frozen=True)
 class Step:
-    """One command. done: the file whose presence says that it has ended; parallel: it can use several processes."""
+    """One command. done: the file whose presence says that it has ended; parallel: it can use several processes;
+    threaded: where it cannot, it is given as many threads."""
 
     name: str
     arguments: tuple[str, ...]
     done: Path
     parallel: bool = False
+    threaded: bool = False
     module: str = "paceline.train"
 
     def command(self, processes: int) -> list[str]:
         if processes > 1 and self.parallel:
             launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
             return [sys.executable, *launcher, self.module, *self.arguments]
-        return [sys.executable, "-m", self.module, *self.arguments]
+        threads = ["--threads", str(processes)] if processes > 1 and self.threaded else []
+        return [sys.executable, "-m", self.module, *self.arguments, *threads]
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         folder = str(checkpoints / f"run-{stage}")
         budget = ("--out", str(into), "--checkpoints", folder, "--tokens", str(zoo.tokens[stage]))
         arguments = (stage, *zoo.sources, *extra, *budget)
-        return Step(stage, arguments, into / f"training-{stage}.json", parallel=stage != "settle")
+        alone = stage == "settle"  # its answers are made by one
+        return Step(stage, arguments, into / f"training-{stage}.json", parallel=not alone, threaded=alone)
 
     prompts = [part for file in (*zoo.prompts, str(held)) for part in ("--prompts", file)]
     loops = (str(demo), *prompts, "--categories", zoo.categories, "--out", str(demo / "looping.json"))
@@ -114,10 +118,11 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
             "evaluate",
             ("evaluate", str(demo), *zoo.sources, "--draft", str(draft), "--out", str(demo / "evaluation.json")),
             demo / "evaluation.json",
+            threaded=True,
         ),
         Step("held-out", ("held-out", *conversations, "--out", str(held)), held),
         Step("looping", loops, demo / "looping.json", module="paceline.bench.looping"),
-        Step("card", card, out / "README.md"),
+        Step("card", card, out / "README.md", threaded=True),
     ]
 
 
