@@ -168,7 +168,7 @@ def test_the_command(tmp_path: Path) -> None:
     for options, says in (
         (["--tokens", "64", "--layers", "9"], "--layers is 9; the target has 4, so 1 to that"),
         (["--tokens", "64", "--exits", "one"], "--exits is 'one'; it must be layers with commas between, as in 2,3,4"),
-        ([], "give the training budget as tokens or as minutes"),
+        (["--tokens", "64", "--minutes", "1"], "two budgets for one training"),
     ):
         error = run(*options).exception
         assert isinstance(error, PacelineError)
