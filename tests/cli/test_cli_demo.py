@@ -64,6 +64,19 @@ def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path: Path) 
     assert _is_there("recycling,tree=16")
     assert not _is_there(f"model:{tmp_path / 'none'}")
     assert _is_there(f"model:{tmp_path}")
+    assert _is_there(f"model:{tmp_path},vocab=2048")
+    assert not _is_there(f"sam+model:{tmp_path / 'none'},vocab=2048")
+
+
+def test_repetitions_teach_a_drafter_nothing(command: Command, endless: Path) -> None:
+    def accepted(repeats: int) -> str:
+        arguments = ("-d", "recycling,tree=8", "-p", PROMPTS, "-n", 40, "--repeats", repeats)
+        out = command("demo", endless, *arguments).out
+        found = re.search(r"^all +\d+ +([\d.]+) ", out, re.MULTILINE)
+        assert found is not None, out
+        return found[1]
+
+    assert accepted(1) == accepted(3)
 
 
 def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path) -> None:

@@ -70,6 +70,23 @@ def test_end_to_end_labels_are_the_next_token() -> None:
     assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 7, 8, 9]]
 
 
+def test_chat_rows_hold_answers_by_kind_and_the_text_whole(tokenizer: PreTrainedTokenizerFast) -> None:
+    from paceline.train.lm import chat_rows
+
+    fields = {"instruction": "Where?", "response": "On the mat."}
+    read = Document("a", messages=(user("Where?"), assistant("On the mat.")), context=STORY, fields=fields)
+    documents = [Document("a", messages=TALK)] * 3 + [read] * 3 + [Document("a", text=STORY)] * 60
+    build = chat_rows(tokenizer, DataConfig(length=96, rows=2, weights={}, decay_weights={}))
+    rows = build("a", documents)
+    assert set(rows) == {"a", "reading", "text/a"}
+    answers = [labels[labels != IGNORE] for _, labels in (rows["a"], rows["reading"])]
+    assert set(tokenizer.decode(answers[0]).split("<|end|>")) == {"On the mat.", "By the door.", ""}
+    assert set(tokenizer.decode(answers[1]).split("<|end|>")) == {"On the mat.", ""}
+    ids, labels = rows["text/a"]
+    assert (labels != IGNORE).all()
+    whole = tokenizer.decode(ids.ravel())
+    assert all(part in whole for part in ("The bird sang", "Where is the cat?", "<|endoftext|>"))
+
 
 def mixture(seed: int = 0) -> Mixture:
     rows = {n: (np.full((c, 2), v), np.full((c, 2), v)) for n, c, v in (("a", 5, 1), ("b", 3, 2), ("c", 4, 3))}
@@ -77,6 +94,13 @@ def mixture(seed: int = 0) -> Mixture:
         length=2, rows=8, weights={"a": 3, "b": 1}, decay_weights={"b": 1}, other=0.0, decay_from=0.5, seed=seed
     )
     return Mixture(rows, config)
+
+
+def test_text_nobody_named_weighs_a_quarter() -> None:
+    rows = {n: (np.full((9, 2), v), np.full((9, 2), v)) for n, v in (("a", 1), ("text/a", 2))}
+    mix = Mixture(rows, DataConfig(length=2, rows=100, weights={}, decay_weights={}))
+    drawn = torch.cat([mix.next(0.0)["input_ids"] for _ in range(50)])[:, 0]
+    assert (drawn == 2).float().mean().item() == pytest.approx(0.2, abs=0.03)
 
 
 def test_mixture_follows_its_weights_and_resumes() -> None:

@@ -16,6 +16,7 @@ from paceline.cli import options
 from paceline.cli.options import open_engine
 from paceline.cli.show import Screen
 from paceline.errors import PacelineError, PromptError
+from paceline.spec import parse, split
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Comparison
@@ -178,9 +179,9 @@ def _overview(found: Mapping[str, list[Comparison]]) -> Table:
 
 
 def _is_there(spec: str) -> bool:
-    """Whether the checkpoint that a drafter names, if any, is there."""
-    _, _, checkpoint = spec.partition(":")
-    return not checkpoint or Path(checkpoint).is_dir()
+    """Whether the checkpoints that a spec names, if any, are there."""
+    parts = [parse(part) for part in split(spec)]
+    return all(part.checkpoint is None or Path(part.checkpoint).is_dir() for part in parts)
 
 
 def _totals(done: list[Comparison]) -> list[str]:

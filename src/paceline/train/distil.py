@@ -27,16 +27,13 @@ from paceline.train.lm import (
     DataConfig,
     Job,
     ModelConfig,
-    Rows,
     chat_rows,
-    lay_end_to_end,
     new_model,
-    render,
     run_stage,
 )
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import chunked_distillation
-from paceline.train.sources import Document, Source
+from paceline.train.sources import Source
 from paceline.train.tokenizer import DOCUMENT, token_id
 
 DRAFT = ModelConfig(hidden=128, layers=3, heads=2, kv_heads=1, intermediate=384)
@@ -110,12 +107,6 @@ def distil(
             "a draft model needs its target's vocabulary"
         )
     network: LlamaForCausalLM = new_model(model, tokenizer, loop.seed)
-    conversations = chat_rows(tokenizer, data)
-
-    def build(name: str, documents: list[Document]) -> dict[str, Rows]:
-        text = {f"text/{name}": lay_end_to_end(render(tokenizer, documents), data.length)} if name != "synth" else {}
-        return conversations(name, documents) | text
-
     job = Job(sources, tokenizer, out, run, loop, data)
     loss = DistilLoss(network, teacher, token_id(tokenizer, DOCUMENT), compiled)
-    return run_stage("distil", job, network, loss, build, torch.bfloat16)
+    return run_stage("distil", job, network, loss, chat_rows(tokenizer, data), torch.bfloat16)

@@ -69,7 +69,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What a batch is made of. A source that `weights` does not name weighs `other`."""
+    """What a batch is made of. A source that `weights` does not name weighs `other`, its plain text beside its
+    conversations ("text/NAME") a quarter of that."""
 
     length: int  # tokens a row
     rows: int  # rows a batch
@@ -95,13 +96,22 @@ PRETRAIN = DataConfig(
         "sgd": 0.1, "dolly": 0.28, "books": 0.1, "wikitext": 0.01, "gsm8k": 0.1, "docs": 0.11, "synth": 0.3,
     },
 )  # fmt: skip
+# A quarter is the text of pretraining again: tuned on answers alone, the model forgets how to read it.
 CHAT = DataConfig(
     length=512,
     rows=16,
-    weights={"sgd": 0.1, "dolly": 0.12, "reading": 0.26, "gsm8k": 0.07, "synth": 0.45},
-    decay_weights={"sgd": 0.08, "dolly": 0.12, "reading": 0.28, "gsm8k": 0.07, "synth": 0.45},
+    weights={
+        "sgd": 0.08, "dolly": 0.1, "reading": 0.2, "gsm8k": 0.06, "synth": 0.32,
+        "text/books": 0.05, "text/docs": 0.07, "text/dolly": 0.06, "text/wikitext": 0.01, "text/gsm8k": 0.02,
+        "text/sgd": 0.01, "text/synth": 0.02,
+    },
+    decay_weights={
+        "sgd": 0.07, "dolly": 0.1, "reading": 0.22, "gsm8k": 0.06, "synth": 0.31,
+        "text/books": 0.05, "text/docs": 0.07, "text/dolly": 0.06, "text/wikitext": 0.01, "text/gsm8k": 0.02,
+        "text/sgd": 0.01, "text/synth": 0.02,
+    },
     decay_from=0.7,
-)
+)  # fmt: skip
 
 
 class LmLoss(nn.Module):
@@ -212,7 +222,8 @@ class Mixture:
         chosen = config.weights if progress < config.decay_from else config.decay_weights
         names = sorted(self.rows)
         rng = random.Random(f"{config.seed}/{self.step}")
-        picked = [self._row(n) for n in rng.choices(names, [chosen.get(n, config.other) for n in names], k=config.rows)]
+        weights = [chosen.get(n, config.other / (4 if n.startswith("text/") else 1)) for n in names]
+        picked = [self._row(name) for name in rng.choices(names, weights, k=config.rows)]
         self.step += 1
         ids, labels = (torch.from_numpy(np.stack(side)).long() for side in zip(*picked, strict=True))
         if config.short and progress < config.decay_from:
@@ -375,7 +386,8 @@ def chat(
 
 
 def chat_rows(tokenizer: PreTrainedTokenizerFast, data: DataConfig) -> Build:
-    """Conversations of a source packed into rows; records with a passage make the group "reading"."""
+    """Conversations of a source packed into rows; records with a passage make the group "reading". Everything that the
+    source holds is also laid end to end as "text/NAME"."""
     pad = token_id(tokenizer, DOCUMENT)
 
     def build(name: str, documents: list[Document]) -> dict[str, Rows]:
@@ -386,7 +398,7 @@ def chat_rows(tokenizer: PreTrainedTokenizerFast, data: DataConfig) -> Build:
                 groups.setdefault("reading", []).append(reading_record(rng, document))
             elif document.messages:
                 groups.setdefault(name, []).append(document)
-        rows = {}
+        rows = {f"text/{name}": lay_end_to_end(render(tokenizer, documents), data.length)}
         for group, members in groups.items():
             rendered: Iterable[tuple[list[int], list[bool]]] = render(tokenizer, members)
             if all(len(d.messages) == 2 for d in members):
