@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.train.distil import DistilLoss
 from paceline.train.evaluate import HeldOut, agreement, compare, held_out_prompts
-from paceline.train.lm import DataConfig, Mixture
 from paceline.train.loop import LoopConfig, train
 from paceline.train.loss import IGNORE
+from paceline.train.rows import DataConfig, Mixture
 from paceline.train.sources import Document, assistant, user
 
 VOCABULARY, PAD = 30, 0

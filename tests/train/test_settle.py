@@ -8,9 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.bench.looping import is_looping
-from paceline.train.lm import DataConfig, LmLoss, Mixture
+from paceline.train.lm import LmLoss
 from paceline.train.loop import LoopConfig, train
 from paceline.train.loss import IGNORE
+from paceline.train.rows import DataConfig, Mixture
 from paceline.train.settle import SelfCorrection, SettleConfig, answers, correction, order_of, repeats
 
 CONFIG = SettleConfig(every=2, prompts=4, tokens=80, rows=2)

@@ -95,7 +95,7 @@ def tokenizer_command(
     options.use_threads(threads)
     from dataclasses import replace
 
-    from paceline.train.lm import PRETRAIN, load_documents
+    from paceline.train.rows import PRETRAIN, load_documents
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import save_tokenizer, train_tokenizer
 
@@ -130,8 +130,9 @@ def pretrain_command(
     from dataclasses import replace
 
     from paceline.errors import meant
-    from paceline.train.lm import PRETRAIN, SIZES, pretrain
+    from paceline.train.lm import SIZES, pretrain
     from paceline.train.loop import LoopConfig
+    from paceline.train.rows import PRETRAIN
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
@@ -166,8 +167,9 @@ def chat_command(
     options.use_threads(threads)
     from dataclasses import replace
 
-    from paceline.train.lm import CHAT, chat
+    from paceline.train.lm import chat
     from paceline.train.loop import LoopConfig
+    from paceline.train.rows import CHAT
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
@@ -199,8 +201,8 @@ def settle_command(
     options.use_threads(threads)
     from dataclasses import replace
 
-    from paceline.train.lm import CHAT
     from paceline.train.loop import LoopConfig
+    from paceline.train.rows import CHAT
     from paceline.train.settle import settle
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
@@ -405,7 +407,7 @@ def evaluate_command(
     import json
 
     from paceline.train.evaluate import evaluate
-    from paceline.train.lm import PRETRAIN
+    from paceline.train.rows import PRETRAIN
     from paceline.train.sources import parse_sources
 
     report = evaluate(model, parse_sources(sources), PRETRAIN, draft)

@@ -312,7 +312,8 @@ English; reads simple German. Chat format: `<|user|>`, `<|assistant|>`, `<|syste
 
 WHAT = {
     "pretrain": "Documents laid end to end; every token is learnt.",
-    "chat": "Conversations; the loss covers what the assistant says and the end of its turn.",
+    "chat": "Conversations, of which what the assistant says and the end of its turn is learnt, and (text/...) rows of "
+    "the text of pretraining, learnt whole.",
     "settle": (
         "Conversations, and beside them the model's own answers: where one repeats itself, the tokens that complete a "
         "repeated n-gram are made unlikely (`paceline.train.settle`)."

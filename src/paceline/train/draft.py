@@ -29,8 +29,9 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train.distil import DRAFT, DistilLoss
 from paceline.train.evaluate import agreement
 from paceline.train.generated import split_rows, told
-from paceline.train.lm import DataConfig, Mixture, ModelConfig
+from paceline.train.lm import ModelConfig
 from paceline.train.loop import Batch, LoopConfig, train
+from paceline.train.rows import DataConfig, Mixture
 
 PASSES = 20
 """Over the answers, where no budget is given: it begins with random weights."""

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from paceline.train.lm import DataConfig, Rows, lay_end_to_end, load_documents, pack_whole, render
 from paceline.train.loss import IGNORE
 from paceline.train.ngram import NgramModel
+from paceline.train.rows import DataConfig, Rows, lay_end_to_end, load_documents, pack_whole, render
 from paceline.train.sources import Document, Message, Source
 from paceline.train.tokenizer import DOCUMENT, token_id
 

@@ -34,7 +34,7 @@ from paceline.replay.tokens import Transcriber
 from paceline.sampling import SamplingParams
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.evaluate import Agreement, agreement
-from paceline.train.lm import Rows, pack_whole
+from paceline.train.rows import Rows, pack_whole
 from paceline.train.sources import Document, Source, SourceError, read
 
 BATCH = 32

@@ -32,9 +32,9 @@ from paceline.target.load import load, load_tokenizer, read_config
 from paceline.train import options
 from paceline.train.draft import open_teacher
 from paceline.train.generated import split_rows
-from paceline.train.lm import DataConfig, Mixture, Rows
 from paceline.train.loop import Batch, LoopConfig, train
 from paceline.train.loss import IGNORE
+from paceline.train.rows import DataConfig, Mixture, Rows
 
 PASSES = 10
 """Over the answers, where no budget is given; the authors make 20."""

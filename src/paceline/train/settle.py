@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from paceline.train.lm import CHAT, DataConfig, Job, LmLoss, Mixture, chat_rows, render, run_stage
+from paceline.train.lm import Job, LmLoss, run_stage
 from paceline.train.loop import Batch, LoopConfig
 from paceline.train.loss import IGNORE
+from paceline.train.rows import CHAT, DataConfig, Mixture, chat_rows, render
 from paceline.train.sources import Document, Source, assistant
 from paceline.train.tokenizer import DOCUMENT, token_id
 

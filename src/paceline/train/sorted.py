@@ -35,9 +35,9 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.train import attention, options
 from paceline.train.draft import open_teacher, pad_token
 from paceline.train.generated import acceptance, split_rows
-from paceline.train.lm import DataConfig, Mixture, Rows
 from paceline.train.loop import Batch, LoopConfig, train
 from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation
+from paceline.train.rows import DataConfig, Mixture, Rows
 
 PASSES = 3
 """Over the answers, where no budget is given: the layers know the language already."""
