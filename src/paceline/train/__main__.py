@@ -202,13 +202,12 @@ def settle_command(
     from dataclasses import replace
 
     from paceline.train.loop import LoopConfig
-    from paceline.train.rows import CHAT
-    from paceline.train.settle import settle
+    from paceline.train.settle import SETTLE, settle
     from paceline.train.sources import parse_sources
     from paceline.train.tokenizer import load_tokenizer
 
     loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, warmup_steps=20, decay=0.5, save_every=save_every)
-    data = replace(CHAT, generated=generated)
+    data = replace(SETTLE, generated=generated)
     if not settle(parse_sources(sources), load_tokenizer(model), model, out, run, loop, data, compiled=compiled):
         raise typer.Exit(130)
 

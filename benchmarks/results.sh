@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# The runs whose reports are in docs/results/: our demo suite and 120 questions of Spec-Bench, every drafter and the
+# peers, at the demo model's own cost (SIZE "small") and at that of a larger one (SIZE "1B").
+#
+#   QUESTIONS=question.jsonl INSTRUCTIONS=instructions.jsonl benchmarks/results.sh small build/results
+#   QUESTIONS=question.jsonl INSTRUCTIONS=instructions.jsonl benchmarks/results.sh 1B build/results
+#
+# QUESTIONS     Spec-Bench's question.jsonl
+# INSTRUCTIONS  lines of {"prompt": ...} unlike the questions; the model's answers to them are the corpus of `rest` and
+#               `sam,corpus=`, as a server's log would be
+# VLLM_PYTHON   the interpreter of an environment with vLLM; without it vLLM's peers are listed as missing
+#
+# A run that was stopped goes on with the same command. Small takes half an hour on two cores, 1B some hours.
+set -euo pipefail
+
+size=$1 out=$2
+paceline=${PACELINE:-.venv/bin/paceline}
+draft=models/demo-draft
+own=$out/own
+
+if [ ! -e "$own/store.json" ]; then
+    mkdir -p "$out"
+    "$paceline" generate models/demo --prompts "$INSTRUCTIONS" --draft recycling,tree=16 --batch 16 --json > "$out/own.jsonl"
+    "$paceline" corpus build "$own" --text "$out/own.jsonl" --tokenizer models/demo
+fi
+
+methods=(
+    -d prompt-lookup -d sam -d suffix -d hierarchy -d recycling,tree=16 -d recycling -d ngram-pool,window=0
+    -d blend,nodes=16 -d rest:"$own" -d sam,corpus="$own" -d sam+recycling,tree=16
+    -d model:$draft -d model:$draft,stop=svip -d model:$draft,vocab=2048 -d sam+model:$draft
+    -d s2d:models/demo-sorted -d kangaroo:models/demo-kangaroo
+    --peer transformers --peer transformers-lookup --peer transformers-assisted:$draft --peer transformers-early-exit
+    --peer vllm --peer vllm-ngram --peer vllm-draft:$draft
+)
+[ -z "${VLLM_PYTHON:-}" ] || methods+=(--peer-python "$VLLM_PYTHON")
+
+cost=()
+tokens=128
+[ "$size" = small ] || { cost=(--as-large "$size"); tokens=48; }
+
+"$paceline" bench models/demo "${methods[@]}" "${cost[@]}" -n $tokens --suite demo --out "$out/demo-$size"
+"$paceline" bench models/demo "${methods[@]}" "${cost[@]}" -n $tokens --suite "$QUESTIONS" --limit 120 --out "$out/spec-bench-$size"
