@@ -1,5 +1,7 @@
 """Tokens to text and back; above all that text handed out token by token is the text of all tokens."""
 
+import io
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -160,6 +162,17 @@ def test_encoding(tiny: Tokenizer, gpt2: Tokenizer) -> None:
     assert all(type(i) is int for i in ids)
     assert gpt2.encode("Hello") == [15496]  # GPT-2 has no beginning token
     assert (tiny.vocab_size, gpt2.vocab_size) == (288, 50257)
+
+
+def test_a_long_text_is_nothing_to_warn_of(gpt2: Tokenizer) -> None:
+    logger, heard = logging.getLogger("transformers"), io.StringIO()
+    handler = logging.StreamHandler(heard)
+    logger.addHandler(handler)
+    try:
+        assert len(gpt2.encode("cat " * 1100)) > 1024  # the tokenizer's own limit; the engine has the model's
+    finally:
+        logger.removeHandler(handler)
+    assert not heard.getvalue()
 
 
 def test_an_end_token_put_behind_every_text_is_left_off() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # third-party parsers of many formats; what they raise is theirs to choose
         raise ModelError(f"the tokenizer in {folder} cannot be read: {hf.one_line(error)}") from error
+    inner.model_max_length = sys.maxsize  # the engine knows the context; transformers would only warn, once
     tokenizer = Tokenizer(inner, _name(model))
     if (folder / "config.json").exists():
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
