@@ -2,6 +2,7 @@
 
     python benchmarks/drafting.py models/demo
     python benchmarks/drafting.py build/draft --rows 8 --dtype bfloat16
+    python benchmarks/drafting.py models/demo-draft --rule fixed --vocab 4096 2048
 
 A step of drafting is a forward, a look at its distribution by the stop rule, and a token; the bare forward is the same
 nodes through `verify` and nothing else. Both draft the same chain behind the same context, one after the other, again
@@ -12,6 +13,7 @@ what they gain.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -31,9 +33,9 @@ from paceline.target.load import load
 CONTEXT, LENGTH = 256, 8
 
 
-def drafter(path: str, target: Target, rule: str, length: int) -> Model:
+def drafter(path: str, target: Target, rule: str, length: int, vocab: str | None) -> Model:
     """A drafter whose rule never stops before `length`, so that all draft alike."""
-    made = Model(ModelConfig(checkpoint=path, stop=rule, draft=length))  # type: ignore[arg-type]
+    made = Model(ModelConfig(checkpoint=path, stop=rule, draft=length, vocab=vocab))  # type: ignore[arg-type]
     made.bind(target)
     ask = made.rule.stop
 
@@ -65,9 +67,11 @@ def bare(model: Target, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -
     ]
 
 
-def measure(path: str, target: Target, rule: str, temperature: float, rows: int, rounds: int) -> tuple[float, float]:
+def measure(
+    path: str, target: Target, rule: str, vocab: str | None, temperature: float, rows: int, rounds: int
+) -> tuple[float, float]:
     """Microseconds of a drafted token (for all rows), and of a bare forward."""
-    made = drafter(path, target, rule, LENGTH)
+    made = drafter(path, target, rule, LENGTH, vocab)
     texts = rows_of(rows, made.model.vocab_size, temperature)
     for row in texts:
         made.start(row)
@@ -99,13 +103,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="rows drafted for together (default 1)")
     parser.add_argument("--rounds", type=int, default=60, help="drafts of 8 tokens of each kind (default 60)")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
+    parser.add_argument("--rule", nargs="*", default=names(), help="stop rules (default all)")
+    parser.add_argument("--vocab", nargs="*", default=[], help="trimmed vocabularies, beside the whole one")
     wish = parser.parse_args()
     target = load(wish.model, dtype=wish.dtype)
-    table = Table("rule", "temperature", "a drafted token, µs", "bare forward, µs", "ratio")
-    for rule in names():
-        for temperature in (0.0, 1.0):
-            step, forward = measure(wish.model, target, rule, temperature, wish.rows, wish.rounds)
-            table.add_row(rule, f"{temperature:g}", f"{step:,.0f}", f"{forward:,.0f}", f"{step / forward:.2f}")
+    table = Table("vocabulary", "rule", "temperature", "a drafted token, µs", "bare forward, µs", "ratio")
+    for vocab, rule, temperature in itertools.product([None, *wish.vocab], wish.rule, (0.0, 1.0)):
+        step, forward = measure(wish.model, target, rule, vocab, temperature, wish.rows, wish.rounds)
+        row = vocab or "whole", rule, f"{temperature:g}", f"{step:,.0f}", f"{forward:,.0f}", f"{step / forward:.2f}"
+        table.add_row(*row)
     Console().print(table)
 
 

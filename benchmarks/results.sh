@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs whose reports are in docs/results/: our demo suite and 120 questions of Spec-Bench, every drafter and the
+# A full comparison: our demo suite and 120 questions of Spec-Bench, every drafter and the
 # peers, at the demo model's own cost (SIZE "small") and at that of a larger one (SIZE "1B").
 #
 #   QUESTIONS=question.jsonl INSTRUCTIONS=instructions.jsonl benchmarks/results.sh small build/results
@@ -10,7 +10,8 @@
 #               `sam,corpus=`, as a server's log would be
 # VLLM_PYTHON   the interpreter of an environment with vLLM; without it vLLM's peers are listed as missing
 #
-# A run that was stopped goes on with the same command. Small takes half an hour on two cores, 1B some hours.
+# It wants the drafters of the demo model in models/ (demo-draft with a vocabulary, demo-sorted, demo-kangaroo). A run
+# that was stopped goes on with the same command.
 set -euo pipefail
 
 size=$1 out=$2

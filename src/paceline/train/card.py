@@ -315,16 +315,17 @@ WHAT = {
     "chat": "Conversations, of which what the assistant says and the end of its turn is learnt, and (text/...) rows of "
     "the text of pretraining, learnt whole.",
     "settle": (
-        "Conversations, and beside them the model's own answers: where one repeats itself, the tokens that complete a "
-        "repeated n-gram are made unlikely (`paceline.train.settle`)."
+        "Rows as in chat tuning, and beside them the model's own answers: where one repeats itself, the tokens that "
+        "complete a repeated n-gram are made unlikely (`paceline.train.settle`)."
     ),
 }
 
 AFTER_TRAINING = """\
 "Tokens seen" counts input tokens, padding included; held-out loss is in nats a token, on documents kept out
 by a hash of their content (1 % of each source, at most 16 rows of it). Losses of the stages are not
-comparable: the first is over all tokens, the others over answers. No test split was trained on. The full logs
-are the `training-*.jsonl` beside the weights; `docs/training.md` has the commands.
+comparable: text is judged on all tokens (in rows of 256 after pretraining, of 512 later), conversations on answers.
+No test split was trained on. The full logs are the `training-*.jsonl` beside the weights; `docs/training.md` has the
+commands.
 """
 
 HELD_OUT = """\

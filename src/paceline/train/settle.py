@@ -3,7 +3,7 @@
 Every so often the model answers some training prompts, greedily and sampled. Where an answer repeats itself, the tokens
 that complete an n-gram it has already said become unlikely: minus log(1 - p) is added for them, the sequence-level
 unlikelihood of Welleck et al. 2020 ("Neural text generation with unlikelihood training", section 5.2). Beside them run
-ordinary rows of conversations, so that the model keeps what it knows. Decoding is not touched.
+the rows of chat tuning, so that the model keeps what it knows. Decoding is not touched.
 
 Where we differ: only answers that repeat a good part of themselves are corrected (`tolerated`), because lists, tables
 and figures repeat n-grams rightly; and the answers come from the engine, many prompts at once.
