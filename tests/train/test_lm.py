@@ -1,6 +1,7 @@
 """The recipe: a run cut in the middle ends where an unbroken one does, and both stages end in a model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_schedule() -> None:
     assert learning_rate(config, 500, 0.9) == pytest.approx(0.55)
     assert learning_rate(config, 500, 1.0) == pytest.approx(0.1)
     assert share_done(config, Progress(tokens=250)) == 0.25
+    assert share_done(replace(config, tokens=0), Progress()) == 1.0  # what begins is measured as it is
     clock = LoopConfig(minutes=2)
     assert share_done(clock, Progress(seconds=60)) == 0.5
     assert share_done(clock, Progress(seconds=600)) == 1.0  # paused past its slot: over

@@ -85,11 +85,13 @@ class Progress:
 
 
 def share_done(config: LoopConfig, progress: Progress) -> float:
-    """Share of the budget that is spent, 0 to 1."""
+    """Share of the budget that is spent, 0 to 1. A budget of 0 is spent at once: what begins is what is measured."""
     if config.tokens is not None:
-        return min(progress.tokens / config.tokens, 1.0)
-    assert config.minutes is not None
-    return min(progress.seconds / (60 * config.minutes), 1.0)
+        spent, budget = float(progress.tokens), float(config.tokens)
+    else:
+        assert config.minutes is not None
+        spent, budget = progress.seconds, 60 * config.minutes
+    return min(spent / budget, 1.0) if budget else 1.0
 
 
 def learning_rate(config: LoopConfig, step: int, done: float) -> float:

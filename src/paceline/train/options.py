@@ -21,8 +21,12 @@ Run = Annotated[
     Path,
     typer.Option("--checkpoints", help="Folder of the checkpoint and log; run the same command again to resume."),
 ]
-Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.")]
-Tokens = Annotated[int | None, typer.Option(help="Budget in tokens; exactly repeatable.")]
+Minutes = Annotated[
+    float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)
+]
+Tokens = Annotated[
+    int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure what would be trained.", min=0)
+]
 Threads = Annotated[int, typer.Option(help="torch threads.")]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.")]
 Generated = Annotated[int, typer.Option(help="Generated examples (sums, translation, reading) mixed in; 0: none.")]
