@@ -37,6 +37,21 @@ def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> 
     return probs
 
 
+def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
+    """Of softmax(logits[row]): the entropy in nats, never negative, and the best token's probability.
+
+    logits  [n, V], bfloat16 or float32 on the CPU. The distribution itself is not written down. Raises NumericError if
+    the row has NaN or infinity, or nothing above minus infinity."""
+    if logits.stride(1) != 1:
+        logits, row = logits[row : row + 1].contiguous(), 0
+    where = logits.data_ptr() + row * logits.stride(0) * logits.element_size()
+    kernel = _certainty_float32 if logits.dtype == torch.float32 else _certainty_bfloat16
+    entropy, best = kernel(where, logits.shape[1])
+    if entropy < 0:
+        raise NumericError("The model's logits are NaN or infinite; its weights or dtype are broken.")
+    return entropy, best
+
+
 def token_at(probs: torch.Tensor, noise: float) -> int:
     """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V], float32 or float64 on the CPU.
 
@@ -101,6 +116,37 @@ def _softmax_bfloat16(where, size, temperature, out):  # type: ignore[no-untyped
     for i in range(size):
         probs[i] /= total
     return 1
+
+
+# With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z: two sums, both of terms of one sign.
+@njit("UniTuple(float64, 2)(int64, int64)", cache=True, fastmath=FREELY)
+def _certainty_float32(where, size):  # type: ignore[no-untyped-def]
+    best = _best(carray(address(where), (size,), np.int32), 0)
+    if best < 0:
+        return -1.0, 0.0
+    logits = carray(address(where), (size,), np.float32)
+    top, total, spread = logits[best], np.float32(0), np.float32(0)
+    for i in range(size):
+        x = max(logits[i] - top, np.float32(-88))
+        e = _exp(x)
+        total += e
+        spread += e * x
+    return math.log(total) - np.float64(spread) / np.float64(total), 1 / np.float64(total)
+
+
+@njit("UniTuple(float64, 2)(int64, int64)", cache=True, fastmath=FREELY)
+def _certainty_bfloat16(where, size):  # type: ignore[no-untyped-def]
+    best = _best(carray(address(where), (size,), np.int16), 16)
+    if best < 0:
+        return -1.0, 0.0
+    logits = halves(where, size)
+    top, total, spread = wide(logits[best]), np.float32(0), np.float32(0)
+    for i in range(size):
+        x = max(wide(logits[i]) - top, np.float32(-88))
+        e = _exp(x)
+        total += e
+        spread += e * x
+    return math.log(total) - np.float64(spread) / np.float64(total), 1 / np.float64(total)
 
 
 @njit

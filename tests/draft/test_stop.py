@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from paceline.draft import stop
-from paceline.draft.stop import Adaptive, Confidence, Fixed, Heuristic, Outcome, Svip, entropies, stop_rule
+from paceline.draft.stop import (
+    Adaptive,
+    Confidence,
+    Fixed,
+    Heuristic,
+    Outcome,
+    Svip,
+    best_probabilities,
+    entropies,
+    stop_rule,
+)
 from paceline.errors import MethodError
 from tests.draft.worlds import ROW, WORLDS, World, confident
 
@@ -59,19 +69,23 @@ def test_fixed_is_as_long_as_its_cap():
 
 def test_entropy_of_known_distributions():
     for m in (1, 2, 3, 17, 64):
-        assert entropies(uniform(m)).item() == pytest.approx(math.log(m), abs=1e-6)
-    assert entropies(torch.tensor([[800.0, 0.0, 0.0]])).item() == 0
-    assert entropies(torch.tensor([[1.0, 1.0], [5.0, -math.inf]])).tolist() == pytest.approx([math.log(2), 0])
+        assert entropies(uniform(m)) == pytest.approx([math.log(m)], abs=1e-6)
+    assert entropies(torch.tensor([[800.0, 0.0, 0.0]])) == [0]
+    assert entropies(torch.tensor([[1.0, 1.0], [5.0, -math.inf]])) == pytest.approx([math.log(2), 0])
 
 
-def test_entropy_is_never_negative_and_in_float32():
-    logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(0)) * 40
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])  # the last is not compiled
+@pytest.mark.parametrize("size", [1, 50, 40_000])
+def test_entropy_and_the_best_probability_are_the_distributions(dtype, size):
+    heat = torch.logspace(-2, 2, 40)[:, None]
+    logits = (torch.randn(40, size, generator=torch.Generator().manual_seed(0)) * heat).to(dtype)
+    exact = torch.distributions.Categorical(logits=logits.double())
     found = entropies(logits)
-    assert found.dtype == torch.float32
-    assert (found >= 0).all()
-    exact = torch.distributions.Categorical(logits=logits.double()).entropy()
-    torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=1e-5)
-    assert entropies(logits.bfloat16()).dtype == torch.float32
+    assert min(found) >= 0
+    assert found == pytest.approx(exact.entropy().tolist(), abs=1e-5, rel=1e-5)
+    assert best_probabilities(logits) == pytest.approx(exact.probs.amax(-1).tolist(), rel=1e-5)
+    turned = logits.T.contiguous().T  # a column after the other
+    assert entropies(turned) == found
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -88,7 +102,7 @@ def test_what_is_no_distribution_stops_a_draft(name, broken):
 def test_svip_stops_above_its_threshold_and_not_at_it():
     rule = Svip()
     assert (rule.cap, rule.threshold) == (40, 0.3)
-    half = entropies(confident(0.9)).item()
+    (half,) = entropies(confident(0.9))
     at = math.sqrt(0.15 * half)
     assert not stops(Svip(threshold=at + 1e-6), confident(0.9))
     assert stops(Svip(threshold=at - 1e-6), confident(0.9))

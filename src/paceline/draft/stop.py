@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from math import nan, sqrt
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
@@ -22,7 +23,7 @@ import torch
 
 from paceline.errors import MethodError, NumericError
 from paceline.sampling import is_compiled
-from paceline.softmax import softmax_of_row
+from paceline.softmax import certainty_of_row
 
 Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]
 
@@ -106,8 +107,7 @@ class Svip(StopRule):
     def signals(self, logits: torch.Tensor) -> list[float]:
         """Estimated distance between draft and target, sqrt(0.15 H): what the paper puts in the place of the bound
         on 1 - acceptance that it cannot know."""
-        bound: list[float] = (self.SLOPE * entropies(logits)).sqrt().tolist()
-        return bound
+        return [sqrt(self.SLOPE * entropy) for entropy in entropies(logits)]
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
         return not signal <= self.threshold
@@ -367,26 +367,23 @@ def names() -> Sequence[str]:
 
 
 def best_probabilities(logits: torch.Tensor) -> list[float]:
-    """Probability of the best token at temperature 1: logits [R, K] to R numbers."""
-    best: list[float] = _distributions(logits).amax(-1).tolist()
+    """Probability of the best token at temperature 1: logits [R, K] to R numbers; NaN where logits are."""
+    if is_compiled(logits):
+        return [_certainty(logits, r)[1] for r in range(len(logits))]
+    best: list[float] = logits.float().softmax(-1).amax(-1).tolist()
     return best
 
 
-def entropies(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats at temperature 1, float32 [R], of logits [R, K]; never negative. NaN where logits are."""
-    return torch.special.entr(_distributions(logits)).sum(-1)
+def entropies(logits: torch.Tensor) -> list[float]:
+    """Entropy in nats at temperature 1: logits [R, K] to R numbers, never negative; NaN where logits are."""
+    if is_compiled(logits):
+        return [_certainty(logits, r)[0] for r in range(len(logits))]
+    found: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
+    return found
 
 
-def _distributions(logits: torch.Tensor) -> torch.Tensor:
-    """softmax at temperature 1, float32 [R, K]; NaN where logits are no distribution."""
-    if not is_compiled(logits):
-        return logits.float().softmax(-1)
-    rows = [_distribution(logits, r) for r in range(len(logits))]
-    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
-
-
-def _distribution(logits: torch.Tensor, row: int) -> torch.Tensor:
+def _certainty(logits: torch.Tensor, row: int) -> tuple[float, float]:
     try:
-        return softmax_of_row(logits, row)
+        return certainty_of_row(logits, row)
     except NumericError:
-        return torch.full((logits.shape[1],), torch.nan)
+        return nan, nan
