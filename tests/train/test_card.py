@@ -2,8 +2,24 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
-from paceline.train.card import PROMPTS, Answer, agreement_table, card, counts, draw_loss, drawn, loss_table
+import torch
+from safetensors.torch import save_file
+
+from paceline.draft.vocab import Vocabulary, save_vocabulary
+from paceline.train.card import (
+    PROMPTS,
+    Answer,
+    agreement_table,
+    card,
+    counts,
+    drafter_part,
+    draw_loss,
+    drawn,
+    loss_table,
+    vocabulary_part,
+)
 
 
 def test_counts() -> None:
@@ -61,16 +77,47 @@ def a_model(folder: Path) -> Path:
 def test_the_card_has_what_there_is(tmp_path: Path) -> None:
     model, draft = a_model(tmp_path / "demo"), a_model(tmp_path / "demo-draft")
     answers = [Answer("chat", "Hello?", "Hi!", 10, ended=True, loops=False)]
-    text = card(model, None, answers, [], "| practice |")
+    text = card(model, None, [], answers, [], "| practice |")
     assert "| gsm8k | GSM8K, train split | MIT, OpenAI | 400 | 0.5 | 2.50 |" in text
     assert "2.0 hours" in text
     assert "### Loops" not in text
     assert "## demo-draft" not in text
     loops = {"prompts": "q", "temperature": 0.0, "answers": 80, "looping": 8, "ended": 70, "mean_tokens": 40}
     (model / "looping.json").write_text(json.dumps([loops | {"share": 0.1}]))
-    text = card(model, draft, answers, answers, "| practice |")
+    text = card(model, draft, [], answers, answers, "| practice |")
     assert "| q | 0 | 80 | 8 (10.0%) | 70 | 40 |" in text
     assert "> Hello?" in text
     assert "## demo-draft" in text
     draw_loss(model, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def a_drafter(folder: Path, kind: str, **facts: Any) -> Path:
+    folder.mkdir()
+    save_file({"o_proj.weight": torch.zeros(3, 4)}, folder / "model.safetensors")
+    config = {"paceline_drafter": kind, "target": {"name": "demo"}, "recipe": {"loop": {"tokens": 5000}}}
+    (folder / "config.json").write_text(json.dumps(config | facts))
+    return folder
+
+
+def test_drafters_have_a_section_each(tmp_path: Path) -> None:
+    fit = {"soft_ce": 3.0, "overlap": 0.5, "top1": 0.25}
+    held = {"entropy": 1.5, "adapter": fit, "no_adapter": {"soft_ce": 7.0, "overlap": 0.125, "top1": 0.0}}
+    kangaroo = drafter_part(a_drafter(tmp_path / "demo-k", "kangaroo", exit_layer=2, held_out=held))
+    assert "## demo-k" in kangaroo
+    assert "behind layer 2 of demo (12 numbers" in kangaroo
+    assert "5,000 tokens" in kangaroo
+    assert kangaroo.splitlines()[-2:] == ["| no adapter | 7.00 | 0.125 | 0.000 |", "| adapter | 3.00 | 0.500 | 0.250 |"]
+    agreement = [{"source": "a", "overlap": 0.9, "top1": 0.9}, {"source": "all", "overlap": 0.5, "top1": 0.25}]
+    exits = [{"layers": n, "loss": float(n), "agreement": agreement} for n in (1, 3)]
+    nested = a_drafter(tmp_path / "demo-s", "s2d", num_hidden_layers=3, exits=[1, 3], acceptance=exits)
+    lines = drafter_part(nested).splitlines()
+    assert "first 3 layers of demo, with exits behind 1, 3" in lines[2]
+    assert lines[-2:] == ["| exit 1 | 1.00 | 0.500 | 0.250 |", "| exit 3 | 3.00 | 0.500 | 0.250 |"]
+
+
+def test_the_vocabulary_says_what_it_covers(tmp_path: Path) -> None:
+    covered = {"k": 1024, "all": 0.5, "sgd": 0.75}
+    kept = Vocabulary(torch.tensor([0, 2]), torch.tensor([5, 0, 9]), (), "", {"coverage": [covered]})
+    save_vocabulary(tmp_path / "vocab.safetensors", kept)
+    assert vocabulary_part(tmp_path).splitlines()[-1] == "| 1,024 | 50.0% | 75.0% |"

@@ -33,12 +33,18 @@ def test_every_stage_reads_what_an_earlier_one_wrote(tmp_path: Path) -> None:
     plan = steps(zoo, tmp_path / "models", tmp_path / "ck")
     written_before: set[str] = set()
     for step in plan:
-        for option in ("--tokenizer", "--model", "--draft"):
+        if step.name in ("kangaroo", "sorted", "vocab"):
+            assert step.arguments[1] in written_before
+        for option in ("--tokenizer", "--model", "--draft", "--drafter"):
             if option in step.arguments:
                 assert step.arguments[step.arguments.index(option) + 1] in written_before
         if "--out" in step.arguments:
             written_before.add(step.arguments[step.arguments.index("--out") + 1])
-    assert [s.name for s in plan][:5] == ["tokenizer", "pretrain", "chat", "settle", "distil"]
+    names = [step.name for step in plan]
+    assert names[:8] == ["tokenizer", "pretrain", "chat", "settle", "distil", "kangaroo", "sorted", "vocab"]
+    answers = str(tmp_path / "ck" / "run-kangaroo" / "answers.jsonl")  # written by the first, read by the others
+    assert answers in plan[names.index("sorted")].arguments
+    assert answers in plan[names.index("vocab")].arguments
 
 
 def test_what_is_done_is_skipped(

@@ -420,6 +420,9 @@ def evaluate_command(
 def card_command(
     model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the finished model.")],
     draft: Annotated[Path | None, typer.Option(help="Folder of its draft model.")] = None,
+    drafter: Annotated[
+        list[Path] | None, typer.Option(help="Folder of another drafter of it, kangaroo or sorted; may be repeated.")
+    ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines that `held-out` wrote, for samples.")] = None,
     out: Annotated[Path | None, typer.Option(help="Markdown file to write, loss.png beside it.")] = None,
     show: Annotated[bool, typer.Option(help="Print all 24 prompts and answers.")] = False,
@@ -435,7 +438,7 @@ def card_command(
 
     answers, practice = answer_all(model), practised(model)
     samples = answer_all(model, {"sample": drawn(read_prompts(prompts))}) if prompts else []
-    text = card(model, draft, answers, samples, practice)
+    text = card(model, draft, drafter or [], answers, samples, practice)
     if show:
         for answer in answers:
             typer.echo(f"[{answer.kind}, {answer.tokens} tokens, ended {answer.ended}, looping {answer.loops}]")

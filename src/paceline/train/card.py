@@ -18,7 +18,10 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, is_looping, table
+from paceline.draft.vocab import read_vocabulary
 from paceline.train import synth
 
 HARBOUR = (
@@ -242,13 +245,54 @@ def agreement_table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def drafter_part(folder: Path) -> str:
+    """A section on a drafter that `paceline train kangaroo` or `sorted` left in `folder`: what it is, what it was
+    trained on and how far it agrees with its target on held-out answers."""
+    config = json.loads((folder / "config.json").read_text())
+    kind, recipe = config["paceline_drafter"], config["recipe"]
+    weights = load_file(folder / "model.safetensors")
+    size = f"{sum(w.numel() for w in weights.values()):,} numbers, {folder_size(folder) / 1e6:.1f} MB"
+    target, tokens = config["target"]["name"], recipe["loop"]["tokens"]
+    if kind == "kangaroo":
+        what = f"An adapter behind layer {config['exit_layer']} of {target} ({size}), for `kangaroo:`"
+        held = config["held_out"]
+        rows = [("no adapter", held["no_adapter"]), ("adapter", held["adapter"])]
+        note = f"cross-entropy with the target's distribution, of which {held['entropy']:.2f} is its own entropy"
+        table = [f"| {name} | {fit['soft_ce']:.2f} | {fit['overlap']:.3f} | {fit['top1']:.3f} |" for name, fit in rows]
+    else:
+        exits = ", ".join(map(str, config["exits"]))
+        layers = config["num_hidden_layers"]
+        what = f"A model cut from the first {layers} layers of {target}, with exits behind {exits} ({size}), for `s2d:`"
+        fits = [(row["layers"], row["loss"], row["agreement"][-1]) for row in config["acceptance"]]
+        note = "cross-entropy with what the target wrote"
+        table = [f"| exit {n} | {loss:.2f} | {fit['overlap']:.3f} | {fit['top1']:.3f} |" for n, loss, fit in fits]
+    head = [f"| | {note}, nats | sum of min(p, q) | same first choice |", "|---|---:|---:|---:|"]
+    told = f"{what}. Trained on {tokens:,} tokens, the target's own answers over and over. On answers held out:"
+    return "\n".join([f"## {folder.name}", "", told, "", *head, *table])
+
+
+def vocabulary_part(draft: Path) -> str:
+    """How much of the target's answers the trimmed vocabularies of `draft` cover."""
+    vocabulary = read_vocabulary(draft / "vocab.safetensors")
+    rows = vocabulary.facts["coverage"]
+    names = [name for name in rows[0] if name != "k"]
+    lines = [TRIMMED, "", f"| K | {' | '.join(names)} |", "|---:|" + "---:|" * len(names)]
+    lines += [f"| {row['k']:,} | {' | '.join(f'{row[name]:.1%}' for name in names)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
 def shape_of(folder: Path) -> str:
     """One sentence on the architecture."""
     config = json.loads((folder / "config.json").read_text())
     facts = next(json.loads(f.read_text()) for f in sorted(folder.glob("training-*.json")))
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     return (
-        f"{facts['model']['parameters']:,} parameters ({size / 1e6:.1f} MB with tokenizer and logs, bfloat16): "
+        f"{facts['model']['parameters']:,} parameters ({folder_size(folder) / 1e6:.1f} MB with tokenizer and logs, "
+        f"bfloat16): "
         f"{config['num_hidden_layers']} layers of width {config['hidden_size']}, "
         f"{config['num_attention_heads']} query and {config['num_key_value_heads']} key/value heads of "
         f"{config['head_dim']}, feed-forward {config['intermediate_size']}, tied embeddings, "
@@ -256,7 +300,14 @@ def shape_of(folder: Path) -> str:
     )
 
 
-def card(folder: Path, draft: Path | None, answers: Sequence[Answer], samples: Sequence[Answer], practice: str) -> str:
+def card(
+    folder: Path,
+    draft: Path | None,
+    drafters: Sequence[Path],
+    answers: Sequence[Answer],
+    samples: Sequence[Answer],
+    practice: str,
+) -> str:
     """The whole card, Markdown."""
     stages = [stage for stage in STAGES if (folder / f"training-{stage}.json").exists()]
     parts = [INTRODUCTION, f"## {folder.name}\n\nA Llama-architecture model with {shape_of(folder)}\n{CHAT_FORMAT}"]
@@ -283,6 +334,9 @@ def card(folder: Path, draft: Path | None, answers: Sequence[Answer], samples: S
         parts.append(stage_report(draft, "distil"))
         if "agreement" in report:
             parts.append(f"{AGREEMENT}\n\n{agreement_table(report)}")
+        if (draft / "vocab.safetensors").exists():
+            parts.append(vocabulary_part(draft))
+    parts += [drafter_part(drafter) for drafter in drafters]
     parts.append(LICENCE)
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -350,6 +404,10 @@ DRAFT = "Trained to say what the target says (`paceline.train.distil`), on the s
 AGREEMENT = """\
 How far its distribution q agrees with the target's p on held-out text, at temperature 1: the mean sum of
 min(p, q) is the chance that a token drawn from q is accepted."""
+
+TRIMMED = """\
+`vocab.safetensors` says which tokens the target writes most (`paceline train vocab`), for drafting with the best K of
+them, `vocab=K`. Share of the tokens in a tenth of the target's answers, kept aside, that they cover:"""
 
 LIMITS = """### What it cannot do
 

@@ -1,4 +1,4 @@
-"""The whole family by one command: tokenizer, pretraining, chat, settling, draft model, evaluation, model card.
+"""The whole family by one command: tokenizer, pretraining, chat, settling, drafters, evaluation, model card.
 
 A TOML file says which text to use and how long to train (zoo.toml beside the Makefile is the one the shipped models
 were made with, but for where its files lie). Every stage is a command of its own, printed before it runs; one that is
@@ -22,7 +22,17 @@ from rich.console import Console
 
 from paceline.errors import PacelineError, meant
 
-TOKENS = {"pretrain": 90_000_000, "chat": 8_000_000, "settle": 2_000_000, "distil": 40_000_000}
+TOKENS = {
+    "pretrain": 90_000_000,
+    "chat": 8_000_000,
+    "settle": 2_000_000,
+    "distil": 40_000_000,
+    "kangaroo": 6_000_000,
+    "sorted": 6_000_000,
+}
+
+ANSWERS = 12_000
+"""Answers of the target that the last two, and the trimmed vocabulary, are made from."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +57,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Zoo:
-    """Sources by name, tokens by stage, and chat prompts for the table of loops."""
+    """Sources by name, tokens by stage, answers for the drafters, and chat prompts for the table of loops."""
 
     sources: tuple[str, ...]
     tokens: Mapping[str, int]
+    answers: int
     prompts: tuple[str, ...]
     categories: str
 
@@ -75,7 +86,8 @@ def read_zoo(path: Path, scale: float = 1.0) -> Zoo:
     looping = table.get("looping", {})
     prompts = tuple(str(_place(path, p)) for p in looping.get("prompts", []))
     tokens = {stage: max(int(budget * scale), 1) for stage, budget in budgets.items()}
-    return Zoo(tuple(sources), tokens, prompts, str(looping.get("categories", "")))
+    answers = max(int(ANSWERS * scale), 1)
+    return Zoo(tuple(sources), tokens, answers, prompts, str(looping.get("categories", "")))
 
 
 def _lists(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -93,10 +105,12 @@ def _place(config: Path, file: str) -> str | Path:
 
 def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
     """The commands, in order."""
-    demo, draft = out / "demo", out / "demo-draft"
+    demo, draft, adapter, nested = (out / name for name in ("demo", "demo-draft", "demo-kangaroo", "demo-sorted"))
     tokenizer, base, chat = (checkpoints / name for name in ("tokenizer", "base", "chat"))
     held = checkpoints / "held-out.jsonl"
-    conversations = [s for s in zoo.sources if s.split("=")[0] in ("sgd", "dolly")] or list(zoo.sources)
+
+    def sources(*names: str) -> list[str]:
+        return [s for s in zoo.sources if s.split("=")[0] in names] or list(zoo.sources)
 
     def train(stage: str, into: Path, *extra: str) -> Step:
         folder = str(checkpoints / f"run-{stage}")
@@ -105,22 +119,34 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         alone = stage == "settle"  # its answers are made by one
         return Step(stage, arguments, into / f"training-{stage}.json", parallel=not alone, threaded=alone)
 
+    def drafter(stage: str, into: Path, *extra: str) -> Step:
+        folder = str(checkpoints / f"run-{stage}")
+        budget = ("--out", str(into), "--checkpoints", folder, "--tokens", str(zoo.tokens[stage]))
+        return Step(stage, (stage, str(demo), *extra, *budget), into / "config.json", threaded=True)
+
+    own = str(checkpoints / "run-kangaroo" / "answers.jsonl")
+    asked = [part for source in sources("sgd", "dolly", "gsm8k") for part in ("--prompts", source)]
+    vocabulary = ("vocab", str(demo), "--text", own, "--out", str(draft))
     prompts = [part for file in (*zoo.prompts, str(held)) for part in ("--prompts", file)]
     loops = (str(demo), *prompts, "--categories", zoo.categories, "--out", str(demo / "looping.json"))
-    card = ("card", str(demo), "--draft", str(draft), "--prompts", str(held), "--out", str(out / "README.md"))
+    others = [part for folder in (adapter, nested) for part in ("--drafter", str(folder))]
+    card = ("card", str(demo), "--draft", str(draft), *others, "--prompts", str(held), "--out", str(out / "README.md"))
     return [
         Step("tokenizer", ("tokenizer", *zoo.sources, "--out", str(tokenizer)), tokenizer / "tokenizer.json"),
         train("pretrain", base, "--tokenizer", str(tokenizer)),
         train("chat", chat, "--model", str(base)),
         train("settle", demo, "--model", str(chat)),
         train("distil", draft, "--model", str(demo)),
+        drafter("kangaroo", adapter, *asked, "--generate", str(zoo.answers)),
+        drafter("sorted", nested, "--data", own, "--layers", "3", "--exits", "1,2,3", "--lr", "1e-3"),
+        Step("vocab", vocabulary, draft / "vocab.safetensors", threaded=True),
         Step(
             "evaluate",
             ("evaluate", str(demo), *zoo.sources, "--draft", str(draft), "--out", str(demo / "evaluation.json")),
             demo / "evaluation.json",
             threaded=True,
         ),
-        Step("held-out", ("held-out", *conversations, "--out", str(held)), held),
+        Step("held-out", ("held-out", *sources("sgd", "dolly"), "--out", str(held)), held),
         Step("looping", loops, demo / "looping.json", module="paceline.bench.looping"),
         Step("card", card, out / "README.md", threaded=True),
     ]
