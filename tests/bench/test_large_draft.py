@@ -12,6 +12,8 @@ from paceline.bench.large import Enlargement, large_folder
 from paceline.bench.large_draft import large_spec
 from paceline.draft.checkpoint import TargetFacts, save_drafter
 from paceline.draft.kangaroo import adapter_shapes
+from paceline.draft.vocab import FILE as VOCABULARY
+from paceline.draft.vocab import Vocabulary, best_tokens, save_vocabulary
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
@@ -58,6 +60,9 @@ def same(small: Path, spec: str) -> str:
 
 def test_a_draft_model(small: Path, tmp_path: Path) -> None:
     draft = models.make("llama2", tmp_path / "draft", num_hidden_layers=4)  # the target's twin: all is accepted
+    counts = torch.arange(read_config(draft).vocab_size)
+    save_vocabulary(draft / VOCABULARY, Vocabulary(best_tokens(counts, 40), counts))
+    same(small, f"model:{draft},stop=fixed,draft=3,vocab=60")
     large = same(small, f"model:{draft},stop=fixed,draft=3")
     assert str(draft) + "," not in large
     done = large_of(small)[1]
@@ -89,7 +94,9 @@ def test_an_adapter(small: Path, tmp_path: Path) -> None:
     save_drafter(
         tmp_path / "adapter", "kangaroo", config={"exit_layer": 2}, tensors=tensors, target=TargetFacts.of(target)
     )
-    for options in ("stop=fixed,draft=3", "stop=fixed,draft=3,tree=6,width=3"):
+    counts = torch.arange(read_config(small).vocab_size)
+    save_vocabulary(tmp_path / "adapter" / VOCABULARY, Vocabulary(best_tokens(counts, 40), counts))
+    for options in ("stop=fixed,draft=3,vocab=60", "stop=fixed,draft=3", "stop=fixed,draft=3,tree=6,width=3"):
         large = same(small, f"kangaroo:{tmp_path / 'adapter'},{options}")
     grown = json.loads((Path(large.removeprefix("kangaroo:").split(",")[0]) / "config.json").read_text())
     assert grown["exit_layer"] == 2 * large_of(small)[1].layer_factor

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.draft.vocab import Vocabulary, save_vocabulary
+from paceline.draft.vocab import FILE, Vocabulary, save_vocabulary
 from paceline.train.card import (
     PROMPTS,
     Answer,
@@ -119,5 +119,5 @@ def test_drafters_have_a_section_each(tmp_path: Path) -> None:
 def test_the_vocabulary_says_what_it_covers(tmp_path: Path) -> None:
     covered = {"k": 1024, "all": 0.5, "sgd": 0.75}
     kept = Vocabulary(torch.tensor([0, 2]), torch.tensor([5, 0, 9]), (), "", {"coverage": [covered]})
-    save_vocabulary(tmp_path / "vocab.safetensors", kept)
+    save_vocabulary(tmp_path / FILE, kept)
     assert vocabulary_part(tmp_path).splitlines()[-1] == "| 1,024 | 50.0% | 75.0% |"

@@ -37,6 +37,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from paceline.bench.suites import cache_folder
+from paceline.draft.vocab import FILE as VOCABULARY
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Shape, unsupported, weight_shapes
 from paceline.target.load import (
@@ -72,6 +73,7 @@ COPIED = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    VOCABULARY,
 )
 RECORD = "enlargement.json"
 SIZES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
@@ -178,11 +180,17 @@ def enlarge(folder: str | Path, params: int, out: str | Path, progress: Progress
     with _new_folder(out, size) as new:
         _write_json(new / "config.json", _config(source, large))
         _write_json(new / RECORD, asdict(made))
-        for name in COPIED:
-            if (source.folder / name).exists():
-                shutil.copyfile(source.folder / name, new / name)
+        copy_files(source.folder, new)
         _write(new, source, weight_shapes(read_config(new)), progress)
     return made
+
+
+def copy_files(folder: Path, new: Path) -> None:
+    """What an enlargement has unchanged from the model or drafter in `folder`."""
+    for name in COPIED:
+        if (folder / name).exists():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, new / name)
 
 
 def _write_json(file: Path, value: Any) -> None:
@@ -207,8 +215,8 @@ def cache_home() -> Path:
 def fingerprint_of(folder: Path) -> str:
     """Of everything that goes into an enlargement, and of how it is made."""
     digest = hashlib.sha256(f"recipe {RECIPE}".encode())
-    for file in sorted(folder.iterdir()):
-        if file.name == "config.json" or file.name in COPIED or file.suffix == ".safetensors":
+    for file in sorted({folder / "config.json", *folder.glob("*.safetensors"), *(folder / name for name in COPIED)}):
+        if file.exists():
             with file.open("rb") as opened:
                 digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()[:16]

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.large import Enlargement, Proportions, cache_home, fingerprint_of, large_folder, padded
+from paceline.bench.large import Enlargement, Proportions, cache_home, copy_files, fingerprint_of, large_folder, padded
 from paceline.draft.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.errors import ModelError
 from paceline.spec import parse, split
@@ -77,6 +77,7 @@ def large_adapter(folder: Path, target: Target, done: Enlargement) -> Path:
     }
     own = {key: value for key, value in config.items() if key not in (KIND, "paceline", "target")}
     own["exit_layer"] = config["exit_layer"] * done.layer_factor
+    copy_files(folder, kept)
     save_drafter(kept, kind, config=own, tensors=large, target=facts)
     return kept
 

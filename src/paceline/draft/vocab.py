@@ -36,8 +36,9 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.tokenizer import Tokenizer
 
-FILE = "vocab.safetensors"
-"""Where the vocabulary of a drafter lies, beside its checkpoint."""
+FILE = "paceline/vocab.safetensors"
+"""Where the vocabulary of a drafter lies, below its checkpoint's folder: servers take every safetensors file in the
+folder itself for weights."""
 
 OFFSETS, MEMBERS = "d2t", "t2d"
 """EAGLE-3's names: full id minus own id of every kept token, and which tokens are kept."""

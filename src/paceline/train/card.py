@@ -21,6 +21,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, is_looping, table
+from paceline.draft.vocab import FILE as VOCABULARY
 from paceline.draft.vocab import read_vocabulary
 from paceline.train import synth
 
@@ -273,7 +274,7 @@ def drafter_part(folder: Path) -> str:
 
 def vocabulary_part(draft: Path) -> str:
     """How much of the target's answers the trimmed vocabularies of `draft` cover."""
-    vocabulary = read_vocabulary(draft / "vocab.safetensors")
+    vocabulary = read_vocabulary(draft / VOCABULARY)
     rows = vocabulary.facts["coverage"]
     names = [name for name in rows[0] if name != "k"]
     lines = [TRIMMED, "", f"| K | {' | '.join(names)} |", "|---:|" + "---:|" * len(names)]
@@ -334,7 +335,7 @@ def card(
         parts.append(stage_report(draft, "distil"))
         if "agreement" in report:
             parts.append(f"{AGREEMENT}\n\n{agreement_table(report)}")
-        if (draft / "vocab.safetensors").exists():
+        if (draft / VOCABULARY).exists():
             parts.append(vocabulary_part(draft))
     parts += [drafter_part(drafter) for drafter in drafters]
     parts.append(LICENCE)
@@ -406,8 +407,8 @@ How far its distribution q agrees with the target's p on held-out text, at tempe
 min(p, q) is the chance that a token drawn from q is accepted."""
 
 TRIMMED = """\
-`vocab.safetensors` says which tokens the target writes most (`paceline train vocab`), for drafting with the best K of
-them, `vocab=K`. Share of the tokens in a tenth of the target's answers, kept aside, that they cover:"""
+`paceline/vocab.safetensors` says which tokens the target writes most (`paceline train vocab`), for drafting with the
+best K of them, `vocab=K`. Share of the tokens in a tenth of the target's answers, kept aside, that they cover:"""
 
 LIMITS = """### What it cannot do
 

@@ -156,7 +156,7 @@ def train_vocabulary(
     model: str | Path, files: Sequence[Path], out: Path, keep: int | None = None, questions: Path | None = None
 ) -> list[str]:
     """Count the target's recorded replies and write the vocabulary to `out`: a .safetensors file, or a folder (a
-    drafter's checkpoint), in which it is called vocab.safetensors. What was found, in lines for a reader."""
+    drafter's checkpoint), in which it is called paceline/vocab.safetensors. What was found, in lines for a reader."""
     tokenizer = load_tokenizer(model)
     counted = count_vocabulary(replies_in(files, tokenizer, questions), tokenizer, end_tokens(model), keep)
     save_vocabulary(place_of(out), counted.vocabulary)

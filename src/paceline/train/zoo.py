@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+from paceline.draft.vocab import FILE as VOCABULARY
 from paceline.errors import PacelineError, meant
 
 TOKENS = {
@@ -139,7 +140,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         train("distil", draft, "--model", str(demo)),
         drafter("kangaroo", adapter, *asked, "--generate", str(zoo.answers)),
         drafter("sorted", nested, "--data", own, "--layers", "3", "--exits", "1,2,3", "--lr", "1e-3"),
-        Step("vocab", vocabulary, draft / "vocab.safetensors", threaded=True),
+        Step("vocab", vocabulary, draft / VOCABULARY, threaded=True),
         Step(
             "evaluate",
             ("evaluate", str(demo), *zoo.sources, "--draft", str(draft), "--out", str(demo / "evaluation.json")),
