@@ -17,11 +17,12 @@ DRAFTED = 4
 
 class Engine(Contestant):
     """A prompt of n tokens takes 2 + 0.1 n ms; a round over n tokens 5 + 0.1 n, 2 us a token of context, and 1.5 ms
-    more if it drafts, which is where the prompt repeats itself, or always."""
+    more if it drafts, which is where the prompt repeats itself, or always. each: ms of a drafted token; it then drafts
+    one token fewer in every other round."""
 
-    def __init__(self, copies: bool = True, always: bool = False, tells: bool = True):
+    def __init__(self, copies: bool = True, always: bool = False, tells: bool = True, each: float = 0.0):
         super().__init__("peer:x")
-        self.copies, self.always, self.tells, self.forgot = copies, always, tells, 0
+        self.copies, self.always, self.tells, self.each, self.forgot = copies, always, tells, each, 0
 
     def forget(self) -> None:
         self.forgot += 1
@@ -31,9 +32,9 @@ class Engine(Contestant):
         drafts = self.always or (self.copies and list(prompt[16:32]) == list(prompt[:16]) and len(prompt) >= 32)
         nodes, now = [0], 2 + 0.1 * len(prompt)
         times = [now]
-        for _ in range(ask.max_tokens - 1):
-            nodes.append(DRAFTED if drafts else 0)
-            now += 5 + 0.1 * (nodes[-1] + 1) + 0.002 * (len(prompt) - 200) + 1.5 * drafts
+        for turn in range(ask.max_tokens - 1):
+            nodes.append(DRAFTED - (turn % 2 if self.each else 0) if drafts else 0)
+            now += 5 + 0.1 * (nodes[-1] + 1) + 0.002 * (len(prompt) - 200) + 1.5 * drafts + self.each * nodes[-1]
             times.append(now)
         seconds = [t / 1000 for t in times]
         told = nodes if self.tells else None
@@ -59,6 +60,20 @@ def test_one_that_always_drafts_and_one_that_never_does() -> None:
     assert (never.round_ms(1), never.drafting_ms) == pytest.approx((5.1, 0))
 
 
+def test_drafted_tokens_have_a_price_of_their_own() -> None:
+    some, always = (calibrate_peer(Engine(always=a, each=2.0), 100, 2000, context=200) for a in (False, True))
+    assert some is not None
+    assert (some.round_ms(1), some.drafting_ms, some.drafted_ms) == pytest.approx((5.1, 1.5, 2.0))
+    assert always is not None
+    assert (always.round_ms(1), always.drafting_ms, always.drafted_ms) == pytest.approx((5.1 + 1.5, 0, 2.0))
+
+
+def test_others_answer_in_between() -> None:
+    asked: list[int] = []
+    calibrate_peer(Engine(), 100, 2000, context=200, rounds=2, between=lambda: asked.append(1))
+    assert len(asked) == 3 * 4  # sweeps, answers that are timed
+
+
 def test_one_that_does_not_tell_its_rounds() -> None:
     assert calibrate_peer(Engine(tells=False), 100, 2000) is None
 
@@ -69,14 +84,17 @@ def test_a_small_context() -> None:
     assert found.nodes[-1] == 32
 
 
-def test_a_peer_is_predicted_by_its_own_calibration() -> None:
-    engine = Engine()
+@pytest.mark.parametrize("each", [0.0, 2.0])
+def test_a_peer_is_predicted_by_its_own_calibration(each: float) -> None:
+    engine = Engine(each=each)
     table = calibrate_peer(engine, 100, 2000, context=200)
     assert table is not None
     answer = Answer("none", 0, "q", "qa", "qa", 0, engine.answer([[*range(200)]], Ask(max_tokens=21)))
     [turn] = engine.answer([[*range(16)] * 13], Ask(max_tokens=21))
+    assert turn.nodes is not None
+    assert sum(turn.nodes) == 20 * DRAFTED - (10 if each else 0)
     peer = replace(answer, method="peer:x", turns=[replace(turn, tokens=[1] * 61, lengths=[1] + [3] * 20)])
-    calibrations = {"paceline": replace(table, drafting_ms=0.0), "peer:x": table}
+    calibrations = {"paceline": replace(table, drafting_ms=0.0, drafted_ms=0.0), "peer:x": table}
     facts = {"peer:x": {"draft_bytes": 1, "target_bytes": 10}}
     predicted = predict_run([answer, peer], calibrations, facts)
     measured = (61 / peer.seconds) / (21 / answer.seconds)

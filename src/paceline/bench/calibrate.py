@@ -63,7 +63,8 @@ class Calibration:
     tree_nodes, tree_ms                 as nodes and ms, trees.
     long_context, long_nodes, long_ms   chains with so many tokens behind each row.
     token_ms                            each accepted token: keeping it and writing its text.
-    drafting_ms                         each round of a method that drafts, beside its forward and its drafting."""
+    drafting_ms                         each round of a method that drafts, beside its forward and its drafting.
+    drafted_ms                          each token that it drafts, where drafting is not told."""
 
     engine: str
     batch: int
@@ -79,6 +80,7 @@ class Calibration:
     long_ms: tuple[float, ...] = ()
     token_ms: float = 0.0
     drafting_ms: float = 0.0
+    drafted_ms: float = 0.0
 
     def round_ms(self, nodes: float, context: float | None = None, tree: bool = False) -> float:
         """A round over `nodes` nodes of all rows together, with `context` tokens behind each row (None: as many as

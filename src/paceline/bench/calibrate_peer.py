@@ -5,13 +5,18 @@
 A round that verifies n tokens reads the weights once and computes n positions, and so does a prompt of n tokens. So the
 times to the first token of short prompts say how rounds grow with n, and long answers say where they begin: one to a
 random text, and one to a text that repeats itself, which every drafter that copies will draft in every round. What
-such a round takes beyond its tokens is drafting, a draft model included.
+such a round takes beyond its tokens is drafting, a draft model included: a part of it for the round, and where drafts
+differ in length a part for every token.
+
+In a run an engine waits while others answer, and finds its caches cold and its threads asleep when its turn comes. So
+it should be here: `between` is called before every answer that is timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +29,8 @@ PERIOD = 16
 """Tokens after which the repeating text repeats."""
 NEW = 33
 """Tokens of a long answer, the first one included."""
+SPIKE = 4.0
+"""Rounds that took so many times as long as the usual one had something else going on beside them."""
 
 
 def calibrate_peer(
@@ -34,11 +41,13 @@ def calibrate_peer(
     sizes: Sequence[int] = SIZES,
     context: int = 256,
     rounds: int = 5,
+    between: Callable[[], object] = lambda: None,
 ) -> Calibration | None:
     """Time an opened contestant with one request at a time. None if it does not tell its rounds.
 
     sizes    tokens of the short prompts; those above a quarter of the context are left out.
-    context  tokens of the long prompts, and four times as many; less where the model holds less."""
+    context  tokens of the long prompts, and four times as many; less where the model holds less.
+    between  has another engine answer something."""
     fit = sorted({1, *(n for n in sizes if n <= max_context // 4)})
     near = max(min(context, max_context // 4), PERIOD)
     contexts = sorted({near, min(4 * near, max_context - NEW)})
@@ -51,6 +60,7 @@ def calibrate_peer(
             firsts[sweep, i] = 1e3 * turn.seconds
         for length in contexts:
             for period in (length, PERIOD):
+                between()
                 [turn] = contestant.answer([_text(length, period, vocab_size, random)], Ask(max_tokens=NEW))
                 if not turn.times or turn.nodes is None:
                     return None
@@ -59,20 +69,22 @@ def calibrate_peer(
     contestant.forget()
     growth = np.median(firsts[1:], 0)
     growth = np.maximum.accumulate(growth - growth[0])
-    found = [_round_ms(answers[length], fit, growth) for length in contexts]
+    near_rounds = _fit(answers[contexts[0]], fit, growth)
+    far_rounds = _fit(answers[contexts[-1]], fit, growth)
     prompts = [1e3 * median(turn.times[0] for turn in answers[length] if turn.times) for length in contexts]
     return Calibration(
         engine=contestant.name,
         batch=1,
         context=near,
         nodes=tuple(fit),
-        ms=tuple((found[0][0] + growth).tolist()),
+        ms=tuple((near_rounds.plain + growth).tolist()),
         prompt_tokens=(near, contexts[-1]),
         prompt_ms=(prompts[0], prompts[-1]),
         long_context=contexts[-1],
         long_nodes=(1,) if len(contexts) > 1 else (),
-        long_ms=(found[-1][0],) if len(contexts) > 1 else (),
-        drafting_ms=found[0][1],
+        long_ms=(far_rounds.plain,) if len(contexts) > 1 else (),
+        drafting_ms=near_rounds.drafting,
+        drafted_ms=near_rounds.drafted,
     )
 
 
@@ -82,12 +94,30 @@ def _text(length: int, period: int, vocab_size: int, random: np.random.Generator
     return tokens
 
 
-def _round_ms(turns: Sequence[Turn], sizes: Sequence[int], growth: Floats) -> tuple[float, float]:
-    """Milliseconds of a round over one token, and what a round that drafts takes beyond that and its tokens."""
+class _Fit(NamedTuple):
+    """Milliseconds of a round over one token, of drafting in a round, and of every token drafted."""
+
+    plain: float
+    drafting: float
+    drafted: float
+
+
+def _fit(turns: Sequence[Turn], sizes: Sequence[int], growth: Floats) -> _Fit:
     steps = np.concatenate([1e3 * np.diff(turn.times or []) for turn in turns])
     drafted = np.concatenate([(turn.nodes or [])[1:] for turn in turns])
+    steps = np.minimum(steps, SPIKE * np.median(steps))
     beyond = steps - interpolate(sizes, growth, drafted + 1)
-    if (drafted > 0).all():  # what it does in every round cannot be told from the forward
-        return float(np.median(beyond)), 0.0
-    plain = float(np.median(beyond[drafted == 0]))
-    return plain, max(float(np.median(beyond[drafted > 0])) - plain, 0.0) if (drafted > 0).any() else 0.0
+    plain, drafts = beyond[drafted == 0], drafted > 0
+    if not drafts.any():
+        return _Fit(float(plain.mean()), 0.0, 0.0)
+    each, once = _line(drafted[drafts], beyond[drafts])
+    if not len(plain):  # what it does in every round cannot be told from the forward
+        return _Fit(once, 0.0, each)
+    return _Fit(float(plain.mean()), max(once - float(plain.mean()), 0.0), each)
+
+
+def _line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope, not below 0, and value at 0 of the straight line through the points; one x alone gives no slope."""
+    spread = x - x.mean()
+    slope = max(float((spread * y).sum() / (spread**2).sum()), 0.0) if spread.any() else 0.0
+    return slope, float(y.mean() - slope * x.mean())

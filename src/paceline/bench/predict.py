@@ -174,7 +174,7 @@ def _rounds_seconds(turns: Sequence[Turn], calibration: Calibration) -> float:
         return 0.0
     ms = calibration.rounds_ms(nodes, contexts / rows, trees / rows, accepted)
     if any(turn.nodes and any(turn.nodes) for turn in turns):
-        ms = ms + calibration.drafting_ms
+        ms = ms + calibration.drafting_ms + calibration.drafted_ms * (nodes - rows)
     return 1e-3 * float(ms.sum())
 
 

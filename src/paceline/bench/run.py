@@ -22,13 +22,13 @@ import torch
 from paceline.bench import specbench
 from paceline.bench.calibrate import Calibration, calibrate, calibrate_transformers
 from paceline.bench.calibrate_peer import calibrate_peer
-from paceline.bench.contestant import Contestant
+from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.environment import environment, machine
 from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, check
 from paceline.bench.judge import Judge
 from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.large_draft import large_draft_model, large_spec
-from paceline.bench.metrics import first_divergence, summarize
+from paceline.bench.metrics import BASELINE, first_divergence, summarize
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
 from paceline.bench.predict import predict_run, recorded_rounds
@@ -47,6 +47,8 @@ from paceline.target.tokenizer import Tokenizer
 
 ROUNDS, LARGE, OF_LARGE = 15, 1 << 28, 4
 """Rounds of each size that calibrate; of a model of so many bytes or more, whose rounds are long and steady, fewer."""
+ASIDE = 16
+"""Tokens that plain decoding reads, and writes, between two answers of a peer that is calibrated."""
 JUDGED = 20
 """Differing answers of a method that are looked into; a method that differs more often has a common cause."""
 
@@ -285,13 +287,23 @@ def _calibrate(
     if model is not None and "transformers" not in calibrations:
         watch.say("calibrating the cost model of transformers")
         calibrations["transformers"] = calibrate_transformers(model, rounds=rounds, batch=plan.options.batch)
+    plain = next(contestant for contestant in present if contestant.name == BASELINE)
     for contestant in present:
-        apart = contestant.name.startswith("peer:") and getattr(contestant, "model", None) is None
-        if apart and contestant.name not in calibrations and plan.options.batch == 1:
+        # Peers whose forward cannot be called, and peers whose draft model takes a time that they do not tell.
+        apart = getattr(contestant, "model", None) is None or contestant.draft_bytes > 0
+        if not contestant.name.startswith("peer:") or not apart or plan.options.batch > 1:
+            continue
+        if contestant.name not in calibrations:
             watch.say(f"calibrating the cost model of {contestant.name}")
             target = setting.target
             with suppress(PacelineError):  # what is wrong with it will be said when it does not answer
-                one = calibrate_peer(contestant, target.vocab_size, target.max_context, rounds=max(rounds // 3, 2))
+                one = calibrate_peer(
+                    contestant,
+                    target.vocab_size,
+                    target.max_context,
+                    rounds=max(rounds // 3, 2),
+                    between=lambda: plain.answer([[1] * ASIDE], Ask(max_tokens=ASIDE)),
+                )
                 calibrations |= {contestant.name: one} if one is not None else {}
     folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
     return calibrations

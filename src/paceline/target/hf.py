@@ -159,8 +159,10 @@ class HFTarget(CachedTarget):
             found |= zip(members, outcomes, strict=True)
         logits, hidden = zip(*(found[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
-        top = top_tokens(packed, needs.top_k) if needs.top_k else None
         self.clock.lap("head")
+        top = top_tokens(packed, needs.top_k) if needs.top_k else None
+        if needs.top_k:
+            self.clock.lap("draft")  # it is for the drafter alone
         return Verdict(
             packed,
             _offsets([s.num_logits for s in segments]),
