@@ -81,6 +81,8 @@ def test_a_draft_with_exits(small: Path, tmp_path: Path) -> None:
     factor = grown["num_hidden_layers"] // 4
     assert factor > 1
     assert grown["exits"] == [factor, 2 * factor, 4 * factor]
+    named = same(small, f"s2d:{draft},exits=1,3,thresholds=0.3,stop=fixed,draft=3")
+    assert f",exits={factor},{3 * factor},thresholds" in named
 
 
 def test_an_adapter(small: Path, tmp_path: Path) -> None:

@@ -30,13 +30,23 @@ def large_spec(spec: str, target: Target, done: Enlargement) -> str:
 
 
 def _large_part(part: str, target: Target, done: Enlargement) -> str:
-    checkpoint = parse(part).checkpoint
+    parsed = parse(part)
+    checkpoint = parsed.checkpoint
     config = _config(checkpoint) if checkpoint else None
     if checkpoint is None or config is None:
         return part
     if "model_type" in config:
-        return part.replace(checkpoint, str(large_draft_model(checkpoint, done)), 1)
+        grown = large_draft_model(checkpoint, done)
+        return _with_exits(part.replace(checkpoint, str(grown), 1), parsed.options.get("exits"), grown)
     return part.replace(checkpoint, str(large_adapter(Path(checkpoint), target, done)), 1)
+
+
+def _with_exits(part: str, exits: str | None, grown: Path) -> str:
+    """`part` with the exits that it names, behind the same layers of the enlarged draft."""
+    if exits is None or not all(exit.strip().isdecimal() for exit in exits.split(",")):
+        return part  # what is no number will be refused by name
+    factor = Enlargement.read(grown).layer_factor
+    return part.replace(f"exits={exits}", f"exits={','.join(str(factor * int(exit)) for exit in exits.split(','))}", 1)
 
 
 def _config(checkpoint: str) -> dict[str, Any] | None:
