@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -45,9 +45,13 @@ DRIFT = 64
 
 LEAST_CONTEXT = 64
 
-WARM = 2
-"""Rounds of the same size before the one that is timed: in a run rounds are of one size or nearly, and one that comes
-after another size is slower."""
+WARM, SETTLED, MOST = 2, 0.06, 24
+"""Rounds of the same size before those that are timed: so many at least, for so many seconds, so many at most. In a run
+rounds are of one size or nearly, and it takes a processor some 20 rounds of a few milliseconds to settle behind larger
+or smaller ones."""
+
+TIMED = 3
+"""Rounds of the same size that are timed then; their mean counts."""
 
 Progress = Callable[[int, int], None]
 """Called as progress(rounds done, rounds in all)."""
@@ -192,14 +196,14 @@ class _Stage:
         sweep is a warm-up."""
         times = np.empty((rounds + 1, len(cases)))
         prompts: list[float] = []
+        most = max(min(MOST, self.drift // 2 - TIMED), 0)
         try:
             for sweep in range(rounds + 1):
                 for i in _rotated(len(cases), sweep):
-                    if not self.rows or max(map(len, self.rows)) >= context + self.drift // 2:
+                    if not self.rows or max(map(len, self.rows)) + most >= context + self.drift // 2:
                         prompts.append(self._begin(context - self.drift // 2))
-                    for _ in range(WARM):
-                        self._round(cases[i])
-                    times[sweep, i] = 1e3 * self._round(cases[i])
+                    settle(lambda case=cases[i]: self._round(case), most)  # type: ignore[misc]
+                    times[sweep, i] = 1e3 * fmean(self._round(cases[i]) for _ in range(TIMED))
                     self.done()
         finally:
             self._clear()
@@ -348,6 +352,14 @@ class _Plan:
         return count
 
 
+def settle(a_round: Callable[[], object], most: int = MOST) -> None:
+    """Do a round again and again until the next one will take what it usually takes; `most` times at most."""
+    began, done = perf_counter(), 0
+    while done < most and (done < WARM or perf_counter() - began < SETTLED):
+        a_round()
+        done += 1
+
+
 def _rotated(count: int, by: int) -> list[int]:
     """0..count-1, begun elsewhere every time."""
     return [(i + by) % count for i in range(count)]
@@ -405,10 +417,17 @@ def calibrate_transformers(
         times = np.empty((rounds + 1, len(cases)))
         for sweep in range(rounds + 1):
             for i in _rotated(len(cases), sweep):
-                drafted, began = tokens(cases[i].nodes), perf_counter()
-                model(drafted, past_key_values=cache).logits.argmax(-1).tolist()
-                cache.crop(-cases[i].nodes)
-                times[sweep, i] = 1e3 * (perf_counter() - began)
+                drafted = tokens(cases[i].nodes)
+
+                def forward(drafted: torch.Tensor = drafted) -> None:
+                    model(drafted, past_key_values=cache).logits.argmax(-1).tolist()
+                    cache.crop(-drafted.shape[1])
+
+                settle(forward)
+                began = perf_counter()
+                for _ in range(TIMED):
+                    forward()
+                times[sweep, i] = 1e3 * (perf_counter() - began) / TIMED
                 count()
         return _typical(times[1:]), 1e3 * prompt
 
