@@ -37,7 +37,7 @@ def predict_run(
                   not tell how long they drafted.
 
     The machine may have been faster or slower during the run than when it was calibrated: all rounds are scaled by
-    one factor, which makes the plain answers come out right (the one in the middle of them)."""
+    one factor, which makes the plain answers together come out right."""
     answers = [answer for answer in answers if answer.failed is None]
     plain = [answer for answer in answers if answer.method == BASELINE]
     scale = _scale(plain, calibrations, _first_seconds(plain))
@@ -116,20 +116,19 @@ def _first_seconds(answers: Sequence[Answer]) -> dict[tuple[int, int], float]:
 def _scale(
     plain: Sequence[Answer], calibrations: Mapping[str, Calibration], first: Mapping[tuple[int, int], float]
 ) -> float | None:
-    """What plain rounds took over what they should have taken: the median of all answers, for which those do not count
-    in which something else took the machine. None without plain rounds."""
+    """What all plain rounds took over what they should have taken, since a speed-up is a ratio of totals: what else
+    took the machine took it from plain decoding and from the method alike. None without plain rounds."""
     calibration = calibrations.get(_engine(BASELINE))
     if calibration is None:
         return None
-    ratios = []
+    all_took = all_should = 0.0
     for (group, _), members in _groups(plain).items():
         for number, turns in enumerate(_by_turn(members)):
             if (group, number) in first and all(map(_tells_rounds, turns)):
                 took = max(turn.seconds for turn in turns) - max(turn.times[0] for turn in turns if turn.times)
-                should = _rounds_seconds(turns, calibration)
-                if should > 0:
-                    ratios.append((took - _drafting(turns, calibration, {})) / should)
-    return median(ratios) if ratios else None
+                all_took += took - _drafting(turns, calibration, {})
+                all_should += _rounds_seconds(turns, calibration)
+    return all_took / all_should if all_should > 0 else None
 
 
 def _predicted(
