@@ -146,6 +146,21 @@ def test_a_simulator_is_timed_as_it_is(wait: Wait) -> None:
     assert found.first_token_ms(100) == pytest.approx(3 + 20, rel=0.01)
 
 
+def test_rounds_are_timed_when_they_have_settled(wait: Wait) -> None:
+    """Behind another size, five rounds take twice as long."""
+    sizes = [0]
+
+    class Settling(Simulator):
+        def verify(self, segments: Sequence[Segment], *rest: Any) -> Verdict:
+            sizes.append(sum(len(segment.tokens) for segment in segments))
+            if len(set(sizes[-5:])) > 1:
+                self.wait(3e-3)
+            return super().verify(segments, *rest)
+
+    found = calibrate(Settling(wait), sizes=SIZES, context=64, rounds=5)
+    assert found.ms == pytest.approx([3 + 0.2 * n + 2e-3 * 64 for n in SIZES], abs=0.05)
+
+
 def test_a_simulated_run_is_predicted(wait: Wait) -> None:
     calibration = calibrate(Simulator(wait), sizes=SIZES, context=64, rounds=5)
     methods = ["none", "prompt-lookup", "sam"]
@@ -248,6 +263,16 @@ def test_a_machine_that_was_slower_during_the_run() -> None:
     slow = made_up("none", 100, 1, 0, 2.05)
     mine = made_up("x", 50, 2, 10, 9.9)
     predicted = predict_run([slow, mine], {"paceline": TABLE})
+    assert predicted["x", "overall"] == pytest.approx(2.05 / (0.05 + 50 * 0.024))
+
+
+def test_what_else_the_machine_did_is_in_both_totals() -> None:
+    """Every other plain answer took three times as long; drafted ones would have been hit alike."""
+    took = [1.0, 3.0, 1.0, 3.0]
+    plain = [replace(made_up("none", 100, 1, 0, 0.05 + s), question=f"q{i}", group=i) for i, s in enumerate(took)]
+    mine = [replace(made_up("x", 50, 2, 10, 9.9), question=f"q{i}", group=i) for i in range(4)]
+    predicted = predict_run([*plain, *mine], {"paceline": TABLE})
+    assert predicted["none", "overall"] == pytest.approx(1)
     assert predicted["x", "overall"] == pytest.approx(2.05 / (0.05 + 50 * 0.024))
 
 

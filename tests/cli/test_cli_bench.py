@@ -138,6 +138,8 @@ def test_a_larger_model_says_the_same(
     assert "without changing the function" in described["as_large"]
     peer = described["methods"][-1]
     assert peer["method"] == f"peer:transformers-assisted:{small}"
+    table = json.loads((tmp_path / "large-run" / "calibration.json").read_text())[peer["method"]]
+    assert table["engine"] == peer["method"], "what its draft model takes is found out from the outside"
     assert 0.5 < peer["draft_bytes"] / peer["target_bytes"] < 2  # the draft, the same model here, grew as well
     assert results(told.out)["none", "overall"]["new_tokens"] == results(large.out)["none", "overall"]["new_tokens"]
 

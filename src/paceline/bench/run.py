@@ -287,7 +287,7 @@ def _calibrate(
     if model is not None and "transformers" not in calibrations:
         watch.say("calibrating the cost model of transformers")
         calibrations["transformers"] = calibrate_transformers(model, rounds=rounds, batch=plan.options.batch)
-    plain = next(contestant for contestant in present if contestant.name == BASELINE)
+    plain = next((contestant for contestant in present if contestant.name == BASELINE), None)
     for contestant in present:
         # Peers whose forward cannot be called, and peers whose draft model takes a time that they do not tell.
         apart = getattr(contestant, "model", None) is None or contestant.draft_bytes > 0
@@ -302,7 +302,7 @@ def _calibrate(
                     target.vocab_size,
                     target.max_context,
                     rounds=max(rounds // 3, 2),
-                    between=lambda: plain.answer([[1] * ASIDE], Ask(max_tokens=ASIDE)),
+                    between=lambda: plain and plain.answer([[1] * ASIDE], Ask(max_tokens=ASIDE)),
                 )
                 calibrations |= {contestant.name: one} if one is not None else {}
     folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
