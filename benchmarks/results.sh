@@ -35,7 +35,7 @@ methods=(
 )
 [ -z "${VLLM_PYTHON:-}" ] || methods+=(--peer-python "$VLLM_PYTHON")
 
-# Where a forward takes a fifth of a second, answers are shorter and variants fewer.
+# Where a forward takes long, answers are shorter and variants fewer.
 if [ "$size" = small ]; then
     methods+=(-n 128 -d recycling -d sam,corpus="$own" -d model:$draft,vocab=2048)
 else

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.bench.calibrate_peer import calibrate_peer
+from paceline.bench.calibrate_peer import calibrate_beside, calibrate_peer
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.predict import predict_run
 from paceline.bench.record import Answer, Turn
@@ -41,6 +41,14 @@ class Engine(Contestant):
         return [Turn(len(prompt), [1] * len(nodes), "", seconds[-1], [1] * len(nodes), seconds, told, told)]
 
 
+class Slow(Engine):
+    """On a machine that is half as fast."""
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+        turns = super().answer(prompts, ask)
+        return [replace(t, seconds=2 * t.seconds, times=[2 * s for s in t.times or []]) for t in turns]
+
+
 def test_rounds_and_drafting_are_told_apart() -> None:
     engine = Engine()
     found = calibrate_peer(engine, 100, 2000, context=200, rounds=2)
@@ -72,6 +80,16 @@ def test_others_answer_in_between() -> None:
     asked: list[int] = []
     calibrate_peer(Engine(), 100, 2000, context=200, rounds=2, between=lambda: asked.append(1))
     assert len(asked) == 3 * 4  # sweeps, answers that are timed
+
+
+def test_the_pace_is_that_of_our_own_calibration() -> None:
+    """All takes twice as long as when ours was calibrated."""
+    ours = calibrate_peer(Engine(copies=False), 100, 2000, context=200)
+    assert ours is not None
+    found = calibrate_beside(Slow(copies=False), ours, Slow(), 100, 2000, context=200, rounds=2)
+    assert found is not None
+    assert [found.round_ms(n) for n in (1, 5, 96)] == pytest.approx([5.1, 5.5, 14.6], rel=0.01)
+    assert found.drafting_ms == pytest.approx(1.5, rel=0.01)
 
 
 def test_one_that_does_not_tell_its_rounds() -> None:

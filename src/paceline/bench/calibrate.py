@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -111,6 +111,12 @@ class Calibration:
         """From a prompt of so many tokens, of all rows together, to its first new token: a straight line."""
         (a, b), (of_a, of_b) = self.prompt_tokens, self.prompt_ms
         return max(of_a + (of_b - of_a) * (tokens - a) / (b - a), 0.0)
+
+    def at_pace(self, factor: float) -> Calibration:
+        """The same where everything takes so many times as long."""
+        every = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("ms")}
+        slower = {k: tuple(factor * ms for ms in v) if isinstance(v, tuple) else factor * v for k, v in every.items()}
+        return replace(self, **slower)
 
     @property
     def prompt_ms_per_token(self) -> float:
@@ -400,7 +406,8 @@ def calibrate_transformers(
     progress: Progress | None = None,
 ) -> Calibration:
     """Time forwards of a transformers model behind a cache of `context` tokens, up to the best token of every node,
-    and what `generate` spends on a round besides, plainly and with prompt lookup; otherwise as `calibrate`."""
+    and what `generate` spends on a round besides; otherwise as `calibrate`. For batches, in which `generate` does not
+    draft; of single requests `calibrate_peer` knows more."""
     text = model.config.get_text_config()
     plan = _plan(sizes, context, rounds, batch, int(text.max_position_embeddings))
     count = plan.counter(rounds, progress)
@@ -434,16 +441,12 @@ def calibrate_transformers(
     ms, prompt_ms = measure(plan.context, plan.chains)
     long_ms, long_prompt_ms = measure(plan.long_context, plan.long_cases)
     besides = max(_generate_ms(model, tokens(plan.context), rounds) - ms[0], 0.0)
-    drafting = 0.0
-    if batch == 1:  # generate() drafts for one prompt at a time
-        drafting = max(_lookup_ms(model, tokens(plan.context), rounds, plan.sizes, ms) - besides, 0.0)
     return Calibration(
         engine="transformers",
         batch=batch,
         context=plan.context,
         nodes=tuple(batch * n for n in plan.sizes),
         ms=tuple(each + besides for each in ms),
-        drafting_ms=drafting,
         long_context=plan.long_context,
         long_nodes=tuple(batch * case.nodes for case in plan.long_cases),
         long_ms=tuple(each + besides for each in long_ms),
@@ -464,33 +467,3 @@ def _generate_ms(model: PreTrainedModel, prompt: torch.Tensor, rounds: int) -> f
     new = min(rounds, 16) + 1
     seconds(1)
     return 1e3 * median((seconds(new) - seconds(1)) / (new - 1) for _ in range(3))
-
-
-def _lookup_ms(
-    model: PreTrainedModel, prompt: torch.Tensor, rounds: int, nodes: Sequence[int], ms: Sequence[float]
-) -> float:
-    """Milliseconds that `generate` with prompt lookup spends on a round beside its forward; nodes, ms: of forwards."""
-    widths: list[int] = []
-
-    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        widths.append(kwargs["input_ids"].shape[1])
-
-    def spent(new: int) -> tuple[float, list[int]]:
-        widths.clear()
-        config = GenerationConfig(
-            max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0, prompt_lookup_num_tokens=10
-        )
-        began = perf_counter()
-        model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)  # type: ignore[operator]
-        return 1e3 * (perf_counter() - began), widths[1:]  # the first forward is the prompt's
-
-    found = []
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        spent(1)
-        for _ in range(3):
-            first, (took, later) = spent(1)[0], spent(4 * min(rounds, 16) + 1)
-            found.append((took - first - float(interpolate(nodes, ms, later).sum())) / max(len(later), 1))
-    finally:
-        hook.remove()
-    return median(found)

@@ -9,19 +9,21 @@ such a round takes beyond its tokens is drafting, a draft model included: a part
 differ in length a part for every token.
 
 In a run an engine waits while others answer, and finds its caches cold and its threads asleep when its turn comes. So
-it should be here: `between` is called before every answer that is timed.
+it should be here: `calibrate_beside` has plain decoding answer before every answer that is timed, and sets the pace by
+it, since a speed-up compares the two and the machine may have become faster or slower since ours was calibrated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.bench.calibrate import SIZES, Calibration
 from paceline.bench.contestant import Ask, Contestant
+from paceline.bench.predict import pace
 from paceline.bench.record import Turn
 from paceline.cost import Floats, interpolate
 
@@ -29,8 +31,23 @@ PERIOD = 16
 """Tokens after which the repeating text repeats."""
 NEW = 33
 """Tokens of a long answer, the first one included."""
+ASIDE = 32
+"""Tokens that plain decoding reads, and writes, between two of them."""
 SPIKE = 4.0
 """Rounds that took so many times as long as the usual one had something else going on beside them."""
+
+
+def calibrate_beside(
+    plain: Contestant, ours: Calibration, contestant: Contestant, vocab_size: int, max_context: int, **more: Any
+) -> Calibration | None:
+    """`calibrate_peer` in turn with plain decoding on our engine, at the pace at which `ours` was calibrated."""
+    beside: list[list[Turn]] = []
+
+    def answer() -> None:
+        beside.append(plain.answer([[1] * ASIDE], Ask(max_tokens=ASIDE)))
+
+    found = calibrate_peer(contestant, vocab_size, max_context, between=answer, **more)
+    return found and found.at_pace(1 / (pace(beside, ours) or 1.0))
 
 
 def calibrate_peer(

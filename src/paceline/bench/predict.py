@@ -31,8 +31,8 @@ def predict_run(
     """Predicted speed-up of every method, overall and by task: {(method, category): `metrics.speedup` as it would
     have come out}. Methods whose engine tells no rounds, or was not calibrated, are left out.
 
-    calibrations  by engine: "paceline" for our drafters, "transformers" for the peers that run on it; and by method
-                  for peers that were calibrated themselves, drafting included.
+    calibrations  by method for peers, which were calibrated themselves, drafting included; otherwise by engine:
+                  "paceline" for our drafters, "transformers" for the peers that run on it.
     facts         {method: {"draft_bytes", "target_bytes"}}: what a call of a draft model costs, for engines that do
                   not tell how long they drafted.
 
@@ -40,7 +40,8 @@ def predict_run(
     one factor, which makes the plain answers together come out right."""
     answers = [answer for answer in answers if answer.failed is None]
     plain = [answer for answer in answers if answer.method == BASELINE]
-    scale = _scale(plain, calibrations, _first_seconds(plain))
+    together = [turns for members in _groups(plain).values() for turns in _by_turn(members)]
+    scale = pace(together, calibrations["paceline"]) if "paceline" in calibrations else None
     predicted: dict[tuple[str, str], float] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
         itself = calibrations.get(method)
@@ -54,6 +55,21 @@ def predict_run(
             if gain is not None:
                 predicted[method, category] = gain
     return predicted
+
+
+def pace(plain: Iterable[Sequence[Turn]], calibration: Calibration) -> float | None:
+    """What all rounds of plain turns took over what they should have taken; turns answered together are given together.
+    None without rounds that are told.
+
+    Of all of them, since a speed-up is a ratio of totals: what else took the machine took it from plain decoding and
+    from the method alike."""
+    all_took = all_should = 0.0
+    for turns in plain:
+        if turns and all(turn.times and _tells_rounds(turn) for turn in turns):
+            took = max(turn.seconds for turn in turns) - max(turn.times[0] for turn in turns if turn.times)
+            all_took += took - _drafting(turns, calibration, {})
+            all_should += _rounds_seconds(turns, calibration)
+    return all_took / all_should if all_should > 0 else None
 
 
 def recorded_rounds(answers: Iterable[Answer]) -> Rounds | None:
@@ -72,7 +88,7 @@ def recorded_rounds(answers: Iterable[Answer]) -> Rounds | None:
 
 def _engine(method: str) -> str:
     """What `calibrations` calls the engine that a method ran on."""
-    if method.startswith("peer:transformers"):
+    if method.startswith("peer:transformers"):  # in a batch
         return "transformers"
     return "" if method.startswith("peer:") else "paceline"
 
@@ -111,24 +127,6 @@ def _first_seconds(answers: Sequence[Answer]) -> dict[tuple[int, int], float]:
             if all(turn.times for turn in turns):
                 found.setdefault((group, number), []).append(max(turn.times[0] for turn in turns if turn.times))
     return {key: median(seconds) for key, seconds in found.items()}
-
-
-def _scale(
-    plain: Sequence[Answer], calibrations: Mapping[str, Calibration], first: Mapping[tuple[int, int], float]
-) -> float | None:
-    """What all plain rounds took over what they should have taken, since a speed-up is a ratio of totals: what else
-    took the machine took it from plain decoding and from the method alike. None without plain rounds."""
-    calibration = calibrations.get(_engine(BASELINE))
-    if calibration is None:
-        return None
-    all_took = all_should = 0.0
-    for (group, _), members in _groups(plain).items():
-        for number, turns in enumerate(_by_turn(members)):
-            if (group, number) in first and all(map(_tells_rounds, turns)):
-                took = max(turn.seconds for turn in turns) - max(turn.times[0] for turn in turns if turn.times)
-                all_took += took - _drafting(turns, calibration, {})
-                all_should += _rounds_seconds(turns, calibration)
-    return all_took / all_should if all_should > 0 else None
 
 
 def _predicted(

@@ -21,8 +21,8 @@ import torch
 
 from paceline.bench import specbench
 from paceline.bench.calibrate import Calibration, calibrate, calibrate_transformers
-from paceline.bench.calibrate_peer import calibrate_peer
-from paceline.bench.contestant import Ask, Contestant
+from paceline.bench.calibrate_peer import calibrate_beside
+from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
 from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, check
 from paceline.bench.judge import Judge
@@ -47,8 +47,6 @@ from paceline.target.tokenizer import Tokenizer
 
 ROUNDS, LARGE, OF_LARGE = 15, 1 << 28, 4
 """Rounds of each size that calibrate; of a model of so many bytes or more, whose rounds are long and steady, fewer."""
-ASIDE = 16
-"""Tokens that plain decoding reads, and writes, between two answers of a peer that is calibrated."""
 JUDGED = 20
 """Differing answers of a method that are looked into; a method that differs more often has a common cause."""
 
@@ -274,8 +272,8 @@ def _describe(
 def _calibrate(
     plan: Plan, setting: _Setting, folder: RunFolder, present: Sequence[Contestant], watch: Watch
 ) -> dict[str, Calibration]:
-    """What rounds cost on this machine, measured once for a folder: "paceline", "transformers" if it is there, and
-    other engines by their contestants' names."""
+    """What rounds cost on this machine, measured once for a folder: "paceline", and peers by their names; in a batch,
+    in which they do not draft, "transformers" for all that run on it."""
     found = folder.read(CALIBRATION) or {}
     calibrations = {name: Calibration.from_json(json.dumps(told)) for name, told in found.items()}
     rounds = ROUNDS if setting.target.weight_bytes < LARGE else OF_LARGE
@@ -283,28 +281,25 @@ def _calibrate(
         watch.say("calibrating the cost model")
         engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
         calibrations["paceline"] = calibrate(engine, rounds=rounds, batch=plan.options.batch)
-    model = next((m for c in present if (m := getattr(c, "model", None)) is not None), None)
-    if model is not None and "transformers" not in calibrations:
-        watch.say("calibrating the cost model of transformers")
-        calibrations["transformers"] = calibrate_transformers(model, rounds=rounds, batch=plan.options.batch)
-    plain = next((contestant for contestant in present if contestant.name == BASELINE), None)
-    for contestant in present:
-        # Peers whose forward cannot be called, and peers whose draft model takes a time that they do not tell.
-        apart = getattr(contestant, "model", None) is None or contestant.draft_bytes > 0
-        if not contestant.name.startswith("peer:") or not apart or plan.options.batch > 1:
-            continue
-        if contestant.name not in calibrations:
-            watch.say(f"calibrating the cost model of {contestant.name}")
-            target = setting.target
-            with suppress(PacelineError):  # what is wrong with it will be said when it does not answer
-                one = calibrate_peer(
-                    contestant,
-                    target.vocab_size,
-                    target.max_context,
-                    rounds=max(rounds // 3, 2),
-                    between=lambda: plain and plain.answer([[1] * ASIDE], Ask(max_tokens=ASIDE)),
-                )
-                calibrations |= {contestant.name: one} if one is not None else {}
+    if plan.options.batch > 1:
+        model = next((m for c in present if (m := getattr(c, "model", None)) is not None), None)
+        if model is not None and "transformers" not in calibrations:
+            watch.say("calibrating the cost model of transformers")
+            calibrations["transformers"] = calibrate_transformers(model, rounds=rounds, batch=plan.options.batch)
+    elif plain := next((contestant for contestant in present if contestant.name == BASELINE), None):
+        for peer in present:
+            if peer.name.startswith("peer:") and peer.name not in calibrations:
+                watch.say(f"calibrating the cost model of {peer.name}")
+                with suppress(PacelineError):  # what is wrong with it will be said when it does not answer
+                    one = calibrate_beside(
+                        plain,
+                        calibrations["paceline"],
+                        peer,
+                        setting.target.vocab_size,
+                        setting.target.max_context,
+                        rounds=max(rounds // 3, 2),
+                    )
+                    calibrations |= {peer.name: one} if one is not None else {}
     folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
     return calibrations
 

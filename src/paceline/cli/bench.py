@@ -155,6 +155,7 @@ class _Progress:
     def begin(self, total: int) -> None:
         """So many answers are to come, those that are there already included."""
         self._total, self._began = total, monotonic()
+        self._spoke = self._began  # a minute of answers first: the time left is guessed from them
         self._bar.update(self._task, total=total, description="answering")
 
     def answered(self, answer: Answer) -> None:
