@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean, median
 from time import perf_counter
 from typing import Any
@@ -114,9 +114,11 @@ class Calibration:
 
     def at_pace(self, factor: float) -> Calibration:
         """The same where everything takes so many times as long."""
-        every = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("ms")}
-        slower = {k: tuple(factor * ms for ms in v) if isinstance(v, tuple) else factor * v for k, v in every.items()}
-        return replace(self, **slower)
+        told = asdict(self)
+        for name in (name for name in told if name.endswith("ms")):
+            ms = told[name]
+            told[name] = tuple(factor * each for each in ms) if isinstance(ms, tuple) else factor * ms
+        return Calibration(**told)
 
     @property
     def prompt_ms_per_token(self) -> float:
