@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -345,6 +346,17 @@ def test_bytes_a_forward_reads(tiny: Path, tmp_path: Path) -> None:
         assert (one.target_bytes, one.draft_bytes) == (4 * whole, 4 * (whole - 3 * layer))
 
 
+@pytest.mark.parametrize("spec", ["transformers", "transformers-early-exit"])
+def test_transformers_is_woken(spec: str, tiny: Path) -> None:
+    with opened(spec, tiny) as one:
+        [before] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+        began = perf_counter()
+        one.wake(0.05)
+        assert 0.05 < perf_counter() - began < 2
+        [after] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+    assert after.tokens == before.tokens
+
+
 def test_cutting() -> None:
     assert cut([5, 6, 7, 6], {6}, 10) == [5, 6]
     assert cut([5, 6, 7], {9}, 2) == [5, 6]
@@ -361,7 +373,7 @@ SAY = "def say(x): sys.stdout.write((x if isinstance(x, str) else json.dumps(x))
 ANSWER = """
 for line in sys.stdin:
     asked = json.loads(line)
-    if "forget" in asked:
+    if "forget" in asked or "wake" in asked:
         say({"done": True})
         continue
     told = [{"tokens": [p[-1], p[-1], 7, 8][:r], "lengths": [1, 3], "times": [0.1, 0.2], "accepted": [2],
@@ -415,6 +427,13 @@ def test_vllm_gets_its_configuration_and_the_threads(stand_in: Callable[[str], N
     assert config["speculative"] == {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
     token = 2 * 2 * 16 * 4  # keys and values of 2 heads of 16 float32s, for each layer
     assert config["kv_bytes"] == 2 * (1 << 30) + (4 + 1) * token * 4 * (models.MAX_CONTEXT + 128)
+
+
+def test_vllm_is_woken_in_its_own_process(stand_in: Callable[[str], None], tiny: Path) -> None:
+    stand_in(f"say('''{READY}''')\nfor line in sys.stdin:\n    say({{'error': line.strip()}})\n")
+    with opened("vllm", tiny, python=sys.executable) as one, pytest.raises(PacelineError, match=r'"wake": 0\.5'):
+        one.wake(0.5)
+    one.wake(0.5)  # closed: nobody to wake
 
 
 def test_vllm_forgets_only_where_it_learns(stand_in: Callable[[str], None], tiny: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
@@ -47,6 +48,9 @@ def test_vllm_as_a_peer_says_what_the_engine_says(spec: str, demo: Path) -> None
     )
     try:
         peer.open()
+        began = perf_counter()
+        peer.wake(0.3)
+        assert 0.3 < perf_counter() - began < 10
         ask = Ask(max_tokens=NEW, ends=ends)
         turns = [peer.answer([prompt], ask)[0] for prompt in prompts]
         if "ngram" in spec:  # a new drafter does as well; suffix decoding gets one between repetitions

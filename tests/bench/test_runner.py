@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.bench.test_folder import RUN
 
+from paceline.bench import runner
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.folder import RunFolder
 from paceline.bench.record import Answer, Turn
@@ -32,6 +33,7 @@ class Echo(Contestant):
     """Answers the prompt backwards, and notes when it was asked what."""
 
     asked: list[tuple[str, str, Ask]] = []
+    woken: list[tuple[str, int, float]] = []
 
     def __init__(self, name: str, fails_at: str | None = None, max_batch: int = 8):
         super().__init__(name, max_batch=max_batch)
@@ -40,6 +42,9 @@ class Echo(Contestant):
 
     def forget(self) -> None:
         self.forgot += 1
+
+    def wake(self, seconds: float) -> None:
+        Echo.woken.append((self.name, len(Echo.asked), seconds))
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
         turns = []
@@ -54,7 +59,7 @@ class Echo(Contestant):
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
-    Echo.asked = []
+    Echo.asked, Echo.woken = [], []
 
 
 def run(path: Path, contestants: Sequence[Contestant], options: Options = Options(warm_up=0), **more: object) -> bool:
@@ -87,6 +92,16 @@ def test_a_second_turn_reads_the_contestants_own_first_answer(tmp_path: Path) ->
     assert [turn.text for turn in first.turns] == ["eno", "owtoneeno"]  # as a reader sees it
     assert [turn.plain_tokens for turn in first.turns] == [3, 9]
     assert first.turns[0].peak_bytes is None or first.turns[0].peak_bytes > 0
+
+
+def test_who_is_asked_is_awake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "WAKE", 0.25)
+    run(tmp_path, [Echo("x"), Echo("y")], Options(warm_up=0, batch=2))
+    assert {seconds for *_, seconds in Echo.woken} == {0.25}
+    before = {at: name for name, at, _ in Echo.woken}
+    assert len(Echo.woken) == len(before), "once for every request, right before it"
+    assert [before[at] for at in sorted(before)] == [Echo.asked[at][0] for at in sorted(before)]
+    assert 0 < len(before) < len(Echo.asked), "requests are of two questions"
 
 
 def test_the_warm_up_comes_first_is_not_recorded_and_is_forgotten(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ random text, and one to a text that repeats itself, which every drafter that cop
 such a round takes beyond its tokens is drafting, a draft model included: a part of it for the round, and where drafts
 differ in length a part for every token.
 
-In a run an engine waits while others answer, and finds its caches cold and its threads asleep when its turn comes. So
-it should be here: `calibrate_beside` has plain decoding answer before every answer that is timed, and sets the pace by
-it, since a speed-up compares the two and the machine may have become faster or slower since ours was calibrated.
+`calibrate_beside` has plain decoding answer before every answer that is timed, as in a run, and sets the pace by it: a
+speed-up compares the two, and the machine may have become faster or slower since ours was calibrated.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ NEW = 33
 """Tokens of a long answer, the first one included."""
 ASIDE = 32
 """Tokens that plain decoding reads, and writes, between two of them."""
+WAKE = 0.1
+"""Seconds that a contestant works before them."""
 SPIKE = 4.0
 """Rounds that took so many times as long as the usual one had something else going on beside them."""
 
@@ -44,6 +45,7 @@ def calibrate_beside(
     beside: list[list[Turn]] = []
 
     def answer() -> None:
+        plain.wake(WAKE)
         beside.append(plain.answer([[1] * ASIDE], Ask(max_tokens=ASIDE)))
 
     found = calibrate_peer(contestant, vocab_size, max_context, between=answer, **more)
@@ -78,6 +80,7 @@ def calibrate_peer(
         for length in contexts:
             for period in (length, PERIOD):
                 between()
+                contestant.wake(WAKE)
                 [turn] = contestant.answer([_text(length, period, vocab_size, random)], Ask(max_tokens=NEW))
                 if not turn.times or turn.nodes is None:
                     return None

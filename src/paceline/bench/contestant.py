@@ -8,7 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
+
+import torch
 
 from paceline.bench.record import Turn
 from paceline.errors import PacelineError
@@ -54,6 +57,14 @@ class Contestant(ABC):
     def forget(self) -> None:  # noqa: B027
         """Forget what earlier questions taught it: called after the warm-up and between repetitions, so that no
         question is answered by one that has seen its answer."""
+
+    def wake(self, seconds: float) -> None:
+        """Work for so long, or a little longer, unrecorded and without teaching a drafter anything, so that what is
+        asked next finds the processor as fast and the caches as full as under load. Here: this process's threads."""
+        square = torch.ones(256, 256)
+        began = perf_counter()
+        while perf_counter() - began < seconds:
+            torch.mm(square, square)
 
     @abstractmethod
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:

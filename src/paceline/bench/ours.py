@@ -47,6 +47,12 @@ class Ours(Contestant):
     def forget(self) -> None:
         self._engine = Engine(self.target, create(self.spec), max_batch=self.batch, tokenizer=self.tokenizer)
 
+    def wake(self, seconds: float) -> None:
+        plain = Engine(self.target, "none", tokenizer=self.tokenizer)
+        began = perf_counter()
+        while perf_counter() - began < seconds:
+            plain.generate([[1]], SamplingParams(max_tokens=8, ignore_eos=True))
+
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
         engine, arrived = self.engine, []
         began = perf_counter()

@@ -9,7 +9,6 @@ warm-up comes before and is not recorded. Knows contestants by their interface a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,8 +28,11 @@ Messages = list[dict[str, str]]
 
 CPU = torch.device("cpu")
 WARM_UP_TOKENS = 32
-SETTLE = 0.2
-"""Seconds between two processes' turns: the threads of the one before may still spin."""
+WAKE = 0.2
+"""Seconds that a contestant works before an answer is timed. A processor whose cores slept, while another process
+answered or a file was written, takes a tenth of a second until it is as fast as before: 4.2 ms for a round of the demo
+model, then 2.5. Whoever answers in fewer rounds, or in a process of its own, would pay most. The threads of the process
+before may still spin, too."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,6 @@ class Runner:
         for answer in self.folder.answers:
             self.progress(answer)
         failed = self._warm_up(done)
-        before: Contestant | None = None
         for repeat in range(self.options.repeats):
             for contestant in self.contestants:
                 if contestant.name not in failed:
@@ -133,12 +134,9 @@ class Runner:
                     continue
                 if self.stopped():
                     return False
-                if before is not None and before.in_process != contestant.in_process:
-                    time.sleep(SETTLE)
                 asked = {question.id for question in missing}
                 answers = [a for a in self._answers(contestant, group, repeat) if a.question in asked]
                 self.folder.append(answers)
-                before = contestant
                 if any(answer.failed for answer in answers):
                     failed.add(contestant.name)
                 for answer in answers:
@@ -199,6 +197,7 @@ class Runner:
             prompts = [list(self.prompt(messages[i])) for i in asked]
             seeds = tuple(self._seed(group, i, repeat, n) for i in asked)
             ask = Ask(max_tokens, self.options.temperature, seeds, self.ends)
+            contestant.wake(WAKE)
             with peak_memory(self.device) as peak:
                 turns = contestant.answer(prompts, ask)
             for i, turn in zip(asked, turns, strict=True):

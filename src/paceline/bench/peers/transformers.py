@@ -87,6 +87,13 @@ class Plain(Contestant):
         self.model = None
         self._lent.close()
 
+    def wake(self, seconds: float) -> None:
+        token = torch.ones((1, 1), dtype=torch.long, device=self.model.device)
+        began = perf_counter()
+        with torch.inference_mode():
+            while perf_counter() - began < seconds:
+                self.model(token).logits.argmax(-1).tolist()
+
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
         if len(prompts) > self.max_batch:
             raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")

@@ -116,6 +116,10 @@ class Plain(Contestant):
         if self.learns and self.worker is not None:
             self.worker.ask({"forget": True})
 
+    def wake(self, seconds: float) -> None:
+        if self.worker is not None:
+            self.worker.ask({"wake": seconds})
+
     def close(self) -> None:
         if self.worker is not None:
             self.worker.stop()

@@ -2,7 +2,7 @@
 
     {"model": ..., "dtype": ..., ...}           ->  {"ready": {versions, device, threads, ...}}, or {"missing": why}
     {"prompts": [[1, 2]], "rooms": [64], ...}   ->  {"answers": [{"tokens", "lengths", "times", ...}], "seconds": ...}
-    {"forget": true}                            ->  {"done": true}
+    {"forget": true}, {"wake": seconds}         ->  {"done": true}
 
 Imports nothing of Paceline: it runs where only vLLM is installed. Answers go to what was standard output when it
 started; whatever vLLM and its children print there goes to standard error instead.
@@ -35,7 +35,7 @@ def main() -> None:
     _send(answers, {"ready": engine.facts()})
     for request in requests:
         try:
-            _send(answers, engine.forget() if "forget" in request else engine.answer(request))
+            _send(answers, engine.do(request))
         except Exception as error:
             _send(answers, {"error": _one_line(error)})
 
@@ -116,6 +116,22 @@ class Engine:
             "compiled": not self.config["eager"],
             "triton": bool(HAS_TRITON),
         }
+
+    def do(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Whatever is asked for."""
+        if "forget" in request:
+            return self.forget()
+        return self.wake(request["wake"]) if "wake" in request else self.answer(request)
+
+    def wake(self, seconds: float) -> dict[str, Any]:
+        """Be busy for so long. A drafter that learns sees the same few tokens every time."""
+        from vllm import SamplingParams
+
+        wish = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+        began = perf_counter()
+        while perf_counter() - began < seconds:
+            self.llm.generate([{"prompt_token_ids": [1]}], [wish], use_tqdm=False)
+        return {"done": True}
 
     def forget(self) -> dict[str, Any]:
         """A drafter as new: suffix decoding keeps the answers it has seen."""

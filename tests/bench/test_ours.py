@@ -1,0 +1,28 @@
+"""Our engine as a contestant."""
+
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from paceline.bench.contestant import Ask
+from paceline.bench.ours import Ours
+from paceline.draft.recycling import Recycling
+from paceline.target.load import load, load_tokenizer
+
+
+def test_a_drafter_does_not_learn_while_it_is_woken(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Ours("recycling,tree=16", load(demo), load_tokenizer(demo), batch=1)
+    one.open()
+    prompt, ask = one.tokenizer.encode_chat([{"role": "user", "content": "List ten fruits."}]), Ask(max_tokens=24)
+    [before] = one.answer([prompt], ask)
+    one.forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(Recycling, "propose", None)
+        patch.setattr(Recycling, "observe", None)
+        began = perf_counter()
+        one.wake(0.05)
+        assert 0.05 < perf_counter() - began < 5
+    [after] = one.answer([prompt], ask)
+    assert after.tokens == before.tokens
+    assert after.nodes == before.nodes
