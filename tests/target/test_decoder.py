@@ -431,6 +431,50 @@ def test_whoever_watches_a_layer_sees_it_though_another_drafter_resumes(
     assert counted.nodes == ([5, 5, 5] if below else [2, 2, 5])
 
 
+@pytest.mark.parametrize("family", models.NATIVE)
+def test_nobody_sees_the_padding_of_a_forward(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chain and tree, states taken in the middle and brought back; then what is committed is read again."""
+    found = []
+    for padding in (0, 3):
+        decoder, _ = native.pair(family)
+        monkeypatch.setattr(Decoder, "_padding", lambda *_, padding=padding: padding)
+        slots = three_rows(decoder)
+        tree = Segment(slots[1], np.array([7, 8, 9, 8]), np.array([-1, 0, 0, 2]), num_logits=4)
+        segments = [chain(slots[0], [4, 5, 6], logits=1), tree]
+        heard: list[torch.Tensor] = []
+        needs = Needs(hidden_layers=(1, decoder.num_layers), callback_layer=2)
+        first = decoder.verify(segments, needs, lambda _, states, heard=heard: heard.append(states))
+        tree.hidden = decoder.run_layers([tree], 2)
+        resumed = decoder.verify(segments, Needs(resume_layer=2))
+        decoder.commit(slots[1], [0, 2, 3])
+        after = decoder.verify([chain(slots[1], [5, 6])])
+        found.append([first.logits, *first.hidden.values(), *heard, tree.hidden, resumed.logits, after.logits])
+        assert first.hidden_at == [0, 3, 7]
+        for slot in slots:
+            decoder.drop_row(slot)
+    for plain, padded in zip(*found, strict=True):
+        torch.testing.assert_close(padded, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="only its kernels are made to measure")
+def test_forwards_are_padded_where_there_is_room() -> None:
+    decoder, _ = native.pair("llama2", torch.bfloat16)
+    slot = decoder.add_row(1)
+    assert decoder._plan([chain(slot, [4] * 5)]).padding == 1
+    assert decoder._plan([chain(slot, [4])]).padding == 0
+    other = decoder.add_row(1)
+    assert decoder._plan([chain(s, [4]) for s in (slot, other, *[slot] * 3)]).padding == 0, "rows without drafts"
+    assert decoder._plan([chain(slot, [4] * 2), chain(other, [4] * 3)]).padding == 1
+    left = decoder.max_context
+    while left > 5:
+        part = min(left - 5, 60)
+        decoder.verify([chain(slot, [4] * part)])
+        decoder.commit(slot, range(part))
+        left -= part
+    assert decoder._plan([chain(slot, [4] * 5)]).padding == 0
+    assert decoder.verify([chain(slot, [4] * 5)]).logits.shape == (5, decoder.vocab_size)
+
+
 def test_a_self_drafter_may_bring_its_states_in_another_dtype() -> None:
     decoder, _ = native.pair("llama2", torch.bfloat16)
     slots = three_rows(decoder)

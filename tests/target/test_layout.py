@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.target.base import Segment
-from paceline.target.layout import KEY_GRANULE, SHARED_QUERIES, Group, Layout, plan
+from paceline.target.layout import KEY_GRANULE, SHARED_QUERIES, Group, Layout, familiar, plan
 
 
 @dataclass
@@ -18,9 +18,15 @@ class Case:
     lengths: list[int]
     window: int | None = None
     shared: int = 1
+    padding: int = 0
 
     def plan(self) -> Layout:
-        return plan(self.segments, self.lengths, window=self.window, shared=self.shared)
+        return plan(self.segments, self.lengths, window=self.window, shared=self.shared, padding=self.padding)
+
+    def padded(self) -> "Case":
+        """The same with the padding as nodes that somebody asked for."""
+        segments = [*self.segments[:-1], self.segments[-1].longer(self.padding)]
+        return Case(segments, self.lengths, self.window, self.shared)
 
 
 @st.composite
@@ -54,7 +60,8 @@ def cases(draw: st.DrawFn) -> Case:
     segments = [draw(segment(slot)) for slot in slots]
     lengths = [draw(st.integers(0, 20)) for _ in slots]
     window = draw(st.sampled_from([None, 1, 2, 3, 7, 16, 100]))
-    return Case(segments, lengths, window, draw(st.sampled_from([1, 1, 2, 3])))
+    padding = draw(st.sampled_from([0, 0, 1, 5]))
+    return Case(segments, lengths, window, draw(st.sampled_from([1, 1, 2, 3])), padding)
 
 
 def naive_nodes(case: Case) -> list[dict]:
@@ -112,8 +119,10 @@ def seen_in(group: Group, shared: int) -> dict[int, tuple[set[int], int]]:
 
 
 def check(case: Case, layout: Layout) -> None:
+    assert layout.num_nodes == len(naive_nodes(case))
+    case = case.padded()
     nodes = naive_nodes(case)
-    assert layout.num_nodes == len(nodes)
+    assert layout.num_nodes + layout.padding == len(nodes)
     assert layout.tokens.tolist() == [n["token"] for n in nodes]
     assert layout.positions.tolist() == [n["position"] for n in nodes]
     assert layout.slots.tolist() == [n["slot"] for n in nodes]
@@ -152,6 +161,14 @@ def test_logits_are_those_of_the_last_nodes_of_each_segment(case: Case) -> None:
         assert layout.wanted.tolist() == wanted
 
 
+def test_familiar_numbers_are_few_and_near() -> None:
+    every = {familiar(n) for n in range(1, 97)}
+    assert len(every) < 27
+    assert {familiar(n) for n in every} == every
+    assert all(n <= familiar(n) <= max(1.25 * n, n) for n in range(1, 5000))
+    assert [familiar(n) for n in (1, 2, 3, 4, 5, 17, 81, 250, 257, 513)] == [1, 2, 3, 4, 6, 20, 88, 256, 288, 576]
+
+
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_long_chunk_does_not_pad_the_short_segments(window: int | None) -> None:
     long, short = SHARED_QUERIES + 6, 3
@@ -165,7 +182,7 @@ def test_a_long_chunk_does_not_pad_the_short_segments(window: int | None) -> Non
     assert sorted(g.queries for g in layout.groups) == [short, long, long]
 
 
-@pytest.mark.parametrize(("length", "nodes"), [(0, 1), (15, 1), (16, 1), (10, 6), (10, 7), (7, 100)])
+@pytest.mark.parametrize(("length", "nodes"), [(0, 1), (63, 1), (64, 1), (58, 6), (58, 7), (7, 100)])
 def test_attention_reads_whole_granules_and_two_queries_at_least(length: int, nodes: int) -> None:
     (group,) = plan([Segment.chunk(3, np.arange(nodes), last=True)], [length]).groups
     assert group.keys == -(-(length + nodes) // KEY_GRANULE) * KEY_GRANULE

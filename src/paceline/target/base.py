@@ -78,6 +78,19 @@ class Segment:
         if self.depth is _UNKNOWN:
             self.depth = depths(self.parent)
 
+    def longer(self, count: int) -> Segment:
+        """With so many nodes more, one below the other, whose tokens are 0."""
+        n = len(self.tokens)
+        return Segment(
+            self.slot,
+            np.concatenate([self.tokens, np.zeros(count, np.int64)]),
+            np.concatenate([self.parent, np.arange(n - 1, n + count - 1)]),
+            self.start,
+            self.num_logits,
+            self.hidden,
+            np.concatenate([self.depth, self.depth[-1] + 1 + np.arange(count)]),
+        )
+
     @classmethod
     def tree(cls, slot: int, tree: DraftTree) -> Segment:
         """Verify every node of `tree`."""

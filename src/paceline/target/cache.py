@@ -146,7 +146,7 @@ class Writer:
         self._one: PerLayer | None = None
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values [N, kv_heads, head_dim] of the packed nodes."""
+        """Store keys and values [N + padding, kv_heads, head_dim] of the packed nodes."""
         if len(self._layout.spans) == 1:
             to_keys, to_values = self._only_row()
             to_keys[layer].copy_(keys.transpose(0, 1))
@@ -160,7 +160,7 @@ class Writer:
         """Where the nodes of a forward with one row go: a slice per layer, cut once."""
         if self._one is None:
             ((slot, end),) = self._layout.reach.items()
-            here = self._kv[:, :, slot, :, end - self._layout.num_nodes : end]
+            here = self._kv[:, :, slot, :, end - self._layout.num_nodes - self._layout.padding : end]
             self._one = (here[:, 0].unbind(0), here[:, 1].unbind(0))
         return self._one
 

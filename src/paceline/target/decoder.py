@@ -20,7 +20,7 @@ from paceline.profile import Clock
 from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
-from paceline.target.layout import Layout, plan
+from paceline.target.layout import Layout, familiar, plan
 from paceline.target.ops import TorchOps
 from paceline.topk import top_tokens
 
@@ -298,18 +298,19 @@ class Decoder(CachedTarget):
             if layer in stops:
                 x, delta = x if delta is None else x + delta, None
                 if layer in needs.hidden_layers:
-                    taps[layer] = x
+                    taps[layer] = x[: layout.num_nodes]
                 if on_layer is not None and layer == needs.callback_layer:
-                    on_layer(layer, x)
+                    on_layer(layer, x[: layout.num_nodes])
             x, delta = self.blocks[layer](x, delta, self.ops, layout, cache, layer)
         self.clock.lap("layers")
         x = x if delta is None else x + delta
         if self.num_layers in needs.hidden_layers:
-            x = taps[self.num_layers] = self.ops.norm(x, self.norm)
+            x = self.ops.norm(x, self.norm)
+            taps[self.num_layers] = x[: layout.num_nodes]
             x = x if layout.wanted is None else x[layout.wanted]
         else:
             x = self.ops.norm(x if layout.wanted is None else x[layout.wanted], self.norm)
-        logits = self.head(x)
+        logits = self.head(x)[: layout.wanted_at[-1]]
         self.clock.lap("head")
         top = top_tokens(logits, needs.top_k) if needs.top_k else None
         if needs.top_k:
@@ -339,14 +340,15 @@ class Decoder(CachedTarget):
         layout = self._plan(segments, cache)
         writer = self._begin(layout, cache)
         if first:
-            x = torch.cat([segment.hidden for segment in segments if segment.hidden is not None]).to(self.dtype)
+            brought = [segment.hidden for segment in segments if segment.hidden is not None]
+            x = _padded(torch.cat(brought).to(self.dtype), layout)
         else:
             x = F.embedding(layout.tokens, self.embedding)
         delta: torch.Tensor | None = None
         place = first if cache is None else 0
         for layer, block in enumerate(self.blocks[first:last], place):
             x, delta = block(x, delta, self.ops, layout, writer, layer)
-        return x if delta is None else x + delta
+        return (x if delta is None else x + delta)[: layout.num_nodes]
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
         """The head over hidden states [N, H] (through the final norm first unless told not to); [N, V]."""
@@ -365,11 +367,23 @@ class Decoder(CachedTarget):
         return plan(
             segments,
             lengths,
+            padding=self._padding(segments, lengths[-1]),
             shared=s.num_heads // s.num_kv_heads,
             window=s.window,
             dtype=self.dtype,
             device=self.device,
         )
+
+    def _padding(self, segments: Sequence[Segment], last: int) -> int:
+        """Nodes to add to the last segment, behind `last` tokens, so that the forward is over a familiar number.
+
+        oneDNN compiles a kernel for every number of rows a matrix product meets, two milliseconds each, and torch's
+        attention one for every number of queries and keys. Drafts come in all sizes, rows without drafts in few."""
+        nodes = sum(len(segment.tokens) - segment.start for segment in segments)
+        padding = familiar(nodes) - nodes
+        if not self.head.packed or nodes == len(segments):
+            return 0
+        return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
 
     def _begin(self, layout: Layout, cache: RaggedCache | None = None) -> Writer:
         """Make room in the cache for the forward planned in `layout`, and look up its positions."""
@@ -390,4 +404,10 @@ class Decoder(CachedTarget):
         if fresh:
             states = self.run_layers(fresh, seam)
             made = iter(states.split([len(s.tokens) - s.start for s in fresh]))
-        return torch.cat([next(made) if hidden is None else hidden for hidden in given]).to(self.dtype), seam
+        states = torch.cat([next(made) if hidden is None else hidden for hidden in given])
+        return _padded(states.to(self.dtype), layout), seam
+
+
+def _padded(states: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """States [N, H] of the nodes, and zeros for the padding behind them."""
+    return F.pad(states, (0, 0, 0, layout.padding)) if layout.padding else states

@@ -1,6 +1,6 @@
 """Layout: how the segments of one forward lie in memory. Pure planning in NumPy; knows no weights.
 
-Every token of every segment is packed into one dimension, N in all, so that linear layers never see padding. Only
+Every token of every segment is packed into one dimension, N in all, so that linear layers see next to no padding. Only
 attention needs a shape: short segments share one padded group over a range of slots, long ones (prompt chunks) go
 one by one. Node i of a segment sits at position (length of the row) + (its depth) and is written to the cache at
 (length of the row) + i; it sees the row's committed tokens, its ancestors and itself.
@@ -22,10 +22,19 @@ from paceline.tree import IntArray, ancestors
 SHARED_QUERIES = 64
 """Segments of at most this many nodes are padded to each other; longer ones would waste the others' time."""
 
-KEY_GRANULE = 16
+KEY_GRANULE = 64
 """Attention reads a multiple of this many keys, the last of them masked, for at least two queries. torch's CPU kernel
 then adds in the same order however many nodes there are: in bfloat16 too a token's attention is the same alone and
-in a draft."""
+in a draft. A multiple of 16 would do for that; this many, and fewer numbers of keys are met: torch compiles
+a kernel for each, three quarters of a millisecond."""
+
+
+def familiar(count: int) -> int:
+    """The least number of nodes from `count` on that forwards are padded to, where every number wants kernels of its
+    own: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ... 96, 112, ... 256, 288, ...; a fourth more nodes at most."""
+    steps = ((4, 1), (16, 2), (32, 4), (96, 8), (256, 16), (512, 32))
+    step = next((step for most, step in steps if count <= most), 64)
+    return -(-count // step) * step
 
 
 @dataclass(slots=True)
@@ -61,9 +70,9 @@ class Group:
 
 @dataclass(slots=True)
 class Layout:
-    """The plan of one forward over N packed nodes.
+    """The plan of one forward over N packed nodes, and `padding` behind them whose results nobody wants.
 
-    tokens, positions, slots, at   int64 [N]; `at` is the place in the row's cache.
+    tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's cache.
     spans     (begin, end) of every segment in the packed order.
     wanted    int64 [M]: packed nodes whose logits are wanted, or None for all; wanted_at as Verdict.logits_at.
     """
@@ -77,6 +86,7 @@ class Layout:
     wanted: torch.Tensor | None
     wanted_at: list[int]
     reach: dict[int, int]
+    padding: int = 0
 
     @property
     def num_nodes(self) -> int:
@@ -92,13 +102,21 @@ def plan(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    padding: int = 0,
 ) -> Layout:
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
     shared  query heads that share a key head.
-    window  a node sees only this many tokens, itself included (sliding-window attention)."""
-    ends = list(accumulate(len(s.tokens) - s.start for s in segments))
-    spans = list(zip([0, *ends[:-1]], ends, strict=True))
+    window  a node sees only this many tokens, itself included (sliding-window attention).
+    padding nodes that the last segment gets behind its own. Like rejected drafts, they lie behind the row in the cache
+            until something else is written there."""
+    counts = [s.num_logits for s in segments]
+    asked = _spans(segments)
+    num_nodes = asked[-1][1]
+    wanted = [np.arange(end - n, end) for n, (_, end) in zip(counts, asked, strict=True)]
+    if padding:
+        segments = [*segments[:-1], segments[-1].longer(padding)]
+    spans = _spans(segments)
     positions = [length + s.depth[s.start :] for s, length in zip(segments, lengths, strict=True)]
     at = [np.arange(length + s.start, length + len(s.tokens)) for s, length in zip(segments, lengths, strict=True)]
 
@@ -111,21 +129,24 @@ def plan(
         _group(members, segments, lengths, spans, positions, shared, window, dtype, device)
         for members in ([short] if short else []) + [[s] for s in long]
     ]
-    counts = [s.num_logits for s in segments]
-    wanted = None
-    if sum(counts) != ends[-1]:
-        wanted = put(np.concatenate([np.arange(end - n, end) for n, end in zip(counts, ends, strict=True)]))
     return Layout(
         tokens=put(_join([s.tokens[s.start :] for s in segments])),
         positions=put(_join(positions)),
         slots=put(_join([np.full(end - begin, s.slot) for s, (begin, end) in zip(segments, spans, strict=True)])),
         at=put(_join(at)),
-        spans=spans,
+        spans=asked,
         groups=groups,
-        wanted=wanted,
+        wanted=None if sum(counts) == num_nodes else put(np.concatenate(wanted)),
         wanted_at=[0, *accumulate(counts)],
         reach={s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)},
+        padding=padding,
     )
+
+
+def _spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    """(begin, end) of every segment in the packed order."""
+    ends = list(accumulate(len(s.tokens) - s.start for s in segments))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _join(arrays: Sequence[IntArray]) -> IntArray:
