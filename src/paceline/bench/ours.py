@@ -51,7 +51,7 @@ class Ours(Contestant):
         plain = Engine(self.target, "none", tokenizer=self.tokenizer)
         began = perf_counter()
         while perf_counter() - began < seconds:
-            plain.generate([[1]], SamplingParams(max_tokens=8, ignore_eos=True))
+            plain.generate([[1]], SamplingParams(max_tokens=2, ignore_eos=True))
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
         engine, arrived = self.engine, []

@@ -297,7 +297,7 @@ def _calibrate(
                         peer,
                         setting.target.vocab_size,
                         setting.target.max_context,
-                        rounds=max(rounds // 3, 2),
+                        rounds=max(2 * rounds // 3, 2),
                     )
                     calibrations |= {peer.name: one} if one is not None else {}
     folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})

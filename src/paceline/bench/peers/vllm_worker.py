@@ -127,7 +127,7 @@ class Engine:
         """Be busy for so long. A drafter that learns sees the same few tokens every time."""
         from vllm import SamplingParams
 
-        wish = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+        wish = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
         began = perf_counter()
         while perf_counter() - began < seconds:
             self.llm.generate([{"prompt_token_ids": [1]}], [wish], use_tqdm=False)
