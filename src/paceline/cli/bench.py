@@ -137,6 +137,7 @@ class _Progress:
         self._task = self._bar.add_task("starting", total=None)
         self._total = self._done = self._found = 0
         self._began = self._spoke = monotonic()
+        self._timed = False
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -155,7 +156,6 @@ class _Progress:
     def begin(self, total: int) -> None:
         """So many answers are to come, those that are there already included."""
         self._total, self._began = total, monotonic()
-        self._spoke = self._began  # a minute of answers first: the time left is guessed from them
         self._bar.update(self._task, total=total, description="answering")
 
     def answered(self, answer: Answer) -> None:
@@ -167,6 +167,8 @@ class _Progress:
         now = monotonic()
         if now - self._began < 1:  # found in the folder, not answered now
             self._found = self._done
+        elif not self._timed:  # the first has the warm-up in it
+            self._found, self._began, self._spoke, self._timed = self._done, now, now, True
         if self._bar.disable and now - self._spoke > SPOKEN:
             self._spoke = now
             left = (now - self._began) / max(self._done - self._found, 1) * (self._total - self._done)
