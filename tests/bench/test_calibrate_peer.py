@@ -113,7 +113,6 @@ def test_a_peer_is_predicted_by_its_own_calibration(each: float) -> None:
     assert sum(turn.nodes) == 20 * DRAFTED - (10 if each else 0)
     peer = replace(answer, method="peer:x", turns=[replace(turn, tokens=[1] * 61, lengths=[1] + [3] * 20)])
     calibrations = {"paceline": replace(table, drafting_ms=0.0, drafted_ms=0.0), "peer:x": table}
-    facts = {"peer:x": {"draft_bytes": 1, "target_bytes": 10}}
-    predicted = predict_run([answer, peer], calibrations, facts)
+    predicted = predict_run([answer, peer], calibrations)
     measured = (61 / peer.seconds) / (21 / answer.seconds)
     assert predicted["peer:x", "overall"] == pytest.approx(measured, rel=0.01)  # its context grows meanwhile

@@ -20,9 +20,12 @@ def test_a_drafter_does_not_learn_while_it_is_woken(demo: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(Recycling, "propose", None)
         patch.setattr(Recycling, "observe", None)
+        verify, forwards = one.target.verify, []
+        patch.setattr(one.target, "verify", lambda *args: forwards.append(1) or verify(*args))
         began = perf_counter()
         one.wake(0.05)
         assert 0.05 < perf_counter() - began < 5
+        assert forwards, "the target's own forward is what wakes it"
     [after] = one.answer([prompt], ask)
     assert after.tokens == before.tokens
     assert after.nodes == before.nodes

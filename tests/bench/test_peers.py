@@ -350,9 +350,13 @@ def test_bytes_a_forward_reads(tiny: Path, tmp_path: Path) -> None:
 def test_transformers_is_woken(spec: str, tiny: Path) -> None:
     with opened(spec, tiny) as one:
         [before] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+        forwards: list[int] = []
+        hook = one.model.register_forward_hook(lambda *_: forwards.append(1))  # type: ignore[attr-defined]
         began = perf_counter()
         one.wake(0.05)
         assert 0.05 < perf_counter() - began < 2
+        assert forwards, "its own forward is what wakes it"
+        hook.remove()
         [after] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
     assert after.tokens == before.tokens
 

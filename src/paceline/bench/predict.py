@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -26,15 +25,12 @@ from paceline.cost import Rounds
 def predict_run(
     answers: Iterable[Answer],
     calibrations: Mapping[str, Calibration],
-    facts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[tuple[str, str], float]:
     """Predicted speed-up of every method, overall and by task: {(method, category): `metrics.speedup` as it would
     have come out}. Methods whose engine tells no rounds, or was not calibrated, are left out.
 
     calibrations  by method for peers, which were calibrated themselves, drafting included; otherwise by engine:
                   "paceline" for our drafters, "transformers" for the peers that run on it.
-    facts         {method: {"draft_bytes", "target_bytes"}}: what a call of a draft model costs, for engines that do
-                  not tell how long they drafted.
 
     The machine may have been faster or slower during the run than when it was calibrated: all rounds are scaled by
     one factor, which makes the plain answers together come out right."""
@@ -44,12 +40,11 @@ def predict_run(
     scale = pace(together, calibrations["paceline"]) if "paceline" in calibrations else None
     predicted: dict[tuple[str, str], float] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
-        itself = calibrations.get(method)
-        calibration = itself or calibrations.get(_engine(method))
+        calibration = calibrations.get(method) or calibrations.get(_engine(method))
         if calibration is None or scale is None:
             continue
         mine = [answer for answer in answers if answer.method == method]
-        told = _predicted(mine, calibration, scale, {} if itself else (facts or {}).get(method, {}))
+        told = _predicted(mine, calibration, scale)
         for category in (OVERALL, *dict.fromkeys(answer.task for answer in told)):
             gain = speedup(*([a for a in some if category in (OVERALL, a.task)] for some in (told, plain)))
             if gain is not None:
@@ -67,7 +62,7 @@ def pace(plain: Iterable[Sequence[Turn]], calibration: Calibration) -> float | N
     for turns in plain:
         if turns and all(turn.times and _tells_rounds(turn) for turn in turns):
             took = max(turn.seconds for turn in turns) - max(turn.times[0] for turn in turns if turn.times)
-            all_took += took - _drafting(turns, calibration, {})
+            all_took += took - _drafting(turns)
             all_should += _rounds_seconds(turns, calibration)
     return all_took / all_should if all_should > 0 else None
 
@@ -129,12 +124,7 @@ def _first_seconds(answers: Sequence[Answer]) -> dict[tuple[int, int], float]:
     return {key: median(seconds) for key, seconds in found.items()}
 
 
-def _predicted(
-    answers: Sequence[Answer],
-    calibration: Calibration,
-    scale: float,
-    facts: Mapping[str, Any],
-) -> list[Answer]:
+def _predicted(answers: Sequence[Answer], calibration: Calibration, scale: float) -> list[Answer]:
     """The answers with the seconds that they should have taken; groups that cannot be predicted are left out."""
     told, first = [], _first_seconds(answers)
     for (group, _), members in _groups(answers).items():
@@ -144,7 +134,7 @@ def _predicted(
         seconds = [
             first[group, number]
             + scale * _rounds_seconds(turns, calibration)
-            + _drafting(turns, calibration, facts, scale)
+            + _drafting(turns)
             for number, turns in enumerate(together)
         ]
         for answer in members:
@@ -175,11 +165,6 @@ def _rounds_seconds(turns: Sequence[Turn], calibration: Calibration) -> float:
     return 1e-3 * float(ms.sum())
 
 
-def _drafting(turns: Sequence[Turn], calibration: Calibration, facts: Mapping[str, Any], scale: float = 1.0) -> float:
-    """Seconds of drafting: as told, or a draft model's share of a plain round for each of its calls."""
-    told = sum(turn.parts.get("draft", 0.0) for turn in turns)
-    if told or not facts.get("draft_bytes") or not facts.get("target_bytes"):
-        return told
-    calls = sum(turn.calls for turn in turns) / len(turns)
-    plain = calibration.round_ms(len(turns))
-    return 1e-3 * scale * calls * plain * float(facts["draft_bytes"]) / float(facts["target_bytes"])
+def _drafting(turns: Sequence[Turn]) -> float:
+    """Seconds of drafting, of engines that tell."""
+    return sum(turn.parts.get("draft", 0.0) for turn in turns)

@@ -345,7 +345,7 @@ def _close(
         for c in contestants
     }
     judged = _judge(plan, setting, answers, watch)
-    predicted = predict_run(answers, calibrations, facts) if calibrations else {}
+    predicted = predict_run(answers, calibrations) if calibrations else {}
     results = summarize(answers, facts, judged=judged, predicted=predicted)
     summary = {"complete": complete, "results": results, "predictions": {"devices": _elsewhere(setting, answers, plan)}}
     folder.write(SUMMARY, summary)

@@ -30,9 +30,9 @@ CPU = torch.device("cpu")
 WARM_UP_TOKENS = 32
 WAKE = 0.2
 """Seconds that a contestant works before an answer is timed. A processor whose cores slept, while another process
-answered or a file was written, takes a tenth of a second until it is as fast as before: 4.2 ms for a round of the demo
-model, then 2.5. Whoever answers in fewer rounds, or in a process of its own, would pay most. The threads of the process
-before may still spin, too."""
+answered or a file was written, takes a tenth of a second until it is as fast as before (benchmarks/awake.py). Whoever
+answers in fewer rounds, or in a process of its own, would pay most. The threads of the process before may still spin,
+too."""
 
 
 @dataclass(frozen=True)

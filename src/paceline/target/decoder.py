@@ -377,8 +377,9 @@ class Decoder(CachedTarget):
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
         """Nodes to add to the last segment, behind `last` tokens, so that the forward is over a familiar number.
 
-        oneDNN compiles a kernel for every number of rows a matrix product meets, two milliseconds each, and torch's
-        attention one for every number of queries and keys. Drafts come in all sizes, rows without drafts in few."""
+        oneDNN compiles a kernel for every number of rows a matrix product meets, a millisecond or two each, and torch's
+        attention for numbers of queries and keys (benchmarks/shapes.py). Drafts come in all sizes, rows without drafts
+        in few."""
         nodes = sum(len(segment.tokens) - segment.start for segment in segments)
         padding = familiar(nodes) - nodes
         if not self.head.packed or nodes == len(segments):

@@ -25,8 +25,8 @@ SHARED_QUERIES = 64
 KEY_GRANULE = 64
 """Attention reads a multiple of this many keys, the last of them masked, for at least two queries. torch's CPU kernel
 then adds in the same order however many nodes there are: in bfloat16 too a token's attention is the same alone and
-in a draft. A multiple of 16 would do for that; this many, and fewer numbers of keys are met: torch compiles
-a kernel for each, three quarters of a millisecond."""
+in a draft. A multiple of 16 would do for that; with this many fewer numbers of keys are met, for which torch would
+compile kernels (benchmarks/shapes.py)."""
 
 
 def familiar(count: int) -> int:
@@ -112,8 +112,9 @@ def plan(
             until something else is written there."""
     counts = [s.num_logits for s in segments]
     asked = _spans(segments)
-    num_nodes = asked[-1][1]
-    wanted = [np.arange(end - n, end) for n, (_, end) in zip(counts, asked, strict=True)]
+    wanted = None
+    if sum(counts) != asked[-1][1]:
+        wanted = np.concatenate([np.arange(end - n, end) for n, (_, end) in zip(counts, asked, strict=True)])
     if padding:
         segments = [*segments[:-1], segments[-1].longer(padding)]
     spans = _spans(segments)
@@ -136,7 +137,7 @@ def plan(
         at=put(_join(at)),
         spans=asked,
         groups=groups,
-        wanted=None if sum(counts) == num_nodes else put(np.concatenate(wanted)),
+        wanted=None if wanted is None else put(wanted),
         wanted_at=[0, *accumulate(counts)],
         reach={s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)},
         padding=padding,
