@@ -65,9 +65,13 @@ def test_a_draft_model(small: Path, tmp_path: Path) -> None:
     same(small, f"model:{draft},stop=fixed,draft=3,vocab=60")
     large = same(small, f"model:{draft},stop=fixed,draft=3")
     assert str(draft) + "," not in large
-    done = large_of(small)[1]
-    part = Path(large.removeprefix("model:").split(",")[0])
-    grown, times = Enlargement.read(part), done.large.parameters / done.small.parameters
+
+
+def test_a_draft_model_of_another_shape_grows_by_as_many_parameters(small: Path, tmp_path: Path) -> None:
+    draft = models.make("llama2", tmp_path / "narrow", num_hidden_layers=2, intermediate_size=48)
+    target, done = large_of(small)
+    large = large_spec(f"model:{draft}", target, done)
+    grown, times = Enlargement.read(large.removeprefix("model:")), done.large.parameters / done.small.parameters
     assert grown.large.parameters / grown.small.parameters == pytest.approx(times, rel=0.06)
 
 
@@ -78,8 +82,12 @@ def test_a_draft_with_exits(small: Path, tmp_path: Path) -> None:
     (draft / "config.json").write_text(json.dumps(config | marks))
     large = same(small, f"s2d:{draft},thresholds=0.3,stop=fixed,draft=3")
     grown = json.loads((Path(large.removeprefix("s2d:").split(",")[0]) / "config.json").read_text())
-    factor = grown["num_hidden_layers"] // 4
+    whole = json.loads((large_folder(small, SIZE) / "config.json").read_text())
+    factor = large_of(small)[1].layer_factor
     assert factor > 1
+    for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
+        assert grown[key] == whole[key], "a layer costs what the target's costs"
+    assert grown["num_hidden_layers"] == 4 * factor
     assert grown["exits"] == [factor, 2 * factor, 4 * factor]
     named = same(small, f"s2d:{draft},exits=1,3,thresholds=0.3,stop=fixed,draft=3")
     assert f",exits={factor},{3 * factor},thresholds" in named

@@ -57,6 +57,8 @@ class World:
         self.prompts = [rng.integers(4, 288, n).tolist() for n in (9, 1, 80, 3, 17, 30, 2, 5)]
 
     def engine(self, options: str, batch: int = 8, **kw: int) -> Engine:
+        if "stop=" not in options:  # a random model is never sure: the default would stop behind the first token
+            options += ",stop=heuristic"
         return Engine(self.target, f"s2d:{self.draft},{options}", tokenizer=self.tokenizer, max_batch=batch, **kw)
 
     def plain(self, params: SamplingParams | Sequence[SamplingParams]) -> list[list[int]]:
@@ -573,6 +575,19 @@ def test_one_draft_serves_every_target_of_its_tokenizer(world: World, tmp_path: 
         assert [section.last for section in drafter_of(engine).sections] == [1, 2, 4]
 
 
+def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) -> None:
+    def thresholds(options: str = "", **noted: Any) -> list[float]:
+        draft = checkpoint(world, tmp_path / "draft", **noted)
+        engine = Engine(world.target, f"s2d:{draft}{options}", tokenizer=world.tokenizer)
+        return [section.threshold for section in drafter_of(engine).sections]
+
+    assert thresholds() == thresholds(thresholds=None) == [0.5, 0.5, 0]  # the paper's
+    assert thresholds(thresholds=[0.7, 0.3]) == [0.7, 0.3, 0]
+    assert thresholds(thresholds=[0.0, 0.3]) == [0]
+    assert thresholds(",thresholds=0.2", thresholds=[0.7, 0.3]) == [0.2, 0.2, 0]
+    assert thresholds(",exits=1,4", thresholds=[0.7, 0.3]) == [0.5, 0]  # they are of other exits
+
+
 def test_transformers_reads_it_as_a_model(world: World, tmp_path: Path) -> None:
     ids = torch.tensor([world.prompts[0]])
     one, other = (
@@ -614,6 +629,9 @@ def test_wrong_checkpoints_are_one_clear_line(world: World, tmp_path: Path) -> N
     refused(other, "has another tokenizer than the target: ")
     refused(checkpoint(world, tmp_path / "kind", paceline_drafter="kangaroo"), "kind kangaroo where s2d is wanted")
     refused(checkpoint(world, tmp_path / "exits", exits=[]), "does not say behind which layers it has exits")
+    refused(checkpoint(world, tmp_path / "words", thresholds=["high"]), "has thresholds that are no numbers")
+    refused(checkpoint(world, tmp_path / "below", thresholds=[-1, 0.5]), "a threshold is -1; it is between 0")
+    refused(checkpoint(world, tmp_path / "many", thresholds=[0.5] * 3), "one for each exit but the last")
     cut = checkpoint(world, tmp_path / "cut") / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:1000])
     refused(cut.parent, "cut off or damaged", ModelError)

@@ -15,7 +15,7 @@ from click.testing import Result
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from paceline.draft.sorted import Sorted
+from paceline.draft.sorted import Sorted, exits_in_use
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
@@ -23,7 +23,7 @@ from paceline.train.__main__ import app
 from paceline.train.lm import LmLoss
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE
-from paceline.train.sorted import SortedLoss, SortedRecipe, cut, depths, train_sorted
+from paceline.train.sorted import SortedLoss, SortedRecipe, cut, depths, train_sorted, watch
 from tests import models
 
 LAYERS = 4
@@ -122,6 +122,7 @@ def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) 
     config = json.loads((out / "config.json").read_text())
     assert (config["paceline_drafter"], config["exits"], config["num_hidden_layers"]) == ("s2d", [1, 2, 3], 3)
     assert config["target"]["name"] == "target"
+    assert len(config["thresholds"]) == 2
 
     untrained = SortedLoss(cut(target, 3), (1, 2, 3)).eval()
     trained = SortedLoss(AutoModelForCausalLM.from_pretrained(out), (1, 2, 3)).eval()
@@ -145,7 +146,35 @@ def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) 
         plain, drafted = ([d.tokens for d in e.generate(prompts, SamplingParams(max_tokens=12))] for e in engines)
         assert drafted == plain
         assert isinstance(engines[1].drafter, Sorted)
-        assert [section.last for section in engines[1].drafter.sections] == [1, 2, 3]
+        used = [(section.last, section.threshold) for section in engines[1].drafter.sections]
+        assert used == exits_in_use([1, 2, 3], config["thresholds"], 3)
+
+
+def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
+    teacher = models.model("llama2", **SMALL).eval()
+    draft = models.model("llama2", seed=1, **SMALL | {"num_hidden_layers": 3}).eval()
+    rng = np.random.default_rng(0)
+    held = {}
+    for name, rows in (("one", 2), ("two", 5)):
+        ids = rng.integers(4, 288, (rows, 9))
+        labels = np.where(rng.random(ids.shape) < 0.5, ids, IGNORE)
+        held[name] = ids, labels
+    seen = watch(draft, (1, 3), teacher, held, batch=2)
+    kept = [labels != IGNORE for _, labels in held.values()]
+    assert seen.sure.shape == seen.right.shape == (sum(int(one.sum()) for one in kept), 2)
+    assert [float(seen.share[: kept[0].sum()].sum()), float(seen.share.sum())] == pytest.approx([0.5, 1])
+
+    def said(model: torch.nn.Module) -> torch.Tensor:
+        of_each = [model(torch.from_numpy(ids)).logits for ids, _ in held.values()]
+        return torch.cat([one[torch.from_numpy(k)] for one, k in zip(of_each, kept, strict=True)]).detach()
+
+    last, wanted = said(draft), said(teacher)  # the last exit is the draft itself
+    np.testing.assert_allclose(seen.sure[:, 1], last.softmax(-1).amax(-1), rtol=1e-5)
+    assert (seen.right[:, 1] == (last.argmax(-1) == wanted.argmax(-1)).numpy()).all()
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in teacher.model.layers]
+    head = teacher.lm_head.weight.numel()
+    assert seen.layers == pytest.approx([layers[0] / (sum(layers) + head), 3 * layers[0] / (sum(layers) + head)])
+    assert seen.head == pytest.approx(head / (sum(layers) + head))
 
 
 @pytest.fixture
@@ -178,3 +207,4 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert json.loads((out / "config.json").read_text())["exits"] == [1, 2]
     assert "behind  1 layers" in done.output
+    assert "should be fastest for target" in done.output

@@ -132,6 +132,15 @@ class Enlargement:
         """Layer l of the small model is layer l times this of the large one."""
         return self.large.num_layers // self.small.num_layers
 
+    def fits(self, shape: Shape) -> bool:
+        """Whether a model has the layers that the small one has, if not as many: it was cut from one like it."""
+        cut = replace(Proportions.of(shape), num_layers=0, parameters=0)
+        return cut == replace(self.small, num_layers=0, parameters=0)
+
+    def of(self, shape: Shape) -> Shape:
+        """A model of such layers after the same was done to it."""
+        return _grown(shape, self.width_factor, self.layer_factor, self.large.intermediate_size)
+
     def describe(self) -> str:
         """One sentence for a record."""
         added = self.layer_factor - 1
@@ -162,17 +171,21 @@ def parse_size(text: str) -> int:
     return size
 
 
-def enlarge(folder: str | Path, params: int, out: str | Path, progress: Progress | None = None) -> Enlargement:
+def enlarge(
+    folder: str | Path, params: int | Enlargement, out: str | Path, progress: Progress | None = None
+) -> Enlargement:
     """Write the Llama-family model in `folder` (or of that name on the hub), enlarged to about `params` parameters,
     to the new folder `out`: config.json, safetensors in the dtype of the original, tokenizer files.
 
+    params: or what was done to a model with the same layers, to do the same to these.
     Raises ModelError for a model or a size that this cannot do, PacelineError if there is no room or `out` exists.
     Nothing is left behind then."""
     out = Path(out).expanduser()
     if out.exists():
         raise PacelineError(f"{out} exists already; name a new folder")
     source = Source(find(folder, [*SMALL_FILES, "*.safetensors"]))
-    small, large = source.shape, _choose(source.shape, params, source.name)
+    small = source.shape
+    large = params.of(small) if isinstance(params, Enlargement) else _choose(small, params, source.name)
     source.width_factor = large.hidden_size // small.hidden_size
     source.layer_factor = large.num_layers // small.num_layers
     size = _parameters(large) * source.like("model.embed_tokens.weight").element_size()
@@ -197,11 +210,12 @@ def _write_json(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
-def large_folder(folder: str | Path, params: int, progress: Progress | None = None) -> Path:
-    """The model in `folder` enlarged to about `params` parameters: a copy in the user's cache, made the first time and
-    kept. `Enlargement.read` tells what was done. Errors as `enlarge`."""
+def large_folder(folder: str | Path, params: int | Enlargement, progress: Progress | None = None) -> Path:
+    """The model in `folder` enlarged as `enlarge` does it: a copy in the user's cache, made the first time and kept.
+    `Enlargement.read` tells what was done. Errors as `enlarge`."""
     source = find(folder, [*SMALL_FILES, "*.safetensors"])
-    kept = cache_home() / f"{source.resolve().name}-{params}-{fingerprint_of(source)}"
+    size = params if isinstance(params, int) else f"as-{params.large.parameters}"
+    kept = cache_home() / f"{source.resolve().name}-{size}-{fingerprint_of(source)}"
     if not kept.exists():
         enlarge(source, params, kept, progress)
     return kept

@@ -2,9 +2,9 @@
 
     large_spec("model:demo-draft,stop=svip", target, Enlargement.read(folder))     # "model:~/.cache/...,stop=svip"
 
-A draft model is enlarged like any model (`large.py`), its exits with it. An adapter, which reads and writes the
-target's hidden states, is padded as the target's own attention is. Whatever else a drafter reads, a corpus say, stays
-as it is. Knows no drafter by name.
+A draft model is enlarged like any model (`large.py`), its exits with it; one that was cut from the target exactly as
+the target was. An adapter, which reads and writes the target's hidden states, is padded as the target's own attention
+is. Whatever else a drafter reads, a corpus say, stays as it is. Knows no drafter by name.
 """
 
 from __future__ import annotations
@@ -59,13 +59,17 @@ def _config(checkpoint: str) -> dict[str, Any] | None:
 
 
 def large_draft_model(checkpoint: str, done: Enlargement) -> Path:
-    """A draft model, as many times larger as the target was made."""
+    """A draft model, as many times larger as the target was made; if it was cut from the target, layer by layer like
+    it, so that it is the same part of it as before."""
     folder = find(checkpoint, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder)
     if reason := unsupported(config):
         raise ModelError(f"{checkpoint} cannot be enlarged: {reason}")
+    shape = Shape.of(config)
+    if done.fits(shape):
+        return large_folder(folder, done)
     times = done.large.parameters / done.small.parameters
-    return large_folder(folder, round(times * Proportions.of(Shape.of(config)).parameters))
+    return large_folder(folder, round(times * Proportions.of(shape).parameters))
 
 
 def large_adapter(folder: Path, target: Target, done: Enlargement) -> Path:

@@ -44,6 +44,8 @@ from paceline.tree import DraftTree
 
 LAG = 64
 """Most committed tokens that deeper layers may be behind when a round begins."""
+SURE = 0.5
+"""The threshold where neither the request nor the draft's training names one; the paper's."""
 NEVER = 1.01
 """Highest threshold: no probability is above it."""
 
@@ -55,16 +57,17 @@ class SortedConfig(ModelConfig):
     """Options of `s2d`."""
 
     stop: stop.Name = field(
-        default="heuristic", metadata={"help": "when to stop drafting; paper: 5 tokens, then 2 more or 1 less a round"}
+        default="svip",
+        metadata={"help": "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"},
     )
     exits: str | None = field(
         default=None, metadata={"help": "layers behind which a token may leave, as in 2,4,8; none: the trained ones"}
     )
-    thresholds: str = field(
-        default="0.5",
+    thresholds: str | None = field(
+        default=None,
         metadata={
             "help": "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one "
-            "for all; paper: 0.5, and 0.75,0.7 for a target of 70B"
+            "for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B"
         },
     )
 
@@ -129,10 +132,10 @@ class Sorted(Model):
 
     def __init__(self, config: SortedConfig):
         super().__init__(config)
-        self.thresholds = _numbers("thresholds", config.thresholds, float, "0.5,0.7")
         self.exits = [] if config.exits is None else _numbers("exits", config.exits, int, "2,4,8")
-        if wrong := [t for t in self.thresholds if not 0 <= t <= NEVER]:
-            raise MethodError(f"a threshold is {wrong[0]:g}; it is between 0 (always leave) and {NEVER:g} (never)")
+        self.thresholds = []
+        if config.thresholds is not None:
+            self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
         self.sections: list[Section] = []
         self._left: dict[int, list[Section]] = {}
         self._forwards = self._read = 0
@@ -140,12 +143,12 @@ class Sorted(Model):
     def bind(self, target: Target) -> None:
         """Load the draft. MethodError if its tokenizer is another than the target's, or it has no such exits."""
         path = self.config.checkpoint
-        exits = self.exits or _trained_exits(path)
+        exits, thresholds = (self.exits, []) if self.exits else _trained(path)
         super().bind(target)
         if not isinstance(self.model, Decoder):
             raise MethodError(f"{path} is no model of the native decoder's, and no other can be left half-way")
         self.decoder = self.model
-        used = exits_in_use(exits, self.thresholds, self.decoder.num_layers)
+        used = exits_in_use(exits, self.thresholds or thresholds or [SURE], self.decoder.num_layers)
         begins = [0, *(last for last, _ in used)]
         self.sections = [Section(self.decoder, first, *exit) for first, exit in zip(begins, used, strict=False)]
         for section, behind in pairwise(self.sections):
@@ -289,13 +292,23 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
     return used[:always]
 
 
-def _trained_exits(path: str) -> list[int]:
-    """What the draft's training wrote down. MethodError if the folder is none that it wrote."""
+def _trained(path: str) -> tuple[list[int], list[float]]:
+    """What the draft's training wrote down: exits, and the thresholds that suit its target, if any. MethodError if the
+    folder is none that it wrote."""
     folder = find(path, SMALL_FILES)
-    exits = read_drafter(folder, Sorted.name).get("exits")
+    noted = read_drafter(folder, Sorted.name)
+    exits, thresholds = noted.get("exits"), noted.get("thresholds") or []
     if not isinstance(exits, list) or not exits or not all(isinstance(exit, int) for exit in exits):
         raise MethodError(f"{folder / 'config.json'} does not say behind which layers it has exits: train it again")
-    return exits
+    if not isinstance(thresholds, list) or not all(isinstance(one, int | float) for one in thresholds):
+        raise MethodError(f"{folder / 'config.json'} has thresholds that are no numbers: train it again")
+    return exits, _possible(thresholds)
+
+
+def _possible(thresholds: list[float]) -> list[float]:
+    if wrong := [t for t in thresholds if not 0 <= t <= NEVER]:
+        raise MethodError(f"a threshold is {wrong[0]:g}; it is between 0 (always leave) and {NEVER:g} (never)")
+    return thresholds
 
 
 def _numbers(what: str, text: str, kind: Callable[[str], N], example: str) -> list[N]:

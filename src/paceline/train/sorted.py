@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from accelerate import PartialState
@@ -38,6 +39,7 @@ from paceline.train.generated import acceptance, split_rows
 from paceline.train.loop import Batch, LoopConfig, train
 from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation
 from paceline.train.rows import DataConfig, Mixture, Rows
+from paceline.train.thresholds import Watched
 
 PASSES = 3
 """Over the answers, where no budget is given: the layers know the language already."""
@@ -151,8 +153,10 @@ def train_sorted(
         return False
     if state.is_main_process:
         found = by_exit(loss.model.cpu(), exits, teacher.cpu(), held) if held else []
+        thresholds, speed = watch(loss.model, exits, teacher, held).best() if held else (None, 0.0)
         facts = {
             "exits": list(exits),
+            "thresholds": thresholds,
             "recipe": {"stage": "sorted", "loop": asdict(loop), "config": asdict(recipe)},
             "data": [answers.name],
             "acceptance": found,
@@ -160,6 +164,10 @@ def train_sorted(
         save(loss.model, tokenizer, out, facts, target)
         for line in told(found) if found else ["too few prompts to hold any out: acceptance was not measured"]:
             console.print(line, highlight=False)
+        if thresholds:
+            listed = ",".join(f"{threshold:g}" for threshold in thresholds)
+            console.print(f"thresholds {listed} should be fastest for {target.name}: {speed:.2f} times plain decoding "
+                          "where reading weights takes the time")
         console.print(f"wrote {out}")
     return True
 
@@ -198,6 +206,28 @@ def by_exit(
         agreed = acceptance(lambda ids: teacher(input_ids=ids).logits, partial(logits, number=number), held)
         found.append({"layers": exit, "loss": total / max(count, 1), "agreement": [asdict(a) for a in agreed]})
     return found
+
+
+@torch.no_grad()
+def watch(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows], batch: int = 4) -> Watched:
+    """What every exit says on held-out answers, every source weighing alike, and what of the target it reads."""
+    loss = SortedLoss(model, exits).eval()
+    sure, right, share = [], [], []
+    for ids, labels in held.values():
+        kept = labels != IGNORE
+        share.append(np.full(kept.sum(), 1 / (kept.sum() * len(held))))
+        for at in range(0, len(ids), batch):
+            inputs, wanted = torch.from_numpy(ids[at : at + batch]).long(), torch.from_numpy(kept[at : at + batch])
+            best = teacher(input_ids=inputs).logits[wanted].argmax(-1)
+            said = [model.lm_head(states[wanted]).float().softmax(-1).max(-1) for states in loss.states(inputs)]
+            sure.append(torch.stack([one.values for one in said], -1).numpy())
+            right.append(torch.stack([one.indices == best for one in said], -1).numpy())
+    layer, head = (sum(p.numel() for p in part.parameters()) for part in (model.model.layers[0], model.lm_head))
+    reads = layer * teacher.config.num_hidden_layers + head
+    return Watched(
+        np.concatenate(sure), np.concatenate(right), [layer * exit / reads for exit in exits], head / reads,
+        np.concatenate(share),
+    )  # fmt: skip
 
 
 def told(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -255,7 +285,8 @@ def sorted_command(
     paceline train sorted models/demo --data answers.jsonl --out build/sorted
 
     What is learnt is what assistants say in --data (conversations of any kind) or what the model answers itself. Ctrl-C
-    saves; the same command goes on from there. At the end every exit is measured on held-out answers.
+    saves; the same command goes on from there. At the end every exit is measured on held-out answers, and the
+    thresholds that should be fastest for this target are written beside the draft.
     """
     options.use_threads(threads)
     wanted = None if exits is None else _exits(exits)
