@@ -295,12 +295,6 @@ def test_peers_are_predicted_by_their_engine() -> None:
     assert {method for method, _ in predict_run([PLAIN, lookup], {"paceline": TABLE})} == {"none"}
 
 
-def test_a_draft_model_whose_time_is_not_told_costs_its_bytes() -> None:
-    mine = made_up("x", 50, 2, 10, 9.9, calls=200)
-    predicted = predict_run([PLAIN, mine], {"paceline": TABLE}, {"x": {"draft_bytes": 100, "target_bytes": 1000}})
-    assert predicted["x", "overall"] == pytest.approx(1.05 / (0.05 + 50 * 0.012 + 200 * 0.001))
-
-
 def test_what_cannot_be_predicted_is_left_out() -> None:
     silent = made_up("x", 50, 2, 10, 9.9)
     silent.turns[0].lengths = silent.turns[0].nodes = None

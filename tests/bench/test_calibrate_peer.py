@@ -82,6 +82,23 @@ def test_others_answer_in_between() -> None:
     assert len(asked) == 3 * 4  # sweeps, answers that are timed
 
 
+def test_of_a_slow_model_shorter_answers_say_the_same() -> None:
+    plain, asked = Engine(copies=False), []
+    ours = calibrate_peer(plain, 100, 2000, context=200)
+    assert ours is not None
+
+    class Watched(Engine):
+        def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+            asked.append(ask.max_tokens)
+            return super().answer(prompts, ask)
+
+    plain = Watched(copies=False)
+    found = calibrate_beside(plain, ours, Watched(), 100, 2000, context=200, rounds=2, tokens=8)
+    assert found is not None
+    assert set(asked) == {1, 8, 9}  # short prompts, plain decoding, long answers
+    assert [found.round_ms(n) for n in (1, 5, 96)] == pytest.approx([5.1, 5.5, 14.6], rel=0.02)
+
+
 def test_the_pace_is_that_of_our_own_calibration() -> None:
     """All takes twice as long as when ours was calibrated."""
     ours = calibrate_peer(Engine(copies=False), 100, 2000, context=200)

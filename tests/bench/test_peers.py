@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -534,8 +535,9 @@ def test_ctrl_c_ends_vllm_and_its_children(stand_in: Callable[[str], None], tiny
     pytest.fail("the worker's child lives on")
 
 
-def test_the_worker_keeps_its_answers_apart_from_noise(tmp_path: Path) -> None:
-    """The real worker with a package called vllm that prints to standard output, from Python and below it."""
+@pytest.fixture
+def noisy(tmp_path: Path) -> dict[str, str]:
+    """An environment with a package called vllm that prints to standard output, from Python and below it."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(
         "import os, types\n__version__ = '0.0'\nprint('noise')\nos.write(1, b'more noise')\nclass Core:\n"
@@ -556,22 +558,68 @@ def test_the_worker_keeps_its_answers_apart_from_noise(tmp_path: Path) -> None:
         "def SamplingParams(**words):\n    return types.SimpleNamespace(**words)\n"
     )
     (tmp_path / "vllm" / "triton_utils.py").write_text("HAS_TRITON = False\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    worker = vllm.Worker([sys.executable, str(vllm.WORKER)], environment, "peer:vllm")
-    config = {"model": "m", "dtype": "float32", "max_context": 64, "batch": 1, "kv_bytes": 9, "eager": True}
-    ready = worker.ask({**config, "speculative": {"method": "ngram"}}, 60)["ready"]
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
+CONFIG = {"model": "m", "dtype": "float32", "max_context": 64, "batch": 1, "kv_bytes": 9, "eager": True}
+ASKED = {"prompts": [[1, 2]], "rooms": [4], "temperature": 0.0, "seeds": [], "ends": []}
+
+
+def test_the_worker_keeps_its_answers_apart_from_noise(noisy: dict[str, str]) -> None:
+    worker = vllm.Worker([sys.executable, str(vllm.WORKER)], noisy, "peer:vllm")
+    ready = worker.ask({**CONFIG, "speculative": {"method": "ngram"}}, 60)["ready"]
     assert ready["engine"] == "vllm 0.0"
-    asked = {"prompts": [[1, 2]], "rooms": [4], "temperature": 0.0, "seeds": [], "ends": []}
-    reply = worker.ask(asked)
+    reply = worker.ask(ASKED)
     (told,) = reply["answers"]
     assert (told["tokens"], told["lengths"], told["accepted"], told["drafted"]) == ([4, 5, 4, 5], [2, 2], [1], [3])
     assert 0 < told["times"][0] < told["times"][1] < reply["seconds"]
     assert reply["peak_bytes"] is None or reply["peak_bytes"] > 1 << 20
     with pytest.raises(PacelineError, match="RuntimeError: bad luck"):
-        worker.ask({**asked, "ends": [9]})
-    assert worker.ask(asked)["answers"][0]["lengths"] == [2, 2]  # the rounds of this request alone
+        worker.ask({**ASKED, "ends": [9]})
+    assert worker.ask(ASKED)["answers"][0]["lengths"] == [2, 2]  # the rounds of this request alone
     worker.stop()
     assert worker.process.returncode == 0
+
+
+def states(pid: int) -> str:
+    """As /proc tells it: T is stopped, Z dead; "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def becomes(pid: int, wanted: Sequence[str]) -> bool:
+    for _ in range(200):
+        if states(pid) in wanted:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it would not be sure to die with us")
+def test_the_worker_is_stopped_between_answers(noisy: dict[str, str]) -> None:
+    worker = vllm.Worker([sys.executable, str(vllm.WORKER)], noisy, "peer:vllm")
+    worker.ask({**CONFIG, "speculative": None}, 60)
+    for _ in range(2):
+        assert becomes(worker.process.pid, "T")
+        assert worker.ask(ASKED)["answers"]
+    worker.stop()
+    assert worker.process.returncode == 0  # it was let go on to end by itself
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is not stopped")
+def test_a_stopped_worker_dies_with_whoever_asks(noisy: dict[str, str]) -> None:
+    program = (
+        "import os, sys\nfrom paceline.bench.peers import vllm\n"
+        f"worker = vllm.Worker([sys.executable, str(vllm.WORKER)], {{**os.environ, 'PYTHONPATH': "
+        f"{noisy['PYTHONPATH']!r}}}, 'peer:vllm')\n"
+        f"worker.ask({ {**CONFIG, 'speculative': None}!r}, 60)\nprint(worker.process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert becomes(int(ended.stdout), ("", "Z"))
 
 
 def test_drafts_go_to_the_rounds_they_fit() -> None:

@@ -28,10 +28,8 @@ from paceline.cost import Floats, interpolate
 
 PERIOD = 16
 """Tokens after which the repeating text repeats."""
-NEW = 33
-"""Tokens of a long answer, the first one included."""
-ASIDE = 32
-"""Tokens that plain decoding reads, and writes, between two of them."""
+TOKENS = 32
+"""Tokens of a long answer behind its first, and those that plain decoding reads and writes between two of them."""
 WAKE = 0.1
 """Seconds that a contestant works before them."""
 SPIKE = 4.0
@@ -39,16 +37,23 @@ SPIKE = 4.0
 
 
 def calibrate_beside(
-    plain: Contestant, ours: Calibration, contestant: Contestant, vocab_size: int, max_context: int, **more: Any
+    plain: Contestant,
+    ours: Calibration,
+    contestant: Contestant,
+    vocab_size: int,
+    max_context: int,
+    *,
+    tokens: int = TOKENS,
+    **more: Any,
 ) -> Calibration | None:
     """`calibrate_peer` in turn with plain decoding on our engine, at the pace at which `ours` was calibrated."""
     beside: list[list[Turn]] = []
 
     def answer() -> None:
         plain.wake(WAKE)
-        beside.append(plain.answer([[1] * ASIDE], Ask(max_tokens=ASIDE)))
+        beside.append(plain.answer([[1] * tokens], Ask(max_tokens=tokens)))
 
-    found = calibrate_peer(contestant, vocab_size, max_context, between=answer, **more)
+    found = calibrate_peer(contestant, vocab_size, max_context, between=answer, tokens=tokens, **more)
     return found and found.at_pace(1 / (pace(beside, ours) or 1.0))
 
 
@@ -60,16 +65,18 @@ def calibrate_peer(
     sizes: Sequence[int] = SIZES,
     context: int = 256,
     rounds: int = 5,
+    tokens: int = TOKENS,
     between: Callable[[], object] = lambda: None,
 ) -> Calibration | None:
     """Time an opened contestant with one request at a time. None if it does not tell its rounds.
 
     sizes    tokens of the short prompts; those above a quarter of the context are left out.
     context  tokens of the long prompts, and four times as many; less where the model holds less.
+    tokens   of the answers to them, beyond the first.
     between  has another engine answer something."""
     fit = sorted({1, *(n for n in sizes if n <= max_context // 4)})
     near = max(min(context, max_context // 4), PERIOD)
-    contexts = sorted({near, min(4 * near, max_context - NEW)})
+    contexts = sorted({near, min(4 * near, max_context - tokens - 1)})
     firsts = np.empty((rounds + 1, len(fit)))
     answers: dict[int, list[Turn]] = {length: [] for length in contexts}
     random = np.random.default_rng(0)
@@ -81,7 +88,7 @@ def calibrate_peer(
             for period in (length, PERIOD):
                 between()
                 contestant.wake(WAKE)
-                [turn] = contestant.answer([_text(length, period, vocab_size, random)], Ask(max_tokens=NEW))
+                [turn] = contestant.answer([_text(length, period, vocab_size, random)], Ask(max_tokens=tokens + 1))
                 if not turn.times or turn.nodes is None:
                     return None
                 if sweep:  # the first is a warm-up

@@ -45,8 +45,10 @@ from paceline.target.decoder import unsupported
 from paceline.target.load import SMALL_FILES, find, load, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
 
-ROUNDS, LARGE, OF_LARGE = 15, 1 << 28, 4
-"""Rounds of each size that calibrate; of a model of so many bytes or more, whose rounds are long and steady, fewer."""
+ROUNDS, TOKENS = 15, 32
+"""Rounds of each size that calibrate, and tokens of a peer's answers."""
+LARGE, OF_LARGE = 1 << 28, (4, 12)
+"""The same for a model of so many bytes or more, whose rounds are long and steady."""
 JUDGED = 20
 """Differing answers of a method that are looked into; a method that differs more often has a common cause."""
 
@@ -276,7 +278,7 @@ def _calibrate(
     in which they do not draft, "transformers" for all that run on it."""
     found = folder.read(CALIBRATION) or {}
     calibrations = {name: Calibration.from_json(json.dumps(told)) for name, told in found.items()}
-    rounds = ROUNDS if setting.target.weight_bytes < LARGE else OF_LARGE
+    rounds, tokens = (ROUNDS, TOKENS) if setting.target.weight_bytes < LARGE else OF_LARGE
     if "paceline" not in calibrations:
         watch.say("calibrating the cost model")
         engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
@@ -298,6 +300,7 @@ def _calibrate(
                         setting.target.vocab_size,
                         setting.target.max_context,
                         rounds=max(2 * rounds // 3, 2),
+                        tokens=tokens,
                     )
                     calibrations |= {peer.name: one} if one is not None else {}
     folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})

@@ -15,6 +15,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -250,6 +251,9 @@ def _environment(setup: Setup) -> dict[str, str]:
 class Worker:
     """A process that answers a line of JSON with a line of JSON. Its standard error goes to a file of its own.
 
+    It is stopped between two answers, on Linux: an idle vLLM's threads wake up a thousand times a second, which makes
+    whoever answers meanwhile slower. (`vllm_worker.py` sees to it that it does not outlive us.)
+
     command  interpreter and script; name  what an error calls it.
     Raises NotInstalled if there is no such program."""
 
@@ -285,6 +289,7 @@ class Worker:
         does not outlive the last two, nor Ctrl-C."""
         assert self.process.stdin is not None
         try:
+            self._pause(False)
             with suppress(BrokenPipeError):  # it is dead; the end of its output says so too
                 self.process.stdin.write(json.dumps(message) + "\n")
                 self.process.stdin.flush()
@@ -303,12 +308,14 @@ class Worker:
             self._lines.put("")  # for whoever asks again
             self._kill()
             raise PacelineError(f"{self.name} ended (exit status {self.process.returncode}); {self._tail()}")
+        self._pause(True)
         if "error" in reply:
             raise PacelineError(f"{self.name}: {reply['error']}")
         return dict(reply)
 
     def stop(self) -> None:
         """Let it end by itself, or make it; removes its log."""
+        self._pause(False)
         with suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
@@ -316,6 +323,10 @@ class Worker:
             self.process.wait(timeout=10)
         self._kill()
         self._drop_log()
+
+    def _pause(self, on: bool) -> None:
+        if sys.platform == "linux" and self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):

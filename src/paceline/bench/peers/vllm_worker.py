@@ -10,8 +10,10 @@ started; whatever vLLM and its children print there goes to standard error inste
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +25,7 @@ sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != _HERE
 
 
 def main() -> None:
+    _die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     requests = map(json.loads, sys.stdin)
@@ -38,6 +41,13 @@ def main() -> None:
             _send(answers, engine.do(request))
         except Exception as error:
             _send(answers, {"error": _one_line(error)})
+
+
+def _die_with_parent() -> None:
+    """Whoever asks stops this process between two answers, and it could not see then that nobody will ask any more."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _send(answers: TextIO, message: dict[str, Any]) -> None:
