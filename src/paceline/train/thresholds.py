@@ -60,5 +60,6 @@ class Watched:
             before = speed
             for exit in range(len(thresholds)):
                 moved = [(*thresholds[:exit], value, *thresholds[exit + 1 :]) for value in GRID]
-                speed, thresholds = max((self.speed(one), one) for one in [*moved, thresholds])
+                found = ((self.speed(one), one) for one in [*moved, thresholds])
+                speed, thresholds = max(found, key=lambda one: one[0])  # of equals the lowest
         return thresholds, speed
