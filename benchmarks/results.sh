@@ -28,7 +28,7 @@ fi
 methods=(
     -d prompt-lookup -d sam -d suffix -d hierarchy -d recycling,tree=16 -d ngram-pool,window=0
     -d blend,nodes=16 -d rest:"$own" -d sam+recycling,tree=16
-    -d model:$draft -d sam+model:$draft -d kangaroo:models/demo-kangaroo
+    -d model:$draft -d sam+model:$draft -d s2d:models/demo-sorted -d kangaroo:models/demo-kangaroo
     --peer transformers --peer transformers-lookup --peer transformers-assisted:$draft --peer transformers-early-exit
     --peer vllm --peer vllm-ngram --peer vllm-draft:$draft
 )
@@ -37,9 +37,9 @@ methods=(
 # Where a forward takes long, answers are shorter and variants fewer.
 if [ "$size" = small ]; then
     methods+=(-n 128 -d recycling -d sam,corpus="$own" -d model:$draft,vocab=2048 -d model:$draft,stop=fixed,draft=3)
-    methods+=(-d model:$draft,stop=adaptive -d s2d:models/demo-sorted,stop=svip -d s2d:models/demo-sorted)
+    methods+=(-d model:$draft,stop=adaptive -d s2d:models/demo-sorted,thresholds=0.5)
 else
-    methods+=(-n 32 --as-large "$size" -d s2d:models/demo-sorted,stop=svip,thresholds=0)
+    methods+=(-n 32 --as-large "$size")
 fi
 
 "$paceline" bench models/demo "${methods[@]}" --suite demo --out "$out/demo-$size"
