@@ -25,6 +25,7 @@ PROMPT = [*range(100, 140)]
 
 
 def main() -> None:
+    """Start the engines and print a line for each, and for each way of waiting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--peer-python")

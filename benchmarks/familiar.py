@@ -22,6 +22,7 @@ EVERY, LETTERS, TOKENS, PASSES = 24, 1500, 128, 3
 
 
 def main() -> None:
+    """Print each drafter's tokens a second, pass by pass."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, required=True)

@@ -24,6 +24,7 @@ SETTLE = 0.3
 
 
 def main() -> None:
+    """Time plain decoding in turn beside idle and beside stopped engines, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--peer-python", required=True)
