@@ -47,6 +47,9 @@ class Ours(Contestant):
     def forget(self) -> None:
         self._engine = Engine(self.target, create(self.spec), max_batch=self.batch, tokenizer=self.tokenizer)
 
+    def close(self) -> None:
+        self._engine = None
+
     def wake(self, seconds: float) -> None:
         plain = Engine(self.target, "none", tokenizer=self.tokenizer)
         began = perf_counter()

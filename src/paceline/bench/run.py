@@ -134,10 +134,25 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
         with RunFolder.open(plan.out, identity | _describe(setting, contestants, unavailable)) as folder:
             calibrations = _calibrate(plan, setting, folder, present, watch) if plan.calibrate else {}
             complete = _run(plan, setting, folder, present, watch)
-            return _close(plan, setting, folder, contestants, unavailable, calibrations, complete, watch)
+            facts = _facts(contestants, unavailable)
+            _put_away(contestants)  # what comes now may load the model once more, in float32
+            return _close(plan, setting, folder, facts, unavailable, calibrations, complete, watch)
     finally:
-        for contestant in contestants:
-            contestant.close()
+        _put_away(contestants)
+
+
+def _facts(contestants: Sequence[Contestant], unavailable: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """What the figures need to know of a method, by its name."""
+    return {
+        c.name: {"draft_bytes": c.draft_bytes, "target_bytes": c.target_bytes, "unavailable": unavailable.get(c.name)}
+        for c in contestants
+    }
+
+
+def _put_away(contestants: list[Contestant]) -> None:
+    """Close all that are still open."""
+    while contestants:
+        contestants.pop().close()
 
 
 # What is needed ---------------------------------------------------------------------------------------------------
@@ -335,7 +350,7 @@ def _close(
     plan: Plan,
     setting: _Setting,
     folder: RunFolder,
-    contestants: Sequence[Contestant],
+    facts: dict[str, dict[str, Any]],
     unavailable: dict[str, str],
     calibrations: dict[str, Calibration],
     complete: bool,
@@ -343,10 +358,6 @@ def _close(
 ) -> Outcome:
     """Work out the figures of all answers there are and write the files that others read."""
     answers = settled(folder.answers)
-    facts = {
-        c.name: {"draft_bytes": c.draft_bytes, "target_bytes": c.target_bytes, "unavailable": unavailable.get(c.name)}
-        for c in contestants
-    }
     judged = _judge(plan, setting, answers, watch)
     predicted = predict_run(answers, calibrations) if calibrations else {}
     results = summarize(answers, facts, judged=judged, predicted=predicted)

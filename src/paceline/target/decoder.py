@@ -3,7 +3,7 @@
 Llama 1/2/3 and Vicuna, Mistral, Qwen2/2.5, Qwen3, SmolLM: pre-norm blocks of rotary attention and a gated MLP. What
 is different from a training implementation: Q, K, V and gate, up are one matrix each, rows of different lengths are
 packed without padding, keys and values go straight into the ragged cache, and on CPUs with bfloat16 units the
-weights are kept in oneDNN's own order, which streams from memory about twice as fast.
+weights are kept in the order in which they stream from memory fastest: oneDNN's, or our own (`target/products.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.profile import Clock
+from paceline.target import products
 from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
@@ -128,22 +129,32 @@ def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 class Linear:
-    """x @ weight.T + bias, from weights in the order that streams fastest on this device."""
+    """x @ weight.T + bias, from weights in the order that streams fastest on this device: in `panels` where our kernel
+    is `preferred`, else oneDNN's, or as they are."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
         self.bias = bias
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
+        self.panels = products.Panels(weight, bias) if products.fits(weight) and products.preferred() else None
+        if self.panels is None:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.panels is not None:
+            return self.panels(x)
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
     def rows(self, ids: torch.Tensor) -> Linear:
         """The outputs `ids` alone, from a copy of their rows: what is read is that much smaller."""
-        weight = self.weight.to_dense() if self.packed else self.weight
-        return Linear(weight[ids], None if self.bias is None else self.bias[ids])
+        return Linear(self.dense()[ids], None if self.bias is None else self.bias[ids])
+
+    def dense(self) -> torch.Tensor:
+        """The weight [outputs, inputs] as it was."""
+        if self.panels is not None:
+            return self.panels.dense()
+        return self.weight.to_dense() if self.packed else self.weight
 
 
 def _has_bf16_units() -> bool:

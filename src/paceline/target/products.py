@@ -1,0 +1,304 @@
+"""x @ weight.T over few rows or many: bfloat16 on CPUs that have dot products for it but no tiles (Zen 4 and 5).
+
+oneDNN reads weights there at half the speed that memory allows, and for two to sixteen rows, which is what verifying a
+draft is, it reads and then computes (docs/performance.md, "Products"). Here weights lie in panels of 32 outputs, in the
+order in which they are used; up to 12 rows are summed in registers while a panel streams by, and of more rows the last
+ones fetch the next panel while they compute. Every sum is taken in the same order however many rows there are: a
+token's logits are, bit for bit, the same alone and in a draft.
+
+The kernel is written in LLVM's own language, since Numba, which brings the compiler, has no such instruction. It runs
+on the threads of torch's own OpenMP: two pools would wait for each other's cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import torch
+
+COLUMNS, ROWS = 32, 12
+"""Outputs of a panel, two registers' worth, and most rows at once: 24 of the 32 registers hold sums."""
+PAIRS = 4
+"""Steps of the innermost loop, of two inputs each: widths are multiples of twice that."""
+AHEAD = 4096
+"""Bytes of a panel that are fetched, into the second cache, before they are needed: a page, at which the processor's
+own fetching ends."""
+
+
+def supported() -> bool:
+    """Whether the kernel runs here: it wants AVX-512 BF16, a compiler that knows it, and torch on GNU's OpenMP."""
+    return (
+        bool(llvm.get_host_cpu_features().get("avx512bf16"))
+        and llvm.llvm_version_info >= (18,)
+        and _parallel() is not None
+    )
+
+
+@cache
+def preferred() -> bool:
+    """Whether it is faster here than oneDNN: not where oneDNN multiplies tiles (AMX)."""
+    return supported() and not llvm.get_host_cpu_features().get("amx-bf16")
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether the kernel takes these weights [outputs, width]."""
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.shape[1] % (2 * PAIRS) == 0
+
+
+class Panels:
+    """A weight [outputs, width] that `fits`, and a bias [outputs] or None, as the kernel reads them."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
+        self.outputs, self.width = weight.shape
+        room = -(-self.outputs // COLUMNS) * COLUMNS
+        rows = torch.zeros(room, self.width, dtype=weight.dtype)
+        rows[: self.outputs] = weight
+        self._panels = rows.view(-1, COLUMNS, self.width // 2, 2).transpose(1, 2).contiguous()
+        self._bias = torch.zeros(room)
+        if bias is not None:
+            self._bias[: self.outputs] = bias
+        self._product = _compiled(self.width)
+        self._at = self._panels.data_ptr(), self._bias.data_ptr()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, width] @ weight.T + bias, [rows, outputs], bfloat16."""
+        x, rows = x.contiguous(), len(x)
+        out = x.new_empty(rows, self.outputs)
+        if rows:
+            self._product(x.data_ptr(), *self._at, out.data_ptr(), rows, self.outputs, torch.get_num_threads())
+        return out
+
+    def dense(self) -> torch.Tensor:
+        """The weight as it was."""
+        return self._panels.transpose(1, 2).reshape(-1, self.width)[: self.outputs]
+
+
+# Compiling -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _parallel() -> int | None:
+    """Address of the function by which torch's OpenMP runs something on its threads."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
+    for library in sorted(libraries, key=lambda path: "torch" not in path):
+        try:
+            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+@cache
+def _compiled(width: int) -> Callable[..., None]:
+    """product(x, panels, bias, out, rows, outputs, threads) for inputs of that width: addresses, and numbers."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.add_symbol("GOMP_parallel", _parallel())
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
+    )
+    module = llvm.parse_assembly("\n".join(_source(width)))
+    module.verify()
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    product: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)(engine.get_function_address("product"))
+    product.engine = engine  # the code lives as long as its engine
+    return product
+
+
+def _source(width: int) -> Iterator[str]:
+    yield _PREAMBLE
+    for rows in range(1, ROWS + 1):
+        yield from _tile(rows, width)
+    tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, ROWS + 1))
+    yield f"@tiles = internal constant [{ROWS} x ptr] [{tiles}]"
+    yield _PRODUCT.replace("WIDTH", str(width)).replace("ROWS", str(ROWS)).replace("COLUMNS", str(COLUMNS))
+
+
+def _tile(rows: int, width: int) -> Iterator[str]:
+    """Rows x[0..rows) times one panel: sums in registers, from a bias to a rounded store of at most `columns`."""
+    sums = [(row, half) for row in range(rows) for half in (0, 1)]
+    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns"
+    yield f"define internal void @tile{rows}({takes}) {{"
+    yield "entry:"
+    for half in (0, 1):
+        yield f"  %bias{half} = getelementptr float, ptr %bias, i64 {16 * half}"
+        yield f"  %b{half} = load <16 x float>, ptr %bias{half}, align 64"
+    yield "  br label %loop"
+    yield "loop:"
+    yield "  %pair = phi i64 [0, %entry], [%next, %loop]"
+    for row, half in sums:
+        yield f"  %s{row}.{half}.0 = phi <16 x float> [%b{half}, %entry], [%s{row}.{half}.{PAIRS}, %loop]"
+    yield "  %wbytes = shl i64 %pair, 7"
+    yield "  %wpair = getelementptr i8, ptr %w, i64 %wbytes"
+    yield "  %apair = getelementptr i8, ptr %ahead, i64 %wbytes"
+    yield "  %xbytes = shl i64 %pair, 2"
+    yield "  %xpair = getelementptr i8, ptr %x, i64 %xbytes"
+    for step in range(PAIRS):
+        yield from _step(step, rows, width)
+    yield f"  %next = add nuw nsw i64 %pair, {PAIRS}"
+    yield f"  %more = icmp ult i64 %next, {width // 2}"
+    yield "  br i1 %more, label %loop, label %store"
+    yield "store:"
+    for half in (0, 1):
+        yield f"  %left{half} = sub i64 %columns, {16 * half}"
+        yield f"  %l{half} = insertelement <16 x i64> poison, i64 %left{half}, i64 0"
+        yield f"  %ls{half} = shufflevector <16 x i64> %l{half}, <16 x i64> poison, <16 x i32> zeroinitializer"
+        yield f"  %mask{half} = icmp slt <16 x i64> <{', '.join(f'i64 {i}' for i in range(16))}>, %ls{half}"
+    for row, half in sums:
+        at = f"{row}.{half}"
+        yield f"  %o{at} = mul i64 %stride, {row}"
+        yield f"  %r{at} = getelementptr i8, ptr %y, i64 %o{at}"
+        yield f"  %y{at} = getelementptr i8, ptr %r{at}, i64 {32 * half}"
+        yield f"  %n{at} = fptrunc <16 x float> %s{at}.{PAIRS} to <16 x bfloat>"
+        yield f"  %h{at} = bitcast <16 x bfloat> %n{at} to <16 x i16>"
+        yield f"  call void @llvm.masked.store.v16i16.p0(<16 x i16> %h{at}, ptr %y{at}, i32 2, <16 x i1> %mask{half})"
+    yield "  ret void"
+    yield "}"
+
+
+def _step(step: int, rows: int, width: int) -> Iterator[str]:
+    """Two inputs of every row times their 32 pairs of weights."""
+    for half in (0, 1):
+        at, byte = f"{step}.{half}", 128 * step + 64 * half
+        yield f"  %a{at} = getelementptr i8, ptr %apair, i64 {byte}"
+        yield f"  call void @llvm.prefetch.p0(ptr %a{at}, i32 0, i32 2, i32 1)"
+        yield f"  %p{at} = getelementptr i8, ptr %wpair, i64 {byte}"
+        yield f"  %w{at} = load <32 x bfloat>, ptr %p{at}, align 64"
+    for row in range(rows):
+        at = f"{step}.{row}"
+        yield f"  %q{at} = getelementptr i8, ptr %xpair, i64 {2 * width * row + 4 * step}"
+        yield f"  %i{at} = load i32, ptr %q{at}, align 4"
+        yield f"  %v{at} = insertelement <16 x i32> poison, i32 %i{at}, i64 0"
+        yield f"  %e{at} = shufflevector <16 x i32> %v{at}, <16 x i32> poison, <16 x i32> zeroinitializer"
+        yield f"  %x{at} = bitcast <16 x i32> %e{at} to <32 x bfloat>"
+        for half in (0, 1):
+            sums = f"<16 x float> %s{row}.{half}.{step}, <32 x bfloat> %w{step}.{half}, <32 x bfloat> %x{at}"
+            yield f"  %s{row}.{half}.{step + 1} = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({sums})"
+
+
+_PREAMBLE = """
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, i32, <16 x i1>)
+declare i64 @llvm.umax.i64(i64, i64)
+declare i64 @llvm.umin.i64(i64, i64)
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+
+%Work = type { ptr, ptr, ptr, ptr, i64, i64, i64, i64 } ; x, panels, bias, y, rows, outputs, chunk, next panel
+"""
+
+# Each thread takes a few panels at a time, so that one that is held up does not hold up the others. Rows are dealt out
+# evenly to as few tiles as will do.
+_PRODUCT = f"""
+define internal void @work(ptr %work) {{
+entry:
+  %x = load ptr, ptr %work
+  %w.at = getelementptr %Work, ptr %work, i64 0, i32 1
+  %w = load ptr, ptr %w.at
+  %bias.at = getelementptr %Work, ptr %work, i64 0, i32 2
+  %bias = load ptr, ptr %bias.at
+  %y.at = getelementptr %Work, ptr %work, i64 0, i32 3
+  %y = load ptr, ptr %y.at
+  %rows.at = getelementptr %Work, ptr %work, i64 0, i32 4
+  %rows = load i64, ptr %rows.at
+  %outputs.at = getelementptr %Work, ptr %work, i64 0, i32 5
+  %outputs = load i64, ptr %outputs.at
+  %chunk.at = getelementptr %Work, ptr %work, i64 0, i32 6
+  %chunk = load i64, ptr %chunk.at
+  %next = getelementptr %Work, ptr %work, i64 0, i32 7
+  %ceil = add i64 %outputs, {COLUMNS - 1}
+  %panels = udiv i64 %ceil, COLUMNS
+  %stride = shl i64 %outputs, 1
+  %up = add i64 %rows, {ROWS - 1}
+  %tiles = udiv i64 %up, ROWS
+  %few = udiv i64 %rows, %tiles
+  %extra = urem i64 %rows, %tiles
+  %last = sub i64 %tiles, 1
+  %alone = icmp eq i64 %tiles, 1
+  %panel.bytes = mul i64 {2 * COLUMNS}, WIDTH
+  %away = select i1 %alone, i64 {AHEAD}, i64 %panel.bytes
+  br label %take
+take:
+  %begin = atomicrmw add ptr %next, i64 %chunk monotonic
+  %some = icmp ult i64 %begin, %panels
+  br i1 %some, label %taken, label %done
+taken:
+  %wanted = add i64 %begin, %chunk
+  %end = call i64 @llvm.umin.i64(i64 %wanted, i64 %panels)
+  br label %panel
+panel:
+  %p = phi i64 [%begin, %taken], [%p.next, %panel.done]
+  %w.offset = mul i64 %p, %panel.bytes
+  %w.panel = getelementptr i8, ptr %w, i64 %w.offset
+  %w.away = getelementptr i8, ptr %w.panel, i64 %away
+  %column = mul i64 %p, COLUMNS
+  %bias.panel = getelementptr float, ptr %bias, i64 %column
+  %y.panel = getelementptr bfloat, ptr %y, i64 %column
+  %columns = sub i64 %outputs, %column
+  br label %tile
+tile:
+  %t = phi i64 [0, %panel], [%t.next, %tile]
+  %row = phi i64 [0, %panel], [%row.next, %tile]
+  %larger = icmp ult i64 %t, %extra
+  %one = zext i1 %larger to i64
+  %here = add i64 %few, %one
+  %is.last = icmp eq i64 %t, %last
+  %ahead = select i1 %is.last, ptr %w.away, ptr %w.panel
+  %x.offset = mul i64 %row, {2}
+  %x.bytes = mul i64 %x.offset, WIDTH
+  %x.tile = getelementptr i8, ptr %x, i64 %x.bytes
+  %y.bytes = mul i64 %row, %stride
+  %y.tile = getelementptr i8, ptr %y.panel, i64 %y.bytes
+  %which = sub i64 %here, 1
+  %kernel.at = getelementptr [ROWS x ptr], ptr @tiles, i64 0, i64 %which
+  %kernel = load ptr, ptr %kernel.at
+  call void %kernel(ptr %x.tile, ptr %w.panel, ptr %ahead, ptr %bias.panel, ptr %y.tile, i64 %stride, i64 %columns)
+  %row.next = add i64 %row, %here
+  %t.next = add i64 %t, 1
+  %t.more = icmp ult i64 %t.next, %tiles
+  br i1 %t.more, label %tile, label %panel.done
+panel.done:
+  %p.next = add i64 %p, 1
+  %p.more = icmp ult i64 %p.next, %end
+  br i1 %p.more, label %panel, label %take
+done:
+  ret void
+}}
+
+define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs, i64 %threads) {{
+  %work = alloca %Work, align 64
+  %ceil = add i64 %outputs, {COLUMNS - 1}
+  %panels = udiv i64 %ceil, COLUMNS
+  %parts = mul i64 %threads, 4
+  %part = udiv i64 %panels, %parts
+  %chunk = call i64 @llvm.umax.i64(i64 %part, i64 1)
+  store ptr %x, ptr %work
+  %w.at = getelementptr %Work, ptr %work, i64 0, i32 1
+  store ptr %w, ptr %w.at
+  %bias.at = getelementptr %Work, ptr %work, i64 0, i32 2
+  store ptr %bias, ptr %bias.at
+  %y.at = getelementptr %Work, ptr %work, i64 0, i32 3
+  store ptr %y, ptr %y.at
+  %rows.at = getelementptr %Work, ptr %work, i64 0, i32 4
+  store i64 %rows, ptr %rows.at
+  %outputs.at = getelementptr %Work, ptr %work, i64 0, i32 5
+  store i64 %outputs, ptr %outputs.at
+  %chunk.at = getelementptr %Work, ptr %work, i64 0, i32 6
+  store i64 %chunk, ptr %chunk.at
+  %next = getelementptr %Work, ptr %work, i64 0, i32 7
+  store i64 0, ptr %next
+  %count = trunc i64 %threads to i32
+  call void @GOMP_parallel(ptr @work, ptr %work, i32 %count, i32 0)
+  ret void
+}}
+"""
