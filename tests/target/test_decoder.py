@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache as memo
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests import models, native
 
+from paceline.target import products
 from paceline.target.base import Needs, Segment
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.target.layout import SHARED_QUERIES
+from paceline.target.load import load
 from paceline.tree import ancestors
 
 
@@ -555,3 +558,17 @@ def test_bfloat16_trees_agree_with_float32(family: str) -> None:
     assert half.logits(torch.zeros(1, half.hidden_size, dtype=torch.bfloat16)).dtype == torch.bfloat16
     error = (out[0] - out[1]).std() / out[1].std()
     assert error < 0.03, f"bfloat16 is off by {error:.1%} of the logits' spread"
+
+
+@pytest.mark.skipif(not products.preferred(), reason="oneDNN chooses a kernel by the number of rows")
+@pytest.mark.parametrize("past", [5, 70, 190, 250, 500])
+def test_in_bfloat16_a_token_is_the_same_alone_and_in_a_draft(demo: Path, past: int) -> None:
+    decoder = load(demo, dtype="bfloat16", device="cpu")
+    rng = np.random.default_rng(past)
+    before, draft = rng.integers(2, decoder.vocab_size, past).tolist(), rng.integers(2, decoder.vocab_size, 12).tolist()
+    slot = decoder.add_row(1)
+    decoder.verify([chain(slot, before)])
+    decoder.commit(slot, range(past))
+    alone = decoder.verify([chain(slot, draft[:1])]).logits
+    for nodes in (2, 3, 5, 8, 12):
+        assert torch.equal(decoder.verify([chain(slot, draft[:nodes])]).logits[:1], alone), nodes

@@ -253,8 +253,8 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
         )
         return out.transpose(1, 2).reshape(queries.shape[0], -1)
     q = queries.view(slots, group.queries, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
-    if q.shape[2] == 1:
-        q = torch.cat([q, q], 2)
+    if group.mask is not None and q.shape[2] < group.mask.shape[2]:
+        q = F.pad(q, (0, 0, 0, group.mask.shape[2] - q.shape[2]))
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
     out = out[:, :, : group.queries * (queries.shape[1] // kv_heads)]
     return out.unflatten(2, (group.queries, -1)).transpose(1, 2).reshape(queries.shape[0], -1)

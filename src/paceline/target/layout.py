@@ -22,10 +22,13 @@ from paceline.tree import IntArray, ancestors
 SHARED_QUERIES = 64
 """Segments of at most this many nodes are padded to each other; longer ones would waste the others' time."""
 
+FEWEST = 4
+"""Queries of a key head that are attended at least; torch takes another path for one, and oneDNN for up to three."""
+
 KEY_GRANULE = 64
-"""Attention reads a multiple of this many keys, the last of them masked, for at least two queries. torch's CPU kernel
-then adds in the same order however many nodes there are: in bfloat16 too a token's attention is the same alone and
-in a draft. A multiple of 16 would do for that; with this many fewer numbers of keys are met, for which torch would
+"""Attention reads a multiple of this many keys, the last of them masked, for at least `FEWEST` queries. torch's CPU
+kernel then adds in the same order however many nodes there are: in bfloat16 too a token's attention is the same alone
+and in a draft. A multiple of 16 would do for that; with this many fewer numbers of keys are met, for which torch would
 compile kernels (benchmarks/shapes.py)."""
 
 
@@ -46,7 +49,7 @@ class Group:
     scatter  int64 [nodes]: where each packed node of the group sits in that padded order; None as above.
     begin, end  the packed nodes of the group, when they are consecutive and gather is None.
     mask     additive [slots, 1, queries * shared, keys], 0 or -inf: the `shared` query heads of a key head stand
-             behind one another at every node. Never fewer than 2 rows: see KEY_GRANULE. A long segment's has a row
+             behind one another at every node. Never fewer than `FEWEST` rows, the last idle. A long segment's has a row
              a node, for repeating it would cost more than it saves; and None is the first chunk of a prompt, which
              sees what is before it and needs no mask.
     """
@@ -177,12 +180,12 @@ def _group(
         shared = 1
     keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
     gather, scatter, packed = _padding(members, slots, spans, first, last, queries)
-    repeats = max(shared, 2 if queries == 1 else 1)
-    mask = np.full((last - first, queries, repeats, keys), -np.inf, np.float32)
+    mask = np.full((last - first, max(queries * shared, FEWEST), keys), -np.inf, np.float32)
     mask[..., 0] = 0  # padding must see something, or its softmax is not a number
+    seen = mask[:, : queries * shared].reshape(last - first, queries, shared, keys)
     for s in members:
-        _see(mask[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
-    whole = torch.from_numpy(mask.reshape(last - first, 1, queries * repeats, keys)).to(device, dtype)
+        _see(seen[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
+    whole = torch.from_numpy(mask[:, None]).to(device, dtype)
 
     def put(array: IntArray | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(array).to(device)
