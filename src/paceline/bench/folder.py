@@ -113,6 +113,24 @@ def check(path: Path, run: Mapping[str, Any]) -> None:
         )
 
 
+def calibrations_of(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
+    """What the run in `path` calibrated, for `run` to use.
+
+    Raises PacelineError if there is none, or if it was of another model, on another machine or in other batches."""
+    try:
+        other = json.loads((path / RUN).read_text("utf-8"))
+        found: dict[str, Any] = json.loads((path / CALIBRATION).read_text("utf-8"))
+        both = other, json.loads(json.dumps(run))
+        theirs, ours = ({**side, "batch": side["options"]["batch"]} for side in both)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PacelineError(f"{path} is not the folder of a run that was calibrated: {error!r}") from None
+    for key in ("fingerprint", "as_large", "machine", "batch"):
+        if theirs.get(key) != ours.get(key):
+            was, is_now = _difference(theirs.get(key), ours.get(key))
+            raise PacelineError(f"the calibration of {path} is of another run: its {key} {was} and now {is_now}")
+    return found
+
+
 def _difference(before: Any, now: Any) -> tuple[str, str]:
     """The two in words; of objects, only what differs."""
     if isinstance(before, dict) and isinstance(now, dict):

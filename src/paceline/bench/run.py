@@ -10,7 +10,7 @@ out the figures and writes the files that others read. Knows nothing of terminal
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from paceline.bench.calibrate import Calibration, calibrate, calibrate_transform
 from paceline.bench.calibrate_peer import calibrate_beside
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
-from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, check
+from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, calibrations_of, check
 from paceline.bench.judge import Judge
 from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.large_draft import large_draft_model, large_spec
@@ -58,7 +58,8 @@ class Plan:
     """What to run. drafts and peers: specs; plain decoding ("none") is always there, as what others are compared to.
 
     as_large  "1B" and the like: the model, and every draft model, enlarged without changing what it says.
-    template  the chat template, as for replay; None: the tokenizer's own."""
+    template  the chat template, as for replay; None: the tokenizer's own.
+    calibration  the folder of another run of this model on this machine, whose calibrations are taken."""
 
     model: str
     drafts: Sequence[str] = ()
@@ -74,6 +75,7 @@ class Plan:
     dtype: str = "auto"
     device: str = "auto"
     calibrate: bool = True
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,12 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
     contestants = _contestants(plan, setting)
     identity = _identity(plan, setting, contestants)
     check(plan.out, identity)
+    known = calibrations_of(plan.calibration, identity) if plan.calibration else {}
     try:
         unavailable = _open(contestants, watch)
         present = [contestant for contestant in contestants if contestant.name not in unavailable]
         with RunFolder.open(plan.out, identity | _describe(setting, contestants, unavailable)) as folder:
-            calibrations = _calibrate(plan, setting, folder, present, watch) if plan.calibrate else {}
+            calibrations = _calibrate(plan, setting, folder, present, watch, known) if plan.calibrate else {}
             complete = _run(plan, setting, folder, present, watch)
             facts = _facts(contestants, unavailable)
             _put_away(contestants)  # what comes now may load the model once more, in float32
@@ -287,22 +290,35 @@ def _describe(
 
 
 def _calibrate(
-    plan: Plan, setting: _Setting, folder: RunFolder, present: Sequence[Contestant], watch: Watch
+    plan: Plan,
+    setting: _Setting,
+    folder: RunFolder,
+    present: Sequence[Contestant],
+    watch: Watch,
+    known: Mapping[str, Any],
 ) -> dict[str, Calibration]:
-    """What rounds cost on this machine, measured once for a folder: "paceline", and peers by their names; in a batch,
-    in which they do not draft, "transformers" for all that run on it."""
-    found = folder.read(CALIBRATION) or {}
+    """What rounds cost on this machine, measured once for a folder and written down one by one: "paceline", and peers
+    by their names; in a batch, in which they do not draft, "transformers" for all that run on it. known: those of
+    another run."""
+    found = {**known, **(folder.read(CALIBRATION) or {})}
     calibrations = {name: Calibration.from_json(json.dumps(told)) for name, told in found.items()}
     rounds, tokens = (ROUNDS, TOKENS) if setting.target.weight_bytes < LARGE else OF_LARGE
+
+    def keep(name: str, one: Calibration) -> None:
+        calibrations[name] = one
+        folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
+
+    for name in known:
+        keep(name, calibrations[name])
     if "paceline" not in calibrations:
         watch.say("calibrating the cost model")
         engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
-        calibrations["paceline"] = calibrate(engine, rounds=rounds, batch=plan.options.batch)
+        keep("paceline", calibrate(engine, rounds=rounds, batch=plan.options.batch))
     if plan.options.batch > 1:
         model = next((m for c in present if (m := getattr(c, "model", None)) is not None), None)
         if model is not None and "transformers" not in calibrations:
             watch.say("calibrating the cost model of transformers")
-            calibrations["transformers"] = calibrate_transformers(model, rounds=rounds, batch=plan.options.batch)
+            keep("transformers", calibrate_transformers(model, rounds=rounds, batch=plan.options.batch))
     elif plain := next((contestant for contestant in present if contestant.name == BASELINE), None):
         for peer in present:
             if peer.name.startswith("peer:") and peer.name not in calibrations:
@@ -317,8 +333,8 @@ def _calibrate(
                         rounds=max(2 * rounds // 3, 2),
                         tokens=tokens,
                     )
-                    calibrations |= {peer.name: one} if one is not None else {}
-    folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
+                    if one is not None:
+                        keep(peer.name, one)
     return calibrations
 
 

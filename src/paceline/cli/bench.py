@@ -59,6 +59,10 @@ def bench(
         str | None,
         typer.Option(help="Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Folder of another run of this model here: predict from what rounds cost there."),
+    ] = None,
     template: Annotated[
         str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     ] = None,
@@ -104,6 +108,7 @@ def bench(
         peer_python=peer_python,
         dtype=dtype,
         device=device,
+        calibration=calibration,
     )
     with Interrupt() as interrupt, _Progress() as progress:
         outcome = run(plan, Watch(progress.say, progress.begin, progress.answered, lambda: interrupt.pressed))

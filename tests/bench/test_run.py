@@ -1,0 +1,134 @@
+"""What a run does around the questions: what it calibrates and keeps, and what it gives back before it judges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.bench.test_calibrate_peer import Engine
+from tests.cli.conftest import make
+
+from paceline.bench import run
+from paceline.bench.contestant import Ask
+from paceline.bench.record import Turn
+from paceline.bench.run import Plan, bench
+from paceline.bench.runner import Options
+from paceline.errors import PacelineError
+
+PEERS = ("transformers", "transformers-lookup")
+
+
+class Peer(Engine):
+    """Notes what it was asked for; may be interrupted at its first question."""
+
+    interrupted = ""
+    asked: list[tuple[str, int]] = []
+    opened: list[str] = []
+
+    def __init__(self, spec: str, *folder: str, **settings: Any):
+        super().__init__()
+        self.name = spec
+
+    def open(self) -> None:
+        Peer.opened.append(self.name)
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+        if self.name == Peer.interrupted:
+            raise KeyboardInterrupt
+        Peer.asked.append((self.name, ask.max_tokens))
+        return super().answer(prompts, ask)
+
+    def close(self) -> None:
+        Peer.opened.remove(self.name)
+
+
+@pytest.fixture(autouse=True)
+def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "create_peer", Peer)
+    monkeypatch.setattr(run, "ROUNDS", 2)
+    Peer.interrupted, Peer.asked, Peer.opened = "", [], []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make(tmp_path_factory.mktemp("model"), max_position_embeddings=512))
+
+
+def plan(model: str, tmp_path: Path) -> Plan:
+    tmp_path.mkdir(exist_ok=True)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"prompt": "the cat"}\n')
+    options = Options(max_tokens=8, warm_up=0)
+    return Plan(model, peers=PEERS, suite=str(questions), out=tmp_path / "run", options=options)
+
+
+def test_a_calibration_that_is_interrupted_keeps_what_it_has(model: str, tmp_path: Path) -> None:
+    Peer.interrupted = "peer:transformers-lookup"
+    with pytest.raises(KeyboardInterrupt):
+        bench(plan(model, tmp_path))
+    kept = json.loads((tmp_path / "run" / "calibration.json").read_text())
+    assert list(kept) == ["paceline", "peer:transformers"]
+    assert not Peer.opened
+
+    Peer.interrupted, Peer.asked = "", []
+    bench(plan(model, tmp_path))
+    now = json.loads((tmp_path / "run" / "calibration.json").read_text())
+    assert list(now) == ["paceline", "peer:transformers", "peer:transformers-lookup"]
+    assert {name: now[name] for name in kept} == kept
+    assert [tokens for name, tokens in Peer.asked if name == "peer:transformers"] == [8]  # the question, no more
+
+
+def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> None:
+    first = plan(model, tmp_path)
+    bench(first)
+    known = json.loads((first.out / "calibration.json").read_text())
+    del known["peer:transformers"]
+    (first.out / "calibration.json").write_text(json.dumps(known))
+    Peer.asked = []
+    second = replace(first, out=tmp_path / "second", options=Options(max_tokens=9, warm_up=0), calibration=first.out)
+    bench(second)
+    now = json.loads((second.out / "calibration.json").read_text())
+    assert {name: now[name] for name in known} == known
+    assert "peer:transformers" in now
+    assert [tokens for name, tokens in Peer.asked if name == "peer:transformers-lookup"] == [9]
+
+    grouped = replace(second, out=tmp_path / "third", options=Options(batch=2))
+    with pytest.raises(PacelineError, match="is of another run: its batch was 1 and now is 2"):
+        bench(grouped)
+    assert not grouped.out.exists()
+    with pytest.raises(PacelineError, match="is not the folder of a run that was calibrated"):
+        bench(replace(grouped, calibration=tmp_path))
+
+
+def test_a_large_models_peers_answer_less_to_be_calibrated(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "TOKENS", 21)
+    monkeypatch.setattr(run, "OF_LARGE", (2, 5))
+    bench(plan(model, tmp_path / "small"))
+    assert max(tokens for _, tokens in Peer.asked) == 22
+    Peer.asked = []
+    monkeypatch.setattr(run, "LARGE", 0)
+    bench(plan(model, tmp_path / "large"))
+    assert max(tokens for _, tokens in Peer.asked) == 8
+
+
+def test_engines_are_put_away_before_answers_are_judged(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The float32 model that judges needs the room."""
+    found: list[list[str]] = []
+    judge = run._judge
+
+    def watched(*arguments: Any) -> Any:
+        found.append(list(Peer.opened))
+        return judge(*arguments)
+
+    monkeypatch.setattr(run, "_judge", watched)
+    outcome = bench(plan(model, tmp_path))
+    assert outcome.complete
+    assert found == [[]]
