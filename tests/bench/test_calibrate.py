@@ -13,8 +13,8 @@ from tests import models
 from tests.fakes import TableTarget
 
 from paceline.bench import metrics
-from paceline.bench.calibrate import Calibration, calibrate, calibrate_transformers
-from paceline.bench.predict import pace, predict_run, recorded_rounds
+from paceline.bench.calibrate import Calibration, Calibrator, calibrate, calibrate_transformers
+from paceline.bench.predict import BESIDE, pace, predict_run, recorded_rounds
 from paceline.bench.record import Answer, Turn
 from paceline.cost import DEVICES, Machine, Size, predict
 from paceline.draft.base import Drafter
@@ -60,11 +60,11 @@ class Simulator(TableTarget):
 
     def __init__(self, wait: Wait):
         super().__init__(vocab_size=16, order=2, seed=3, scale=6.0, max_context=1024)
-        self.wait = wait
+        self.wait, self.weights = wait, 3e-3
 
     def verify(self, segments: Sequence[Segment], *rest: Any) -> Verdict:
         nodes, behind = sum(len(s.tokens) for s in segments), sum(self.length(s.slot) for s in segments)
-        self.wait(3e-3 + 2e-4 * nodes + 2e-6 * behind)
+        self.wait(self.weights + 2e-4 * nodes + 2e-6 * behind)
         return super().verify(segments, *rest)
 
 
@@ -105,11 +105,13 @@ def turn_of(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> li
     ]
 
 
-def run(wait: Wait, methods: Sequence[str], prompts: int = 4, batch: int = 1) -> list[Answer]:
+def run(
+    wait: Wait, methods: Sequence[str], prompts: int = 4, batch: int = 1, target: Simulator | None = None
+) -> list[Answer]:
     """Every method's answers to random prompts of two tasks."""
     random = np.random.default_rng(1)
     texts = [random.integers(16, size=30 + 10 * i).tolist() for i in range(prompts)]
-    target = Simulator(wait)
+    target = target or Simulator(wait)
     engines = {
         method: Engine(target, create(method) if method == "none" else slowed(create(method), wait), max_batch=batch)
         for method in methods
@@ -208,6 +210,27 @@ def test_a_machine_that_is_slow_now_and_then(wait: Wait) -> None:
     assert relative == pytest.approx([(3.128 + 0.2 * n) / 3.328 for n in SIZES], rel=0.1)
 
 
+def test_a_run_whose_memory_gets_slow_is_predicted_by_sweeps_all_through_it(wait: Wait) -> None:
+    """For half the questions, reading the weights takes three times as long, and computing as long as ever."""
+    target = Simulator(wait)
+    calibrator = Calibrator(target, sizes=SIZES, context=64)
+    answers, methods = [], ["none", "prompt-lookup", "sam"]
+    for group in range(4):
+        target.weights = 3e-3 if group < 2 else 9e-3
+        calibrator.sweep()
+        calibrator.sweep()
+        told = run(wait, methods, prompts=1, target=target)
+        answers += [replace(answer, group=group, question=f"q{group}") for answer in told]
+    early = Calibrator(Simulator(wait), sizes=SIZES, context=64)
+    early.sweep()
+    off = []
+    for calibration in (calibrator.result(), early.result()):
+        predicted = predict_run(answers, {"paceline": calibration})
+        off.append([abs(predicted[m, "overall"] / measured(answers, m) - 1) for m in methods[1:]])
+    assert max(off[0]) < 0.04
+    assert min(off[1]) > 0.1
+
+
 def test_accepted_tokens_cost_what_keeping_them_costs(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
     extend = Row.extend
 
@@ -293,6 +316,10 @@ def test_peers_are_predicted_by_their_engine() -> None:
     predicted = predict_run([PLAIN, lookup], {"paceline": TABLE, "transformers": theirs})
     assert predicted["peer:transformers-lookup", "overall"] == pytest.approx(1.05 / (0.05 + 50 * 0.025))
     assert {method for method, _ in predict_run([PLAIN, lookup], {"paceline": TABLE})} == {"none"}
+    before = TABLE.at_pace(0.5)  # ours took half as long when theirs was calibrated
+    predicted = predict_run([PLAIN, lookup], {"paceline": TABLE, BESIDE: before, "transformers": theirs.at_pace(0.5)})
+    assert predicted["peer:transformers-lookup", "overall"] == pytest.approx(1.05 / (0.05 + 50 * 0.025))
+    assert predicted["none", "overall"] == pytest.approx(1)
 
 
 def test_what_cannot_be_predicted_is_left_out() -> None:

@@ -12,14 +12,15 @@ import pytest
 from tests.bench.test_calibrate_peer import Engine
 from tests.cli.conftest import make
 
-from paceline.bench import run
+from paceline.bench import calibrations, run
 from paceline.bench.contestant import Ask
-from paceline.bench.record import Turn
-from paceline.bench.run import Plan, bench
+from paceline.bench.record import Answer, Turn
+from paceline.bench.run import Plan, Watch, bench
 from paceline.bench.runner import Options
 from paceline.errors import PacelineError
 
 PEERS = ("transformers", "transformers-lookup")
+PROMPTS = ("the cat", "the dog", "the mat")
 
 
 class Peer(Engine):
@@ -49,7 +50,9 @@ class Peer(Engine):
 @pytest.fixture(autouse=True)
 def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "create_peer", Peer)
-    monkeypatch.setattr(run, "ROUNDS", 2)
+    monkeypatch.setattr(calibrations, "BEFORE", 2)
+    monkeypatch.setattr(calibrations, "DURING", 3)
+    monkeypatch.setattr(calibrations, "PEERS", 2)
     Peer.interrupted, Peer.asked, Peer.opened = "", [], []
 
 
@@ -61,9 +64,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def plan(model: str, tmp_path: Path) -> Plan:
     tmp_path.mkdir(exist_ok=True)
     questions = tmp_path / "questions.jsonl"
-    questions.write_text('{"prompt": "the cat"}\n')
+    questions.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     options = Options(max_tokens=8, warm_up=0)
     return Plan(model, peers=PEERS, suite=str(questions), out=tmp_path / "run", options=options)
+
+
+def sweeps(out: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((out / "sweeps.json").read_text())["sweeps"]
+    return found
 
 
 def test_a_calibration_that_is_interrupted_keeps_what_it_has(model: str, tmp_path: Path) -> None:
@@ -71,15 +79,31 @@ def test_a_calibration_that_is_interrupted_keeps_what_it_has(model: str, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         bench(plan(model, tmp_path))
     kept = json.loads((tmp_path / "run" / "calibration.json").read_text())
-    assert list(kept) == ["paceline", "peer:transformers"]
+    assert list(kept) == ["paceline", "beside", "peer:transformers"]
+    assert len(sweeps(tmp_path / "run")) == 2
     assert not Peer.opened
 
     Peer.interrupted, Peer.asked = "", []
     bench(plan(model, tmp_path))
     now = json.loads((tmp_path / "run" / "calibration.json").read_text())
-    assert list(now) == ["paceline", "peer:transformers", "peer:transformers-lookup"]
-    assert {name: now[name] for name in kept} == kept
-    assert [tokens for name, tokens in Peer.asked if name == "peer:transformers"] == [8]  # the question, no more
+    assert list(now) == ["paceline", "beside", "peer:transformers", "peer:transformers-lookup"]
+    assert {name: now[name] for name in [*kept][1:]} == {name: kept[name] for name in [*kept][1:]}
+    assert [tokens for name, tokens in Peer.asked if name == "peer:transformers"] == [8] * 3  # the questions, no more
+
+
+def test_ours_is_calibrated_all_through_the_run(model: str, tmp_path: Path) -> None:
+    """Stopped behind the first of the second question's answers, the run goes on with the sweeps it has."""
+    answered: list[Answer] = []
+    first = bench(plan(model, tmp_path), Watch(answered=answered.append, stopped=lambda: len(answered) >= 4))
+    assert not first.complete
+    kept = sweeps(first.out)
+    assert len(kept) == 2 + 1
+    there: list[int] = []
+    last = bench(plan(model, tmp_path), Watch(answered=lambda answer: there.append(len(sweeps(first.out)))))
+    assert last.complete
+    assert there == [3] * 6 + [4] * 3  # of three contestants; the last question comes when two thirds are done
+    assert sweeps(first.out)[:3] == kept
+    assert all(result["predicted"] > 0 for result in last.results)
 
 
 def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> None:
@@ -87,14 +111,17 @@ def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> 
     bench(first)
     known = json.loads((first.out / "calibration.json").read_text())
     del known["peer:transformers"]
+    known["beside"]["token_ms"] = 0.123
     (first.out / "calibration.json").write_text(json.dumps(known))
     Peer.asked = []
     second = replace(first, out=tmp_path / "second", options=Options(max_tokens=9, warm_up=0), calibration=first.out)
     bench(second)
     now = json.loads((second.out / "calibration.json").read_text())
-    assert {name: now[name] for name in known} == known
+    for name in ("beside", "peer:transformers-lookup"):
+        assert now[name] == known[name]
     assert "peer:transformers" in now
-    assert [tokens for name, tokens in Peer.asked if name == "peer:transformers-lookup"] == [9]
+    assert now["paceline"] != known["paceline"], "ours is of this run"
+    assert [tokens for name, tokens in Peer.asked if name == "peer:transformers-lookup"] == [9] * 3
 
     grouped = replace(second, out=tmp_path / "third", options=Options(batch=2))
     with pytest.raises(PacelineError, match="is of another run: its batch was 1 and now is 2"):
@@ -107,14 +134,15 @@ def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> 
 def test_a_large_models_peers_answer_less_to_be_calibrated(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "TOKENS", 21)
-    monkeypatch.setattr(run, "OF_LARGE", (2, 5))
+    monkeypatch.setattr(calibrations, "TOKENS", 21)
+    monkeypatch.setattr(calibrations, "OF_LARGE", (1, 1, 2, 5))
     bench(plan(model, tmp_path / "small"))
     assert max(tokens for _, tokens in Peer.asked) == 22
     Peer.asked = []
-    monkeypatch.setattr(run, "LARGE", 0)
-    bench(plan(model, tmp_path / "large"))
+    monkeypatch.setattr(calibrations, "LARGE", 0)
+    large = bench(plan(model, tmp_path / "large"))
     assert max(tokens for _, tokens in Peer.asked) == 8
+    assert len(sweeps(large.out)) == 2
 
 
 def test_engines_are_put_away_before_answers_are_judged(

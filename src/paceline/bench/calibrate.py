@@ -2,6 +2,10 @@
 
     calibration = calibrate(Engine("models/demo"))
     calibration.round_ms(17)                     # a round that verifies 17 nodes, milliseconds
+
+    calibrator = Calibrator(Engine("models/demo"))
+    calibrator.sweep()                           # again and again, with other work between
+    calibrator.result()
 """
 
 from __future__ import annotations
@@ -34,8 +38,8 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 TREES = (8, 32, 96)
 """Of these sizes trees are measured as well as chains."""
 
-ACCEPTED = 4
-"""Tokens accepted in the rounds that time what an accepted token costs."""
+ACCEPTED, PAIRS = 4, 4
+"""Tokens accepted in the rounds that time what an accepted token costs, and such rounds in a sweep."""
 
 LONG = 16
 """Beside plain rounds, rounds over at most this many nodes are measured on a long context."""
@@ -52,6 +56,12 @@ or smaller ones."""
 
 TIMED = 3
 """Rounds of the same size that are timed then; their mean counts."""
+
+WAKE = 0.2
+"""Seconds of rounds before a sweep, which may come after something else."""
+
+SPIKE = 2.0
+"""Times that are so many times as long as they usually are had something else going on beside them."""
 
 Progress = Callable[[int, int], None]
 """Called as progress(rounds done, rounds in all)."""
@@ -194,35 +204,40 @@ class _Stage:
     batch: int
     largest: int
     drift: int
-    done: Callable[[], None]
+    done: Callable[[], None] = lambda: None
     rows: list[Row] = field(default_factory=list)
 
-    def measure(self, context: int, cases: Sequence[_Case], rounds: int) -> tuple[dict[_Case, float], int, float]:
-        """Milliseconds by case (see `_typical`); and tokens of a prompt with the milliseconds to its first token.
+    def wake(self) -> None:
+        """Some rounds that nobody times."""
+        try:
+            self._begin(LEAST_CONTEXT // 4)
+            began = perf_counter()
+            while perf_counter() - began < WAKE and self.engine.has_work:
+                self._round(_Case(1))
+        finally:
+            self._clear()
 
-        All cases in every sweep, in an order that rotates, so that a machine that drifts treats them alike. The first
-        sweep is a warm-up."""
-        times = np.empty((rounds + 1, len(cases)))
+    def measure(self, context: int, cases: Sequence[_Case], number: int) -> tuple[list[float], float]:
+        """Milliseconds of rounds of each case, in an order that is another one for every `number`; and of a prompt,
+        to its first token."""
+        times = [0.0] * len(cases)
         prompts: list[float] = []
         most = max(min(MOST, self.drift // 2 - TIMED), 0)
         try:
-            for sweep in range(rounds + 1):
-                for i in _rotated(len(cases), sweep):
-                    if not self.rows or max(map(len, self.rows)) + most >= context + self.drift // 2:
-                        prompts.append(self._begin(context - self.drift // 2))
-                    settle(lambda case=cases[i]: self._round(case), most)  # type: ignore[misc]
-                    times[sweep, i] = 1e3 * fmean(self._round(cases[i]) for _ in range(TIMED))
-                    self.done()
+            for i in _rotated(len(cases), number):
+                if not self.rows or max(map(len, self.rows)) + most >= context + self.drift // 2:
+                    prompts.append(1e3 * self._begin(context - self.drift // 2))
+                settle(lambda case=cases[i]: self._round(case), most)  # type: ignore[misc]
+                times[i] = 1e3 * fmean(self._round(cases[i]) for _ in range(TIMED))
+                self.done()
         finally:
             self._clear()
-        tokens = self.batch * (context - self.drift // 2)
-        found = dict(zip(cases, _typical(times[1:]), strict=True))
-        return found, tokens, 1e3 * median(prompts[1:] or prompts)
+        return times, median(prompts)
 
     def token_ms(self, context: int) -> float:
         """Milliseconds that an accepted token adds to what is done besides the forward: the same answer twice, first
         plainly, then with drafts that are right in every other round."""
-        pairs = max(self.drift // (ACCEPTED + 2), 1)
+        pairs = max(min(self.drift // (ACCEPTED + 2), PAIRS), 1)
         prompts = self._prompts(context - self.drift // 2)
         try:
             self._begin_with(prompts)
@@ -236,7 +251,7 @@ class _Stage:
                 dearer.append((with_them - self._accepting(None)[1]) / max(accepted, 1))
         finally:
             self._clear()
-        return max(1e3 * median(dearer), 0.0)
+        return 1e3 * median(dearer)
 
     def _accepting(self, right: list[list[int]] | None) -> tuple[int, float]:
         """Tokens gained by a round beyond one a row, and the seconds of its parts that depend on them."""
@@ -280,6 +295,81 @@ class _Stage:
         self.rows = []
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """What one sweep found, in milliseconds: rounds of every case on the usual context and on the long one, prompts of
+    the two, and an accepted token."""
+
+    ms: tuple[float, ...]
+    long_ms: tuple[float, ...]
+    prompt_ms: tuple[float, float]
+    token_ms: float
+
+
+class Calibrator:
+    """Times rounds of our engine in sweeps over all sizes. They may follow each other or lie minutes apart: a machine
+    that was in one state when a run began may be in another when it ends.
+
+    sweeps  those there are, the first one a warm-up; may be filled with those of a calibrator like this one."""
+
+    def __init__(
+        self,
+        model: Engine | Target,
+        tokenizer: Tokenizer | None = None,
+        *,
+        sizes: Sequence[int] = SIZES,
+        context: int = 256,
+        batch: int = 1,
+    ):
+        """tokenizer  whose text the rows are written in, for that is part of a round; an engine brings its own.
+        context  tokens behind a row; less where the model holds less than four times as many, and sizes above a quarter
+                 of what it holds are left out.
+
+        Raises PacelineError for a model that holds next to nothing, and for sizes that are none."""
+        target = model.target if isinstance(model, Engine) else model
+        tokenizer = tokenizer or (model.tokenizer if isinstance(model, Engine) else target.tokenizer)
+        self._of = _plan(sizes, context, 1, batch, target.max_context)
+        guess = _Guess()
+        engine = Engine(target, guess, max_batch=batch, tokenizer=tokenizer)
+        self._stage = _Stage(engine, guess, batch, self._of.sizes[-1], self._of.drift)
+        self.max_context = target.max_context
+        self.sweeps: list[Sweep] = []
+
+    def sweep(self, done: Callable[[], None] = lambda: None) -> None:
+        """One more; done: called with every round that was timed."""
+        number, stage, of = len(self.sweeps), self._stage, self._of
+        stage.done = done
+        stage.wake()
+        ms, prompt_ms = stage.measure(of.context, of.cases, number)
+        long_ms, long_prompt_ms = stage.measure(of.long_context, of.long_cases, number)
+        token_ms = stage.token_ms(of.context)
+        self.sweeps.append(Sweep(tuple(ms), tuple(long_ms), (prompt_ms, long_prompt_ms), token_ms))
+
+    def result(self) -> Calibration:
+        """Of all sweeps but the first."""
+        of, batch = self._of, self._stage.batch
+        some = self.sweeps[1:] or self.sweeps
+        times = _typical(np.array([(*sweep.ms, *sweep.long_ms) for sweep in some]))
+        found = dict(zip(of.cases, times, strict=False))
+        trees = [case for case in of.cases if case.tree]
+        prompts = np.median([sweep.prompt_ms for sweep in some], 0)
+        return Calibration(
+            engine="paceline",
+            batch=batch,
+            context=of.context,
+            nodes=tuple(batch * n for n in of.sizes),
+            ms=tuple(found[_Case(n)] for n in of.sizes),
+            tree_nodes=tuple(batch * case.nodes for case in trees),
+            tree_ms=tuple(found[case] for case in trees),
+            long_context=of.long_context,
+            long_nodes=tuple(batch * case.nodes for case in of.long_cases),
+            long_ms=tuple(times[len(of.cases) :]),
+            token_ms=max(median(sweep.token_ms for sweep in some), 0.0),
+            prompt_tokens=(batch * (of.context - of.drift // 2), batch * (of.long_context - of.drift // 2)),
+            prompt_ms=(float(prompts[0]), float(prompts[1])),
+        )
+
+
 def calibrate(
     model: Engine | Target,
     tokenizer: Tokenizer | None = None,
@@ -290,37 +380,12 @@ def calibrate(
     batch: int = 1,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Time rounds of our engine on `model`: every number of nodes in `sizes`, `rounds` times each.
-
-    tokenizer  whose text the rows are written in, for that is part of a round; an engine brings its own.
-    context    tokens behind a row; less where the model holds less than four times as many, and sizes above a quarter
-               of what it holds are left out.
-
-    Raises PacelineError for a model that holds next to nothing, and for sizes that are none."""
-    target = model.target if isinstance(model, Engine) else model
-    tokenizer = tokenizer or (model.tokenizer if isinstance(model, Engine) else target.tokenizer)
-    plan = _plan(sizes, context, rounds, batch, target.max_context)
-    guess = _Guess()
-    engine = Engine(target, guess, max_batch=batch, tokenizer=tokenizer)
-    stage = _Stage(engine, guess, batch, plan.sizes[-1], plan.drift, plan.counter(rounds, progress))
-    found, tokens, prompt_ms = stage.measure(plan.context, plan.cases, rounds)
-    longer, long_tokens, long_prompt_ms = stage.measure(plan.long_context, plan.long_cases, rounds)
-    trees = [case for case in plan.cases if case.tree]
-    return Calibration(
-        engine="paceline",
-        batch=batch,
-        context=plan.context,
-        nodes=tuple(batch * n for n in plan.sizes),
-        ms=tuple(found[_Case(n)] for n in plan.sizes),
-        tree_nodes=tuple(batch * case.nodes for case in trees),
-        tree_ms=tuple(found[case] for case in trees),
-        long_context=plan.long_context,
-        long_nodes=tuple(batch * case.nodes for case in longer),
-        long_ms=tuple(longer.values()),
-        token_ms=stage.token_ms(plan.context),
-        prompt_tokens=(tokens, long_tokens),
-        prompt_ms=(prompt_ms, long_prompt_ms),
-    )
+    """Time rounds of our engine on `model` at once: as many sweeps as `rounds`, and one to warm up; see Calibrator."""
+    calibrator = Calibrator(model, tokenizer, sizes=sizes, context=context, batch=batch)
+    count = _plan(sizes, context, rounds, batch, calibrator.max_context).counter(rounds, progress)
+    for _ in range(rounds + 1):
+        calibrator.sweep(count)
+    return calibrator.result()
 
 
 @dataclass(frozen=True)
@@ -374,10 +439,12 @@ def _rotated(count: int, by: int) -> list[int]:
 
 
 def _typical(times: Floats) -> list[float]:
-    """Times [sweeps, cases] to one a case: medians over the sweeps, each of them brought to the usual pace first, for
-    what else a machine does comes and goes more slowly than sweeps do."""
+    """Times [sweeps, cases] to one a case: means over the sweeps, since a run is a sum of rounds; each sweep is brought
+    to the usual pace first, for what else a machine does comes and goes more slowly than sweeps do, and spikes are cut.
+    """
     pace = np.median(times / np.median(times, 0), 1)
-    found: list[float] = (np.median(times / pace[:, None], 0) * np.median(pace)).tolist()
+    even = times / pace[:, None]
+    found: list[float] = (np.minimum(even, SPIKE * np.median(even, 0)).mean(0) * pace.mean()).tolist()
     return found
 
 

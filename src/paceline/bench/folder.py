@@ -21,7 +21,8 @@ from typing import Any
 from paceline.bench.record import Answer, read_answers
 from paceline.errors import PacelineError
 
-RUN, ANSWERS, SUMMARY, CALIBRATION = "run.json", "answers.jsonl", "summary.json", "calibration.json"
+RUN, ANSWERS, SUMMARY = "run.json", "answers.jsonl", "summary.json"
+CALIBRATION, SWEEPS = "calibration.json", "sweeps.json"
 
 IDENTITY = ("model", "fingerprint", "as_large", "suite", "options", "machine")
 """What two runs must share to be one: they are compared when a run goes on."""

@@ -21,6 +21,9 @@ from paceline.bench.metrics import BASELINE, OVERALL, speedup
 from paceline.bench.record import Answer, Turn
 from paceline.cost import Rounds
 
+BESIDE = "beside"
+"""Among calibrations: our engine's when the peers were calibrated, which is the pace that theirs are at."""
+
 
 def predict_run(
     answers: Iterable[Answer],
@@ -30,17 +33,20 @@ def predict_run(
     have come out}. Methods whose engine tells no rounds, or was not calibrated, are left out.
 
     calibrations  by method for peers, which were calibrated themselves, drafting included; otherwise by engine:
-                  "paceline" for our drafters, "transformers" for the peers that run on it.
+                  "paceline" for our drafters, "transformers" for the peers that run on it; see BESIDE, too.
 
     The machine may have been faster or slower during the run than when it was calibrated: all rounds are scaled by
     one factor, which makes the plain answers together come out right."""
     answers = [answer for answer in answers if answer.failed is None]
     plain = [answer for answer in answers if answer.method == BASELINE]
     together = [turns for members in _groups(plain).values() for turns in _by_turn(members)]
-    scale = pace(together, calibrations["paceline"]) if "paceline" in calibrations else None
+    ours = calibrations.get("paceline")
+    beside = calibrations.get(BESIDE, ours)
+    scales = {each: pace(together, each) if each else None for each in (ours, beside)}
     predicted: dict[tuple[str, str], float] = {}
     for method in dict.fromkeys(answer.method for answer in answers):
         calibration = calibrations.get(method) or calibrations.get(_engine(method))
+        scale = scales[ours if calibration is ours else beside]
         if calibration is None or scale is None:
             continue
         mine = [answer for answer in answers if answer.method == method]

@@ -9,9 +9,7 @@ out the figures and writes the files that others read. Knows nothing of terminal
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,15 @@ import numpy as np
 import torch
 
 from paceline.bench import specbench
-from paceline.bench.calibrate import Calibration, calibrate, calibrate_transformers
-from paceline.bench.calibrate_peer import calibrate_beside
+from paceline.bench.calibrate import Calibration
+from paceline.bench.calibrations import Calibrations
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
-from paceline.bench.folder import CALIBRATION, SUMMARY, RunFolder, calibrations_of, check
+from paceline.bench.folder import SUMMARY, RunFolder, calibrations_of, check
 from paceline.bench.judge import Judge
 from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.large_draft import large_draft_model, large_spec
-from paceline.bench.metrics import BASELINE, first_divergence, summarize
+from paceline.bench.metrics import first_divergence, summarize
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
 from paceline.bench.predict import predict_run, recorded_rounds
@@ -45,10 +43,6 @@ from paceline.target.decoder import unsupported
 from paceline.target.load import SMALL_FILES, find, load, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
 
-ROUNDS, TOKENS = 15, 32
-"""Rounds of each size that calibrate, and tokens of a peer's answers."""
-LARGE, OF_LARGE = 1 << 28, (4, 12)
-"""The same for a model of so many bytes or more, whose rounds are long and steady."""
 JUDGED = 20
 """Differing answers of a method that are looked into; a method that differs more often has a common cause."""
 
@@ -135,11 +129,16 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
         unavailable = _open(contestants, watch)
         present = [contestant for contestant in contestants if contestant.name not in unavailable]
         with RunFolder.open(plan.out, identity | _describe(setting, contestants, unavailable)) as folder:
-            calibrations = _calibrate(plan, setting, folder, present, watch, known) if plan.calibrate else {}
-            complete = _run(plan, setting, folder, present, watch)
+            calibrations = None
+            if plan.calibrate:
+                engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
+                calibrations = Calibrations(folder, engine, known)
+                calibrations.before(present, watch.say)
+            complete = _run(plan, setting, folder, present, calibrations, watch)
             facts = _facts(contestants, unavailable)
             _put_away(contestants)  # what comes now may load the model once more, in float32
-            return _close(plan, setting, folder, facts, unavailable, calibrations, complete, watch)
+            found = calibrations.found if calibrations else {}
+            return _close(plan, setting, folder, facts, unavailable, found, complete, watch)
     finally:
         _put_away(contestants)
 
@@ -289,57 +288,13 @@ def _describe(
 # The run ----------------------------------------------------------------------------------------------------------
 
 
-def _calibrate(
+def _run(
     plan: Plan,
     setting: _Setting,
     folder: RunFolder,
     present: Sequence[Contestant],
+    calibrations: Calibrations | None,
     watch: Watch,
-    known: Mapping[str, Any],
-) -> dict[str, Calibration]:
-    """What rounds cost on this machine, measured once for a folder and written down one by one: "paceline", and peers
-    by their names; in a batch, in which they do not draft, "transformers" for all that run on it. known: those of
-    another run."""
-    found = {**known, **(folder.read(CALIBRATION) or {})}
-    calibrations = {name: Calibration.from_json(json.dumps(told)) for name, told in found.items()}
-    rounds, tokens = (ROUNDS, TOKENS) if setting.target.weight_bytes < LARGE else OF_LARGE
-
-    def keep(name: str, one: Calibration) -> None:
-        calibrations[name] = one
-        folder.write(CALIBRATION, {name: json.loads(one.to_json()) for name, one in calibrations.items()})
-
-    for name in known:
-        keep(name, calibrations[name])
-    if "paceline" not in calibrations:
-        watch.say("calibrating the cost model")
-        engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
-        keep("paceline", calibrate(engine, rounds=rounds, batch=plan.options.batch))
-    if plan.options.batch > 1:
-        model = next((m for c in present if (m := getattr(c, "model", None)) is not None), None)
-        if model is not None and "transformers" not in calibrations:
-            watch.say("calibrating the cost model of transformers")
-            keep("transformers", calibrate_transformers(model, rounds=rounds, batch=plan.options.batch))
-    elif plain := next((contestant for contestant in present if contestant.name == BASELINE), None):
-        for peer in present:
-            if peer.name.startswith("peer:") and peer.name not in calibrations:
-                watch.say(f"calibrating the cost model of {peer.name}")
-                with suppress(PacelineError):  # what is wrong with it will be said when it does not answer
-                    one = calibrate_beside(
-                        plain,
-                        calibrations["paceline"],
-                        peer,
-                        setting.target.vocab_size,
-                        setting.target.max_context,
-                        rounds=max(2 * rounds // 3, 2),
-                        tokens=tokens,
-                    )
-                    if one is not None:
-                        keep(peer.name, one)
-    return calibrations
-
-
-def _run(
-    plan: Plan, setting: _Setting, folder: RunFolder, present: Sequence[Contestant], watch: Watch
 ) -> bool:
     questions = sum(len(group.questions) for group in setting.groups)
     watch.total(len(present) * questions * plan.options.repeats)
@@ -355,6 +310,7 @@ def _run(
         device=setting.target.device,
         stopped=watch.stopped,
         progress=watch.answered,
+        between=calibrations.during if calibrations else lambda share: None,
     )
     return runner.run()
 

@@ -105,7 +105,8 @@ class Runner:
     """One run. prompt: messages to tokens; recount: what Spec-Bench counts for a text; ends: tokens that end one.
 
     stopped   asked between two answers; True ends the run there.
-    progress  called with every answer, new or found in the folder."""
+    progress  called with every answer, new or found in the folder.
+    between   called before a group of which an answer is missing, with the share of the run that is done by then."""
 
     folder: RunFolder
     contestants: Sequence[Contestant]
@@ -117,6 +118,7 @@ class Runner:
     device: torch.device = CPU
     stopped: Callable[[], bool] = lambda: False
     progress: Callable[[Answer], None] = lambda answer: None
+    between: Callable[[float], None] = lambda share: None
 
     def run(self) -> bool:
         """Answer what is not answered yet; whether everything is now. A contestant that fails is left behind."""
@@ -124,6 +126,7 @@ class Runner:
         for answer in self.folder.answers:
             self.progress(answer)
         failed = self._warm_up(done)
+        reached: tuple[int, int] | None = None
         for repeat in range(self.options.repeats):
             for contestant in self.contestants:
                 if contestant.name not in failed:
@@ -134,6 +137,9 @@ class Runner:
                     continue
                 if self.stopped():
                     return False
+                if reached != (repeat, group.number):
+                    reached = repeat, group.number
+                    self.between((repeat + group.number / len(self.groups)) / self.options.repeats)
                 asked = {question.id for question in missing}
                 answers = [a for a in self._answers(contestant, group, repeat) if a.question in asked]
                 self.folder.append(answers)
