@@ -13,6 +13,7 @@ from tests.bench.test_calibrate_peer import Engine
 from tests.cli.conftest import make
 
 from paceline.bench import calibrations, run
+from paceline.bench.calibrations import Effort
 from paceline.bench.contestant import Ask
 from paceline.bench.record import Answer, Turn
 from paceline.bench.run import Plan, Watch, bench
@@ -50,9 +51,7 @@ class Peer(Engine):
 @pytest.fixture(autouse=True)
 def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "create_peer", Peer)
-    monkeypatch.setattr(calibrations, "BEFORE", 2)
-    monkeypatch.setattr(calibrations, "DURING", 3)
-    monkeypatch.setattr(calibrations, "PEERS", 2)
+    monkeypatch.setattr(calibrations, "USUAL", Effort(before=2, during=3, peers=2, tokens=21))
     Peer.interrupted, Peer.asked, Peer.opened = "", [], []
 
 
@@ -105,6 +104,14 @@ def test_ours_is_calibrated_all_through_the_run(model: str, tmp_path: Path) -> N
     assert sweeps(first.out)[:3] == kept
     assert all(result["predicted"] > 0 for result in last.results)
 
+    (first.out / "calibration.json").unlink()  # to have the peers calibrated anew
+    again = bench(plan(model, tmp_path))
+    assert all(result["predicted"] > 0 for result in again.results)
+    assert len(sweeps(first.out)) == 4
+    (first.out / "sweeps.json").write_text('{"sweeps": [{"ms": 3}]}')
+    with pytest.raises(PacelineError, match=r"sweeps.json holds no sweeps .*; delete it"):
+        bench(plan(model, tmp_path))
+
 
 def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> None:
     first = plan(model, tmp_path)
@@ -134,8 +141,7 @@ def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> 
 def test_a_large_models_peers_answer_less_to_be_calibrated(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrations, "TOKENS", 21)
-    monkeypatch.setattr(calibrations, "OF_LARGE", (1, 1, 2, 5))
+    monkeypatch.setattr(calibrations, "OF_LARGE", Effort(before=1, during=1, peers=2, tokens=5))
     bench(plan(model, tmp_path / "small"))
     assert max(tokens for _, tokens in Peer.asked) == 22
     Peer.asked = []

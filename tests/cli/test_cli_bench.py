@@ -137,6 +137,7 @@ def test_a_larger_model_says_the_same(
     assert texts[0].items() <= texts[1].items()
     described = json.loads((tmp_path / "large-run" / "run.json").read_text())
     assert "without changing the function" in described["as_large"]
+    assert described["model_name"] == "small as large as 5M"
     peer = described["methods"][-1]
     assert peer["method"] == f"peer:transformers-assisted:{small}"
     table = json.loads((tmp_path / "large-run" / "calibration.json").read_text())[peer["method"]]

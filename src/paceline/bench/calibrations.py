@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.bench.calibrate import Calibration, Calibrator, Sweep, calibrate_transformers
 from paceline.bench.calibrate_peer import calibrate_beside
@@ -28,12 +28,18 @@ from paceline.bench.predict import BESIDE
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 
-BEFORE, DURING, PEERS, TOKENS = 6, 18, 10, 32
-"""Sweeps before the run, the first a warm-up, and all through it; of a peer; and tokens of a peer's long answers."""
-LARGE = 1 << 28
-"""A model of so many bytes or more has rounds that are long and steady: it gets fewer, and shorter answers."""
-OF_LARGE = (3, 6, 2, 12)
-"""The same for it."""
+
+class Effort(NamedTuple):
+    """Sweeps before the run, the first a warm-up, and all through it; sweeps of a peer, and tokens of its answers."""
+
+    before: int
+    during: int
+    peers: int
+    tokens: int
+
+
+USUAL, OF_LARGE, LARGE = Effort(6, 18, 10, 32), Effort(3, 6, 2, 12), 1 << 28
+"""A model of LARGE bytes or more has rounds that are long and steady: it gets fewer sweeps, and shorter answers."""
 
 
 class Calibrations:
@@ -43,20 +49,24 @@ class Calibrations:
     def __init__(self, folder: RunFolder, engine: Engine, known: Mapping[str, Any] | None = None):
         """known: what another run of this model on this machine calibrated; its peers' are taken."""
         self._folder, self._engine = folder, engine
-        ours = engine.target.weight_bytes
-        self._plan = (BEFORE, DURING, PEERS, TOKENS) if ours < LARGE else OF_LARGE
+        self._effort = USUAL if engine.target.weight_bytes < LARGE else OF_LARGE
         self._calibrator = Calibrator(engine, batch=engine.max_batch)
-        told = (folder.read(SWEEPS) or {}).get("sweeps", [])
-        self._calibrator.sweeps = [Sweep(**{k: _tuple(v) for k, v in sweep.items()}) for sweep in told]
+        try:
+            told = (folder.read(SWEEPS) or {}).get("sweeps", [])
+            self._calibrator.sweeps = [Sweep(**{k: _tuple(v) for k, v in sweep.items()}) for sweep in told]
+        except (TypeError, AttributeError) as error:
+            raise PacelineError(f"{folder.path / SWEEPS} holds no sweeps ({error}); delete it") from None
         taken = {name: one for name, one in (known or {}).items() if name != "paceline"}
         kept = folder.read(CALIBRATION) or {}
         self.found = {name: Calibration.from_json(json.dumps(one)) for name, one in {**taken, **kept}.items()}
+        if self._calibrator.sweeps:
+            self.found["paceline"] = self._calibrator.result()
 
     def before(self, contestants: Sequence[Contestant], say: Callable[[str], None]) -> None:
         """What is to be known before the run begins."""
-        if len(self._calibrator.sweeps) < self._plan[0]:
+        if len(self._calibrator.sweeps) < self._effort.before:
             say("calibrating the cost model")
-        while len(self._calibrator.sweeps) < self._plan[0]:
+        while len(self._calibrator.sweeps) < self._effort.before:
             self._sweep()
         if BESIDE not in self.found:
             self._keep(BESIDE, self.found["paceline"])
@@ -67,7 +77,7 @@ class Calibrations:
 
     def during(self, share: float) -> None:
         """Another sweep if one is due when this share of the run is done."""
-        if len(self._calibrator.sweeps) < self._plan[0] + round(share * self._plan[1]):
+        if len(self._calibrator.sweeps) < self._effort.before + round(share * self._effort.during):
             self._sweep()
 
     def _sweep(self) -> None:
@@ -84,7 +94,7 @@ class Calibrations:
         if model is not None and "transformers" not in self.found:
             say("calibrating the cost model of transformers")
             batch = self._engine.max_batch
-            self._keep("transformers", calibrate_transformers(model, rounds=self._plan[2], batch=batch))
+            self._keep("transformers", calibrate_transformers(model, rounds=self._effort.peers, batch=batch))
 
     def _peers(self, contestants: Sequence[Contestant], say: Callable[[str], None]) -> None:
         plain = next((contestant for contestant in contestants if contestant.name == BASELINE), None)
@@ -99,8 +109,8 @@ class Calibrations:
                     peer,
                     self._engine.target.vocab_size,
                     self._engine.target.max_context,
-                    rounds=self._plan[2],
-                    tokens=self._plan[3],
+                    rounds=self._effort.peers,
+                    tokens=self._effort.tokens,
                 )
                 if one is not None:
                     self._keep(peer.name, one)

@@ -128,7 +128,7 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
     try:
         unavailable = _open(contestants, watch)
         present = [contestant for contestant in contestants if contestant.name not in unavailable]
-        with RunFolder.open(plan.out, identity | _describe(setting, contestants, unavailable)) as folder:
+        with RunFolder.open(plan.out, identity | _describe(plan, setting, contestants, unavailable)) as folder:
             calibrations = None
             if plan.calibrate:
                 engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
@@ -264,11 +264,12 @@ def _identity(plan: Plan, setting: _Setting, contestants: Sequence[Contestant]) 
 
 
 def _describe(
-    setting: _Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]
+    plan: Plan, setting: _Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]
 ) -> dict[str, Any]:
     """The rest of run.json: what explains the figures."""
+    name = setting.target.name if plan.as_large is None else f"{Path(plan.model).name} as large as {plan.as_large}"
     return {
-        "model_name": setting.target.name,
+        "model_name": name,
         "environment": environment(dtype=_dtype_name(setting.target), device=str(setting.target.device)),
         "left_out": [asdict(question) for question in setting.left_out],
         "methods": [
