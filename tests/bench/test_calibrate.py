@@ -13,7 +13,8 @@ from tests import models
 from tests.fakes import TableTarget
 
 from paceline.bench import metrics
-from paceline.bench.calibrate import Calibration, Calibrator, calibrate, calibrate_transformers
+from paceline.bench.calibrate import Calibrator, calibrate, calibrate_transformers
+from paceline.bench.calibration import Calibration
 from paceline.bench.predict import BESIDE, pace, predict_run, recorded_rounds
 from paceline.bench.record import Answer, Turn
 from paceline.cost import DEVICES, Machine, Size, predict

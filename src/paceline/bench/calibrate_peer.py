@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.bench.calibrate import SIZES, Calibration
+from paceline.bench.calibrate import SIZES
+from paceline.bench.calibration import Calibration
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.predict import pace
 from paceline.bench.record import Turn

@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from paceline.bench.calibrate import Calibration, Calibrator, Sweep, calibrate_transformers
+from paceline.bench.calibrate import Calibrator, Sweep, calibrate_transformers
 from paceline.bench.calibrate_peer import calibrate_beside
+from paceline.bench.calibration import Calibration
 from paceline.bench.contestant import Contestant
 from paceline.bench.folder import CALIBRATION, SWEEPS, RunFolder
 from paceline.bench.metrics import BASELINE

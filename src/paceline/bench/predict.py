@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from paceline.bench.calibrate import Calibration
+from paceline.bench.calibration import Calibration
 from paceline.bench.metrics import BASELINE, OVERALL, speedup
 from paceline.bench.record import Answer, Turn
 from paceline.cost import Rounds

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from paceline.bench import specbench
-from paceline.bench.calibrate import Calibration
+from paceline.bench.calibration import Calibration
 from paceline.bench.calibrations import Calibrations
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
