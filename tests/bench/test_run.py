@@ -90,6 +90,30 @@ def test_a_calibration_that_is_interrupted_keeps_what_it_has(model: str, tmp_pat
     assert [tokens for name, tokens in Peer.asked if name == "peer:transformers"] == [8] * 3  # the questions, no more
 
 
+def test_a_calibration_that_is_stopped_goes_on_later(model: str, tmp_path: Path) -> None:
+    """Behind our first sweep, then behind the first peer."""
+
+    def stopped() -> bool:
+        return len(sweeps(out)) >= 1 if (out / "sweeps.json").exists() else False
+
+    out = tmp_path / "run"
+    first = bench(plan(model, tmp_path), Watch(stopped=stopped))
+    assert not first.complete
+    assert {result["answers"] for result in first.results} == {0}
+    kept = sweeps(out)
+    assert len(kept) == 1
+    assert not Peer.asked
+
+    assert not bench(plan(model, tmp_path), Watch(stopped=lambda: bool(Peer.asked))).complete
+    assert {name for name, _ in Peer.asked} == {"peer:transformers"}
+    assert sweeps(out)[:1] == kept
+    assert len(sweeps(out)) == 2
+
+    last = bench(plan(model, tmp_path))
+    assert last.complete
+    assert all(result["predicted"] > 0 for result in last.results)
+
+
 def test_ours_is_calibrated_all_through_the_run(model: str, tmp_path: Path) -> None:
     """Stopped behind the first of the second question's answers, the run goes on with the sweeps it has."""
     answered: list[Answer] = []

@@ -63,18 +63,26 @@ class Calibrations:
         if self._calibrator.sweeps:
             self.found["paceline"] = self._calibrator.result()
 
-    def before(self, contestants: Sequence[Contestant], say: Callable[[str], None]) -> None:
-        """What is to be known before the run begins."""
+    def before(
+        self,
+        contestants: Sequence[Contestant],
+        say: Callable[[str], None],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """What is to be known before the run begins. stopped: asked before every sweep and every peer, since of a large
+        model they take minutes; what is then missing is made when the run goes on."""
         if len(self._calibrator.sweeps) < self._effort.before:
             say("calibrating the cost model")
         while len(self._calibrator.sweeps) < self._effort.before:
+            if stopped():
+                return
             self._sweep()
         if BESIDE not in self.found:
             self._keep(BESIDE, self.found["paceline"])
         if self._engine.max_batch > 1:
             self._transformers(contestants, say)
         else:
-            self._peers(contestants, say)
+            self._peers(contestants, say, stopped)
 
     def during(self, share: float) -> None:
         """Another sweep if one is due when this share of the run is done."""
@@ -97,11 +105,15 @@ class Calibrations:
             batch = self._engine.max_batch
             self._keep("transformers", calibrate_transformers(model, rounds=self._effort.peers, batch=batch))
 
-    def _peers(self, contestants: Sequence[Contestant], say: Callable[[str], None]) -> None:
+    def _peers(
+        self, contestants: Sequence[Contestant], say: Callable[[str], None], stopped: Callable[[], bool]
+    ) -> None:
         plain = next((contestant for contestant in contestants if contestant.name == BASELINE), None)
         for peer in contestants:
             if plain is None or not peer.name.startswith("peer:") or peer.name in self.found:
                 continue
+            if stopped():
+                return
             say(f"calibrating the cost model of {peer.name}")
             with suppress(PacelineError):  # what is wrong with it will be said when it does not answer
                 one = calibrate_beside(

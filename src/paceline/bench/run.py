@@ -133,7 +133,7 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
             if plan.calibrate:
                 engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
                 calibrations = Calibrations(folder, engine, known)
-                calibrations.before(present, watch.say)
+                calibrations.before(present, watch.say, watch.stopped)
             complete = _run(plan, setting, folder, present, calibrations, watch)
             facts = _facts(contestants, unavailable)
             _put_away(contestants)  # what comes now may load the model once more, in float32

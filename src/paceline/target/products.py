@@ -1,10 +1,10 @@
-"""x @ weight.T over few rows or many: bfloat16 on CPUs that have dot products for it but no tiles (Zen 4 and 5).
+"""x @ weight.T over few rows or many: bfloat16 on CPUs that have dot products for it but no tiles, such as Zen 4.
 
-oneDNN reads weights there at half the speed that memory allows, and for two to sixteen rows, which is what verifying a
-draft is, it reads and then computes (docs/performance.md, "Products"). Here weights lie in panels of 32 outputs, in the
-order in which they are used; up to 12 rows are summed in registers while a panel streams by, and of more rows the last
-ones fetch the next panel while they compute. Every sum is taken in the same order however many rows there are: a
-token's logits are, bit for bit, the same alone and in a draft.
+oneDNN reads weights there at two thirds of the speed that memory allows, and for two to sixteen rows, which is what
+verifying a draft is, it reads and then computes (docs/performance.md, "Products"). Here weights lie in panels of 32
+outputs, in the order in which they are used; up to 12 rows are summed in registers while a panel streams by, and of
+more rows the last ones fetch the next panel while they compute. Every sum is taken in the same order however many rows
+there are: a token's logits are, bit for bit, the same alone and in a draft.
 
 The kernel is written in LLVM's own language, since Numba, which brings the compiler, has no such instruction. It runs
 on the threads of torch's own OpenMP: two pools would wait for each other's cores.
