@@ -1,8 +1,9 @@
 """The runner: every contestant answers every question, in turns, and every answer is written down at once.
 
 Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
-that drifts is then fair to all, and nobody always comes behind the same one, whose leavings fill the caches. The
-warm-up comes before and is not recorded. Knows contestants by their interface alone.
+that drifts is then fair to all, and nobody always comes behind the same one, whose leavings fill the caches. Tasks take
+turns, too: it is fair to them, and what a stopped run has answered is of every task alike. The warm-up comes before and
+is not recorded. Knows contestants by their interface alone.
 
     Runner(folder, contestants, groups, options, prompt=..., recount=...).run()
 """
@@ -21,7 +22,7 @@ from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.environment import load, peak_memory
 from paceline.bench.folder import RunFolder
 from paceline.bench.record import Answer, Turn
-from paceline.bench.suites import Question
+from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
 
 Messages = list[dict[str, str]]
@@ -131,15 +132,15 @@ class Runner:
             for contestant in self.contestants:
                 if contestant.name not in failed:
                     contestant.forget()
-            for group, contestant in self._turns(repeat):
+            for place, group, contestant in self._turns(repeat):
                 missing = [q for q in group.questions if (contestant.name, repeat, q.id) not in done]
                 if not missing or contestant.name in failed:
                     continue
                 if self.stopped():
                     return False
-                if reached != (repeat, group.number):
-                    reached = repeat, group.number
-                    self.between((repeat + group.number / len(self.groups)) / self.options.repeats)
+                if reached != (repeat, place):
+                    reached = repeat, place
+                    self.between((repeat + place / len(self.groups)) / self.options.repeats)
                 asked = {question.id for question in missing}
                 answers = [a for a in self._answers(contestant, group, repeat) if a.question in asked]
                 self.folder.append(answers)
@@ -149,12 +150,12 @@ class Runner:
                     self.progress(answer)
         return not failed
 
-    def _turns(self, repeat: int) -> Iterator[tuple[Group, Contestant]]:
-        """Group by group, every contestant once; the same order whenever the same run goes on."""
-        for group in self.groups:
+    def _turns(self, repeat: int) -> Iterator[tuple[int, Group, Contestant]]:
+        """Group by group, with its place in the run, every contestant once; the same whenever the same run goes on."""
+        for place, group in enumerate(tasks_in_turn(self.groups, lambda group: group.questions[0].task)):
             dice = Random(crc32(repr((self.options.seed, group.number, repeat)).encode()))
             for contestant in dice.sample(self.contestants, len(self.contestants)):
-                yield group, contestant
+                yield place, group, contestant
 
     def _warm_up(self, done: set[tuple[str, int, str]]) -> set[str]:
         """Let everyone who has work left answer the first question, unrecorded; names of those that failed at it."""

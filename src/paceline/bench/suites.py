@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from huggingface_hub import get_session
 from huggingface_hub.errors import HTTPError
@@ -25,6 +25,8 @@ from huggingface_hub.errors import HTTPError
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
 from paceline.replay.record import MT_BENCH
+
+T = TypeVar("T")
 
 ALL = "all"
 """The one task of a file that names no categories."""
@@ -240,9 +242,14 @@ def _of(questions: Sequence[Question], categories: Sequence[str], name: str) -> 
 
 
 def _spread(questions: Sequence[Question], limit: int) -> list[Question]:
-    """The first `limit` of the tasks' first questions, then their second ones, and so on; in the suite's order."""
-    by_task: dict[str, list[int]] = {}
-    for i, question in enumerate(questions):
-        by_task.setdefault(question.task, []).append(i)
-    in_turn = [i for layer in zip_longest(*by_task.values()) for i in layer if i is not None]
-    return [questions[i] for i in sorted(in_turn[:limit])]
+    """The first `limit` of the questions with their tasks in turn; in the suite's order."""
+    taken = tasks_in_turn(range(len(questions)), lambda i: questions[i].task)[:limit]
+    return [questions[i] for i in sorted(taken)]
+
+
+def tasks_in_turn(items: Sequence[T], task: Callable[[T], str]) -> list[T]:
+    """The tasks' first items, then their second ones, and so on. No item may be None."""
+    by_task: dict[str, list[T]] = {}
+    for item in items:
+        by_task.setdefault(task(item), []).append(item)
+    return [item for layer in zip_longest(*by_task.values()) for item in layer if item is not None]
