@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench import metrics
 from paceline.bench.metrics import (
     accepted_by_depth,
     block_efficiency,
@@ -34,6 +33,7 @@ from paceline.bench.metrics import (
     tokens_per_second,
     tokens_per_second_spec_bench,
 )
+from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer, Turn
 from paceline.cost import round_cost
 
@@ -295,10 +295,10 @@ def test_groups_are_drawn_within_their_task() -> None:
 def test_resamples_agree_with_a_plain_loop() -> None:
     none, sam = runs(6, 3, 0.3, 5)
     none, sam = none[:-2], sam[:-1]  # the last question has one repeat
-    pairs = metrics._pairs(sam, none, decode=False)
+    pairs = Pairs.of(sam, none)
     assert pairs is not None
     assert pairs.counts.tolist() == [3, 3, 3, 3, 3, 1]
-    found = metrics._resampled(pairs, 4000, np.random.default_rng(0))
+    found = pairs.resampled(4000, np.random.default_rng(0))
     random = np.random.default_rng(1)
 
     def once() -> float:

@@ -11,20 +11,16 @@ there is nothing to count, or where an engine does not tell what it takes. Sourc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline import cost
 from paceline.bench.looping import is_looping
-from paceline.bench.record import Answer, Turn
-
-Floats = NDArray[np.float64]
-Answers = Sequence[Answer]
+from paceline.bench.pairs import Answers, Pairs, cells, totals
+from paceline.bench.record import Answer, Turn, good
 
 BASELINE = "none"
 """The method that all are compared with: plain decoding in the same engine."""
@@ -111,15 +107,8 @@ def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None
 
     decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
             are the tokens that came until then."""
-    timed = _timed(answers, decode).values()
-    by_group: dict[int, list[Floats]] = {}
-    for cell in timed:
-        by_group.setdefault(cell.group, []).append(cell.turns)
-    if not by_group:
-        return None
-    stack, counts = _stack(list(by_group.values()))
-    tokens, seconds = _totals(stack, counts)
-    return float(tokens / seconds) if seconds > 0 else None
+    found = totals(answers, decode=decode)
+    return found[0] / found[1] if found and found[1] > 0 else None
 
 
 def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float | None:
@@ -127,8 +116,8 @@ def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float 
     more. Only groups that both answered, repeat for repeat, count.
 
     Spec-Bench's own ratio, in which every question weighs the same, is `speedup_spec_bench`."""
-    pairs = _pairs(answers, plain, decode)
-    return _ratio(_totals(pairs.mine, pairs.counts), _totals(pairs.plain, pairs.counts)) if pairs else None
+    pairs = Pairs.of(answers, plain, decode=decode)
+    return pairs.ratio() if pairs else None
 
 
 def speedup_interval(
@@ -140,11 +129,11 @@ def speedup_interval(
     drawn within their task, and then repeats within a group. Seeded: the same answers give the same interval. It says
     how far the figure would move with other questions of the same kinds, and with other runs; not with another machine.
     None where a task has a single group: how much questions of its kind differ is then not known."""
-    pairs = _pairs(answers, plain, decode=False)
+    pairs = Pairs.of(answers, plain)
     if pairs is None or min(map(len, pairs.members)) < 2:
         return None
     random = np.random.default_rng(seed)
-    ratios = np.concatenate([_resampled(pairs, size, random) for size in _portions(resamples, 100)])
+    ratios = np.concatenate([pairs.resampled(size, random) for size in _portions(resamples, 100)])
     low, high = np.percentile(ratios, [2.5, 97.5])
     return float(low), float(high)
 
@@ -173,7 +162,7 @@ def speedup_spec_bench(answers: Answers, plain: Answers) -> float | None:
 def _spec_bench(answers: Answers) -> dict[int, dict[str, float]]:
     """Tokens per second of every question, by repeat."""
     speeds: dict[int, dict[str, float]] = {}
-    for answer in _good(answers):
+    for answer in good(answers):
         recounted = sum(turn.plain_tokens for turn in answer.turns)
         tokens = recounted if answer.method == BASELINE else answer.num_new
         if answer.seconds > 0:
@@ -245,14 +234,14 @@ def identical(answers: Answers, plain: Answers) -> float | None:
     """Share of answers whose tokens, in all turns, are plain decoding's for that question and repeat.
 
     Tokens, where Spec-Bench's equal.py compares texts. Answers that plain decoding did not give do not count."""
-    others = {(other.question, other.repeat): other for other in _good(plain)}
-    both = [(a, others[a.question, a.repeat]) for a in _good(answers) if (a.question, a.repeat) in others]
+    others = {(other.question, other.repeat): other for other in good(plain)}
+    both = [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
     return _mean(first_divergence(answer, other) is None for answer, other in both)
 
 
 def looping(answers: Answers) -> float | None:
     """Share of answers of which a turn ends in a loop (`paceline.bench.looping.is_looping`): easy text to draft."""
-    return _mean(any(is_looping(turn.tokens) for turn in answer.turns) for answer in _good(answers))
+    return _mean(any(is_looping(turn.tokens) for turn in answer.turns) for answer in good(answers))
 
 
 # All of them -----------------------------------------------------------------------------------------------------
@@ -301,7 +290,7 @@ def summarize(
                 {
                     "method": method,
                     "category": category,
-                    "answers": len(_good(mine)),
+                    "answers": len(good(mine)),
                     "failed": _failed(mine, of_method),
                     **_figures(mine, plain, of_method, resamples),
                     "differs": differs,
@@ -327,7 +316,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
     interval = speedup_interval(mine, plain, resamples=resamples) or (None, None)
     waits = inter_token_ms(mine) or (None, None)
     lengths = length_histogram(mine)
-    timed, pairs = _timed(mine, decode=False).values(), _pairs(mine, plain, decode=False)
+    pairs = Pairs.of(mine, plain)
     return {
         "compared": pairs.answers if pairs else 0,
         "speedup": speedup(mine, plain),
@@ -348,8 +337,8 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "parts_ms": parts_ms(mine),
         "lengths": lengths,
         "rounds": sum(lengths) if lengths else None,
-        "new_tokens": sum(answer.num_new for answer in _good(mine)),
-        "seconds": float(sum(cell.turns[:, 1].sum() for cell in timed)),
+        "new_tokens": sum(answer.num_new for answer in good(mine)),
+        "seconds": float(sum(cell.turns[:, 1].sum() for cell in cells(mine).values())),
         "peak_bytes": peak_bytes(mine),
         "first_token_ms": first_token_ms(mine),
         "inter_token_ms_p50": waits[0],
@@ -367,146 +356,15 @@ def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> floa
     return mbsu(tau, calls, draft, target)
 
 
-# Answers into arrays ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """One group in one repeat. turns: float64 [turns, 2], new tokens and seconds."""
-
-    group: int
-    repeat: int
-    task: str
-    questions: frozenset[str]
-    turns: Floats
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """What a method and plain decoding both answered. mine, plain: float64 [groups, repeats, turns, 2]; of a group's
-    repeats the first `counts` are there. members: the groups of each task; answers: how many, of the method."""
-
-    mine: Floats
-    plain: Floats
-    counts: NDArray[np.int64]
-    members: list[NDArray[np.int64]]
-    answers: int
-
-
-def _good(answers: Answers) -> list[Answer]:
-    return [answer for answer in answers if answer.failed is None]
+def _portions(whole: int, portion: int) -> Iterator[int]:
+    """`whole` in portions, so that resamples of a large run need not lie in memory together."""
+    return (min(portion, whole - done) for done in range(0, whole, portion))
 
 
 def _turns(answers: Answers) -> Iterator[Turn]:
-    return (turn for answer in _good(answers) for turn in answer.turns)
+    return (turn for answer in good(answers) for turn in answer.turns)
 
 
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return float(np.mean(found)) if found else None
-
-
-def _timed(answers: Answers, decode: bool) -> dict[tuple[int, int], _Cell]:
-    """Every group in every repeat; with `decode` only those whose times are told."""
-    together: dict[tuple[int, int], list[Answer]] = {}
-    for answer in _good(answers):
-        together.setdefault((answer.group, answer.repeat), []).append(answer)
-    cells = {}
-    for (group, repeat), members in together.items():
-        if decode and not all(_tells_times(turn) for turn in _turns(members)):
-            continue
-        depth = max(len(answer.turns) for answer in members)
-        turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
-        measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
-        questions = frozenset(answer.question for answer in members)
-        cells[group, repeat] = _Cell(group, repeat, members[0].task, questions, measured)
-    return cells
-
-
-def _tells_times(turn: Turn) -> bool:
-    return bool(turn.times) and len(turn.times or ()) == len(turn.lengths or ())
-
-
-def _measure(turns: Sequence[Turn], decode: bool) -> tuple[float, float]:
-    """New tokens and seconds of one turn of a group, all of which have the same seconds."""
-    seconds = max(turn.seconds for turn in turns)
-    if not decode:
-        return sum(len(turn.tokens) for turn in turns), seconds
-    start = max(turn.times[0] for turn in turns if turn.times)
-    return sum(_num_after(turn, start) for turn in turns), seconds - start
-
-
-def _num_after(turn: Turn, start: float) -> int:
-    """Tokens that came later than `start`."""
-    return sum(n for n, when in zip(turn.lengths or (), turn.times or (), strict=True) if when > start)
-
-
-def _pairs(answers: Answers, plain: Answers, decode: bool) -> _Pairs | None:
-    """The (group, repeat) that both answered, all questions of it; None if there is none."""
-    mine, others = _timed(answers, decode), _timed(plain, decode)
-    by_group: dict[int, list[tuple[_Cell, _Cell]]] = {}
-    for key, cell in mine.items():
-        other = others.get(key)
-        if other is not None and other.questions == cell.questions:
-            by_group.setdefault(cell.group, []).append((cell, other))
-    if not by_group:
-        return None
-    groups = list(by_group.values())
-    stack, counts = _stack([[cell.turns for cell, _ in group] for group in groups])
-    plain_stack, _ = _stack([[other.turns for _, other in group] for group in groups])
-    tasks: dict[str, list[int]] = {}
-    for i, group in enumerate(groups):
-        tasks.setdefault(group[0][0].task, []).append(i)
-    num_answers = sum(len(cell.questions) for group in groups for cell, _ in group)
-    return _Pairs(stack, plain_stack, counts, [np.array(at) for at in tasks.values()], num_answers)
-
-
-def _stack(groups: Sequence[Sequence[Floats]]) -> tuple[Floats, NDArray[np.int64]]:
-    """Groups of repeats of [turns, 2] in one array [groups, repeats, turns, 2], and how many repeats each has.
-
-    A turn that is not there is one of no tokens and no seconds."""
-    counts = np.array([len(repeats) for repeats in groups])
-    depth = max(len(turns) for repeats in groups for turns in repeats)
-    stack = np.zeros((len(groups), counts.max(), depth, 2))
-    for g, repeats in enumerate(groups):
-        for r, turns in enumerate(repeats):
-            stack[g, r, : len(turns)] = turns
-    return stack, counts
-
-
-def _totals(stack: Floats, counts: NDArray[np.int64]) -> Floats:
-    """Tokens and seconds, [..., 2], of [..., groups, repeats, turns, 2]: medians over repeats, summed."""
-    return _medians(stack, counts).sum(axis=(-3, -2))
-
-
-def _medians(stack: Floats, counts: NDArray[np.int64]) -> Floats:
-    """Medians over the first `counts` [..., groups] of the repeats: [..., groups, turns, 2]."""
-    absent = np.arange(stack.shape[-3]) >= counts[..., None]
-    ordered = np.sort(np.where(absent[..., None, None], np.inf, stack), axis=-3)
-    below, above = (counts - 1) // 2, counts // 2
-    middle = [np.take_along_axis(ordered, at[..., None, None, None], axis=-3) for at in (below, above)]
-    return np.mean(middle, axis=0).squeeze(-3)
-
-
-def _ratio(mine: Floats, plain: Floats) -> float | None:
-    """Tokens per second over tokens per second; None where nothing was measured."""
-    if not (mine[0] > 0 < mine[1] and plain[0] > 0 < plain[1]):
-        return None
-    return float(mine[0] * plain[1] / (mine[1] * plain[0]))  # exactly 1 of the same answers
-
-
-def _resampled(pairs: _Pairs, size: int, random: np.random.Generator) -> Floats:
-    """`size` speed-ups, each of groups drawn anew within their tasks and repeats drawn anew within a group."""
-    drawn = np.concatenate(
-        [members[random.integers(len(members), size=(size, len(members)))] for members in pairs.members], axis=1
-    )
-    counts = pairs.counts[drawn]
-    repeats = random.random((*drawn.shape, pairs.mine.shape[1])) * counts[..., None]
-    which = repeats.astype(np.int64)
-    mine, plain = (_totals(stack[drawn[..., None], which], counts) for stack in (pairs.mine, pairs.plain))
-    return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
-
-
-def _portions(whole: int, portion: int) -> Iterator[int]:
-    """`whole` in portions, so that resamples of a large run need not lie in memory together."""
-    return (min(portion, whole - done) for done in range(0, whole, portion))

@@ -117,6 +117,11 @@ def read_answers(content: bytes, name: str) -> list[Answer]:
     return answers
 
 
+def good(answers: Iterable[Answer]) -> list[Answer]:
+    """Without those that failed."""
+    return [answer for answer in answers if answer.failed is None]
+
+
 def settled(answers: Iterable[Answer]) -> list[Answer]:
     """Without the failures that a later try of the same method made good."""
     answers = list(answers)

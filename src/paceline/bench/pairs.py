@@ -1,0 +1,159 @@
+"""Answers as arrays of tokens and seconds: of one method, and of a method and plain decoding side by side.
+
+    both = Pairs.of(answers, plain)
+    both.ratio()                                    # tokens per second over tokens per second
+    both.resampled(100, np.random.default_rng(0))   # a hundred such ratios, of other questions of the same kinds
+
+A group's questions are answered together: its seconds count once. Of its repeats the medians count. Knows what answers
+took, not what is made of it: figures are in `metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.bench.record import Answer, Turn, good
+
+Floats = NDArray[np.float64]
+Answers = Sequence[Answer]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One group in one repeat. turns: float64 [turns, 2], new tokens and seconds."""
+
+    group: int
+    repeat: int
+    task: str
+    questions: frozenset[str]
+    turns: Floats
+
+
+def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Cell]:
+    """Every (group, repeat).
+
+    decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
+            are the tokens that came until then; and groups of which the times are not told."""
+    together: dict[tuple[int, int], list[Answer]] = {}
+    for answer in good(answers):
+        together.setdefault((answer.group, answer.repeat), []).append(answer)
+    found = {}
+    for (group, repeat), members in together.items():
+        if decode and not all(_tells_times(turn) for answer in members for turn in answer.turns):
+            continue
+        depth = max(len(answer.turns) for answer in members)
+        turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
+        measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
+        questions = frozenset(answer.question for answer in members)
+        found[group, repeat] = Cell(group, repeat, members[0].task, questions, measured)
+    return found
+
+
+def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | None:
+    """New tokens and seconds of all groups, medians of their repeats; None if there is none. decode: see `cells`."""
+    by_group: dict[int, list[Floats]] = {}
+    for cell in cells(answers, decode=decode).values():
+        by_group.setdefault(cell.group, []).append(cell.turns)
+    if not by_group:
+        return None
+    tokens, seconds = _totals(*_stack(list(by_group.values()))).tolist()
+    return tokens, seconds
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What a method and plain decoding both answered. mine, plain: float64 [groups, repeats, turns, 2]; of a group's
+    repeats the first `counts` are there. members: the groups of each task; answers: how many, of the method."""
+
+    mine: Floats
+    plain: Floats
+    counts: NDArray[np.int64]
+    members: list[NDArray[np.int64]]
+    answers: int
+
+    @classmethod
+    def of(cls, answers: Answers, plain: Answers, *, decode: bool = False) -> Pairs | None:
+        """The (group, repeat) that both answered, all questions of it; None if there is none. decode: see `cells`."""
+        mine, others = cells(answers, decode=decode), cells(plain, decode=decode)
+        by_group: dict[int, list[tuple[Cell, Cell]]] = {}
+        for key, cell in mine.items():
+            other = others.get(key)
+            if other is not None and other.questions == cell.questions:
+                by_group.setdefault(cell.group, []).append((cell, other))
+        if not by_group:
+            return None
+        groups = list(by_group.values())
+        stack, counts = _stack([[cell.turns for cell, _ in group] for group in groups])
+        plain_stack, _ = _stack([[other.turns for _, other in group] for group in groups])
+        tasks: dict[str, list[int]] = {}
+        for i, group in enumerate(groups):
+            tasks.setdefault(group[0][0].task, []).append(i)
+        num_answers = sum(len(cell.questions) for group in groups for cell, _ in group)
+        return cls(stack, plain_stack, counts, [np.array(at) for at in tasks.values()], num_answers)
+
+    def ratio(self) -> float | None:
+        """Tokens per second over plain decoding's; None where nothing was measured."""
+        mine, plain = _totals(self.mine, self.counts), _totals(self.plain, self.counts)
+        if not (mine[0] > 0 < mine[1] and plain[0] > 0 < plain[1]):
+            return None
+        return float(mine[0] * plain[1] / (mine[1] * plain[0]))  # exactly 1 of the same answers
+
+    def resampled(self, size: int, random: np.random.Generator) -> Floats:
+        """[size] ratios, each of groups drawn anew within their tasks and repeats drawn anew within a group."""
+        drawn = np.concatenate(
+            [members[random.integers(len(members), size=(size, len(members)))] for members in self.members], axis=1
+        )
+        counts = self.counts[drawn]
+        repeats = random.random((*drawn.shape, self.mine.shape[1])) * counts[..., None]
+        which = repeats.astype(np.int64)
+        mine, plain = (_totals(stack[drawn[..., None], which], counts) for stack in (self.mine, self.plain))
+        return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
+
+
+def _tells_times(turn: Turn) -> bool:
+    return bool(turn.times) and len(turn.times or ()) == len(turn.lengths or ())
+
+
+def _measure(turns: Sequence[Turn], decode: bool) -> tuple[float, float]:
+    """New tokens and seconds of one turn of a group, all of which have the same seconds."""
+    seconds = max(turn.seconds for turn in turns)
+    if not decode:
+        return sum(len(turn.tokens) for turn in turns), seconds
+    start = max(turn.times[0] for turn in turns if turn.times)
+    return sum(_num_after(turn, start) for turn in turns), seconds - start
+
+
+def _num_after(turn: Turn, start: float) -> int:
+    """Tokens that came later than `start`."""
+    return sum(n for n, when in zip(turn.lengths or (), turn.times or (), strict=True) if when > start)
+
+
+def _stack(groups: Sequence[Sequence[Floats]]) -> tuple[Floats, NDArray[np.int64]]:
+    """Groups of repeats of [turns, 2] in one array [groups, repeats, turns, 2], and how many repeats each has.
+
+    A turn that is not there is one of no tokens and no seconds."""
+    counts = np.array([len(repeats) for repeats in groups])
+    depth = max(len(turns) for repeats in groups for turns in repeats)
+    stack = np.zeros((len(groups), counts.max(), depth, 2))
+    for g, repeats in enumerate(groups):
+        for r, turns in enumerate(repeats):
+            stack[g, r, : len(turns)] = turns
+    return stack, counts
+
+
+def _totals(stack: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Tokens and seconds, [..., 2], of [..., groups, repeats, turns, 2]: medians over repeats, summed."""
+    return _medians(stack, counts).sum(axis=(-3, -2))
+
+
+def _medians(stack: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Medians over the first `counts` [..., groups] of the repeats: [..., groups, turns, 2]."""
+    absent = np.arange(stack.shape[-3]) >= counts[..., None]
+    ordered = np.sort(np.where(absent[..., None, None], np.inf, stack), axis=-3)
+    below, above = (counts - 1) // 2, counts // 2
+    middle = [np.take_along_axis(ordered, at[..., None, None, None], axis=-3) for at in (below, above)]
+    return np.mean(middle, axis=0).squeeze(-3)
