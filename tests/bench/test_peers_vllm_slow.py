@@ -1,6 +1,6 @@
 """vLLM as a peer on the demo model. Set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM, then
 
-    pytest -m slow tests/bench/test_peers_slow.py
+    pytest -m slow tests/bench/test_peers_vllm_slow.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+"""Asking a peer on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests import models
+
+from paceline.bench.contestant import Contestant
+from paceline.bench.peers import create_peer
+from paceline.bench.record import Turn
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.target.load import load
+
+PROMPTS = [[0, 9, 40, 41, 42, 9, 40, 41], [0, 50, 51, 52], [0, 7, 30, 31, 7, 30, 31, 7, 30]]
+NEW = 24
+
+
+def decode(tokens: list[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def peer(spec: str, model: Path, **changes: Any) -> Contestant:
+    setup: dict[str, Any] = {
+        "dtype": "float32",
+        "threads": None,
+        "python": None,
+        "batch": 4,
+        "max_context": models.MAX_CONTEXT,
+        "decode": decode,
+    }
+    return create_peer(spec, str(model), **(setup | changes))
+
+
+@contextmanager
+def opened(spec: str, model: Path, **changes: Any) -> Iterator[Contestant]:
+    one = peer(spec, model, **changes)
+    try:
+        one.open()
+        yield one
+    finally:
+        one.close()
+
+
+def answers(model: Path, new: int = NEW, ends: tuple[int, ...] = ()) -> list[list[int]]:
+    """What our engine says, plainly."""
+    engine = Engine(load(model, dtype="float32"))
+    params = SamplingParams(max_tokens=new, ignore_eos=True, stop_token_ids=ends)
+    return [one.tokens for one in engine.generate(PROMPTS, params)]
+
+
+def check(turn: Turn) -> None:
+    """What holds of every Turn that tells its rounds."""
+    assert turn.lengths is not None
+    assert turn.times is not None
+    assert turn.nodes is not None
+    assert sum(turn.lengths) == len(turn.tokens)
+    assert turn.times == sorted(turn.times)
+    assert turn.times[0] > 0
+    assert turn.times[-1] <= turn.seconds
+    assert len(turn.lengths) == len(turn.times) == len(turn.nodes)
+    assert all(length <= nodes + 1 for length, nodes in zip(turn.lengths, turn.nodes, strict=True))
+    assert turn.depths == turn.nodes
+    assert turn.text == decode(turn.tokens)

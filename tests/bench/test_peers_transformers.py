@@ -1,0 +1,193 @@
+"""transformers as a peer, beside our engine on a tiny model."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+from tests import models
+from tests.bench.peers import NEW, PROMPTS, answers, check, opened, peer
+
+from paceline.bench.contestant import Ask
+from paceline.bench.peers import transformers as ours
+from paceline.errors import MethodError, ModelError, PacelineError, PromptError
+
+ALONE = ["transformers-lookup", "transformers-assisted:{draft}", "transformers-early-exit"]
+
+
+@pytest.mark.parametrize("spec", ["transformers", *ALONE])
+def test_transformers_says_what_our_engine_says(spec: str, tiny: Path, draft: Path) -> None:
+    expected = answers(tiny)
+    with opened(spec.format(draft=draft), tiny) as one:
+        turns = [one.answer([prompt], Ask(max_tokens=NEW))[0] for prompt in PROMPTS]
+        assert one.name == "peer:" + spec.format(draft=draft)
+    assert [turn.tokens for turn in turns] == expected
+    assert [turn.prompt_tokens for turn in turns] == [len(prompt) for prompt in PROMPTS]
+    assert {turn.finish for turn in turns} == {"length"}
+    for turn in turns:
+        check(turn)
+    rounds = sum(len(turn.lengths or []) for turn in turns)
+    drafted = sum(sum(turn.nodes or []) for turn in turns)
+    if spec == "transformers":
+        assert (rounds, drafted) == (NEW * len(PROMPTS), 0)
+    else:
+        assert rounds < NEW * len(PROMPTS)  # some draft was accepted, so the rounds above were worth a check
+        assert drafted >= NEW * len(PROMPTS) - rounds
+    calls = sum(turn.calls for turn in turns)
+    assert calls == (drafted if "assisted" in spec or "early" in spec else 0)
+
+
+def test_a_batch_is_answered_as_its_prompts_are_alone(tiny: Path) -> None:
+    expected = answers(tiny)
+    ends = (expected[1][5],)
+    expected = answers(tiny, ends=ends)
+    assert len({len(tokens) for tokens in expected}) > 1  # one ends sooner
+    with opened("transformers", tiny) as one:
+        turns = one.answer(PROMPTS, Ask(max_tokens=NEW, ends=ends))
+    assert [turn.tokens for turn in turns] == expected
+    assert len({turn.seconds for turn in turns}) == 1
+    for turn in turns:
+        check(turn)
+        assert turn.lengths == [1] * len(turn.tokens)
+        assert turn.nodes == [0] * len(turn.tokens)
+
+
+@pytest.mark.parametrize("spec", ["transformers", *ALONE])
+def test_answers_end_where_they_should(spec: str, tiny: Path, draft: Path) -> None:
+    whole = answers(tiny)[0]
+    ends = (whole[9],)
+    until = whole.index(ends[0]) + 1
+    with opened(spec.format(draft=draft), tiny) as one:
+        for new in (1, 2, 7):
+            (turn,) = one.answer(PROMPTS[:1], Ask(max_tokens=new))
+            assert (turn.tokens, turn.finish) == (whole[:new], "length")
+            check(turn)
+        (turn,) = one.answer(PROMPTS[:1], Ask(max_tokens=NEW, ends=ends))
+        assert (turn.tokens, turn.finish) == (whole[:until], "stop")
+        check(turn)
+
+
+def test_the_context_ends_an_answer(tiny: Path) -> None:
+    with opened("transformers-lookup", tiny, max_context=12) as one:
+        (turn,) = one.answer(PROMPTS[:1], Ask(max_tokens=50))
+        assert (len(turn.tokens), turn.finish) == (4, "context")
+        with pytest.raises(PromptError, match="has 12 tokens"):
+            one.answer([[3] * 12], Ask(max_tokens=50))
+
+
+@pytest.mark.parametrize("spec", ["transformers", *ALONE])
+def test_sampling_hangs_on_the_seed(spec: str, tiny: Path, draft: Path) -> None:
+    with opened(spec.format(draft=draft), tiny) as one:
+        asks = [Ask(max_tokens=12, temperature=3.0, seeds=(seed,)) for seed in (1, 2, 1)]
+        first, second, again = [one.answer(PROMPTS[:1], ask)[0] for ask in asks]
+    assert first.tokens == again.tokens
+    assert first.tokens != second.tokens
+    check(first)
+
+
+def test_sampling_is_from_the_whole_distribution(tiny: Path) -> None:
+    """Neither the checkpoint's top_k of 3 nor transformers' own of 50 is heeded."""
+    with opened("transformers", tiny, batch=200) as one:
+        turns = one.answer([PROMPTS[1]] * 200, Ask(max_tokens=1, temperature=50.0, seeds=tuple(range(200))))
+    assert len({turn.tokens[0] for turn in turns}) > 100
+
+
+def test_a_mode_for_one_takes_one(tiny: Path) -> None:
+    with opened("transformers-lookup", tiny) as one:
+        assert one.max_batch == 1
+        with pytest.raises(PacelineError, match="answers 1 at a time, not 2"):
+            one.answer(PROMPTS[:2], Ask(max_tokens=4))
+    assert peer("transformers", tiny).max_batch == 4
+
+
+def test_peers_share_a_model_and_give_it_back(tiny: Path, draft: Path) -> None:
+    first, second = peer("transformers", tiny), peer(f"transformers-assisted:{draft}", tiny)
+    for one in (first, second):
+        one.open()
+    assert first.model is second.model  # type: ignore[attr-defined]
+    assert len(ours._LOADED) == 2
+    first.close()
+    expected = answers(tiny)[0]
+    assert second.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens == expected
+    second.close()
+    assert ours._LOADED == {}
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(tiny: Path, tmp_path: Path) -> None:
+    other = models.make("llama2", tmp_path, vocab_size=352)
+    one = peer(f"transformers-assisted:{other}", tiny)
+    with pytest.raises(ModelError, match="knows 352 tokens and the target 320"):
+        one.open()
+    one.close()
+    assert ours._LOADED == {}
+
+
+def test_early_exit_leaves_the_others_alone(tiny: Path) -> None:
+    plain, early = peer("transformers", tiny), peer("transformers-early-exit,layers=2,tokens=3,confidence=0", tiny)
+    plain.open()
+    early.open()
+    model = plain.model  # type: ignore[attr-defined]
+    before = plain.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens
+    (turn,) = early.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+    assert max(turn.nodes or []) == 3
+    assert early.settings["layers"] == 2
+
+    def interrupt(*_: Any) -> None:
+        if model.config.num_hidden_layers == 2:
+            raise KeyboardInterrupt
+
+    hook = model.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        early.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+    hook.remove()
+    assert model.config.num_hidden_layers == 4
+    assert plain.answer(PROMPTS[:1], Ask(max_tokens=NEW))[0].tokens == before
+    early.close()
+    plain.close()
+
+
+def test_early_exit_wants_some_layers_and_not_all(tiny: Path) -> None:
+    one = peer("transformers-early-exit,layers=4", tiny)
+    with pytest.raises(MethodError, match="layers is 4; the model has 4, so 1 to 3"):
+        one.open()
+    one.close()
+
+
+def test_what_a_schedule_learnt_is_forgotten(tiny: Path) -> None:
+    """The heuristic schedule keeps its draft length from call to call."""
+    with opened("transformers-early-exit,layers=3,tokens=2,schedule=heuristic,confidence=0", tiny) as one:
+        first, later = [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0] for _ in range(2)]
+        one.forget()
+        (again,) = one.answer(PROMPTS[2:], Ask(max_tokens=NEW))
+    assert first.nodes is not None
+    assert later.nodes is not None
+    assert first.nodes[0] == 2
+    assert again.nodes == first.nodes
+    assert len(later.tokens) == len(first.tokens)
+
+
+def test_transformers_is_silent(tiny: Path, draft: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for spec in ("transformers", *ALONE):
+            with opened(spec.format(draft=draft), tiny) as one:
+                one.answer(PROMPTS[:1], Ask(max_tokens=4, temperature=0.5))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("spec", ["transformers", "transformers-early-exit"])
+def test_transformers_is_woken(spec: str, tiny: Path) -> None:
+    with opened(spec, tiny) as one:
+        [before] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+        forwards: list[int] = []
+        hook = one.model.register_forward_hook(lambda *_: forwards.append(1))  # type: ignore[attr-defined]
+        began = perf_counter()
+        one.wake(0.05)
+        assert 0.05 < perf_counter() - began < 2
+        assert forwards, "its own forward is what wakes it"
+        hook.remove()
+        [after] = one.answer(PROMPTS[:1], Ask(max_tokens=NEW))
+    assert after.tokens == before.tokens
