@@ -14,7 +14,7 @@ from tests.cli.conftest import make
 
 from paceline.bench import calibrations, run
 from paceline.bench.calibrations import Effort
-from paceline.bench.contestant import Ask
+from paceline.bench.contestant import Ask, NotInstalled
 from paceline.bench.record import Answer, Turn
 from paceline.bench.run import Plan, Watch, bench
 from paceline.bench.runner import Options
@@ -45,7 +45,8 @@ class Peer(Engine):
         return super().answer(prompts, ask)
 
     def close(self) -> None:
-        Peer.opened.remove(self.name)
+        if self.name in Peer.opened:
+            Peer.opened.remove(self.name)
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +191,52 @@ def test_engines_are_put_away_before_answers_are_judged(
     outcome = bench(plan(model, tmp_path))
     assert outcome.complete
     assert found == [[]]
+
+
+def test_nobody_is_started_who_has_nothing_left_to_do(model: str, tmp_path: Path) -> None:
+    """A whole run's command says its figures again; of one that is not whole, only those start who are missing."""
+    first = bench(replace(plan(model, tmp_path), drafts=("sam",)))
+    described = (first.out / "run.json").read_text()
+    Peer.asked = []
+    again = replace(plan(model, tmp_path), drafts=("sam",))
+    said: list[str] = []
+    second = bench(again, Watch(say=said.append))
+    assert second.complete
+    assert not Peer.asked
+    assert not [text for text in said if text.startswith("starting")]
+    figures = [[result["speedup"] for result in outcome.results] for outcome in (first, second)]
+    assert figures[0] == pytest.approx(figures[1], 0.01)  # seconds are written down to the microsecond
+    assert (first.out / "run.json").read_text() == described
+
+    known = json.loads((first.out / "calibration.json").read_text())
+    (first.out / "calibration.json").write_text(json.dumps({name: known[name] for name in ("paceline", "beside")}))
+    said.clear()
+    bench(again, Watch(say=said.append))
+    started = [text for text in said if text.startswith("starting")]
+    assert started == ["starting none", "starting peer:transformers", "starting peer:transformers-lookup"]
+    assert {name for name, _ in Peer.asked} == {"peer:transformers", "peer:transformers-lookup"}
+
+    lines = (first.out / "answers.jsonl").read_text().splitlines(keepends=True)
+    (first.out / "answers.jsonl").write_text("".join(line for line in lines if json.loads(line)["method"] != "sam"))
+    said.clear()
+    last = bench(again, Watch(say=said.append))
+    assert [text for text in said if text.startswith("starting")] == ["starting sam"]
+    assert [result["answers"] for result in last.results if result["category"] == "overall"] == [3, 3, 3, 3]
+
+
+def test_a_peer_may_be_installed_later(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(peer: Peer) -> None:
+        raise NotInstalled(f"{peer.name}: not there")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Peer, "open", missing)
+        first = bench(plan(model, tmp_path))
+    assert first.unavailable == {f"peer:{name}": "not there" for name in PEERS}
+    methods = {told["method"]: told for told in json.loads((first.out / "run.json").read_text())["methods"]}
+    assert methods["peer:transformers"]["unavailable"] == "not there"
+
+    second = bench(plan(model, tmp_path))
+    assert not second.unavailable
+    methods = {told["method"]: told for told in json.loads((first.out / "run.json").read_text())["methods"]}
+    assert [told["unavailable"] for told in methods.values()] == [None] * 3
+    assert all(result["speedup"] for result in second.results)

@@ -73,4 +73,4 @@ class Contestant(ABC):
         Every Turn's `seconds` is the time of the whole call."""
 
     def close(self) -> None:  # noqa: B027
-        """Give memory and processes back; called once, after a failed `open` too."""
+        """Give memory and processes back; called once, after a failed `open`, or none, too."""

@@ -70,17 +70,19 @@ class RunFolder:
             ) from error
         self.answers += answers
 
+    def describe(self, methods: Sequence[Mapping[str, Any]]) -> None:
+        """Say of methods what was not known when the run began, by their key "method", in run.json."""
+        run, now = self.read(RUN) or {}, {one["method"]: dict(one) for one in methods}
+        run["methods"] = [now.get(one["method"], one) for one in run.get("methods", [])]
+        self.write(RUN, run)
+
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file of the run; the one before stays until the new one is whole."""
         _write(self.path / name, value)
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the run; None if there is none, or none that can be read."""
-        try:
-            found = json.loads((self.path / name).read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+        return _read(self.path / name)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -112,6 +114,21 @@ def check(path: Path, run: Mapping[str, Any]) -> None:
             f"{path} holds another run: its {key} {was} and now {is_now}; "
             "name a new folder with --out, or run the same command to go on"
         )
+
+
+def answers_of(path: Path) -> list[Answer]:
+    """What a folder holds, whatever is done with it; nothing if it holds no run. PacelineError if it cannot be read."""
+    try:
+        return read_answers((path / ANSWERS).read_bytes(), str(path / ANSWERS))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise PacelineError(f"{path / ANSWERS} cannot be read: {error.strerror}") from error
+
+
+def calibrated(path: Path) -> list[str]:
+    """What was calibrated so far in the run that a folder holds."""
+    return list(_read(path / CALIBRATION) or {})
 
 
 def calibrations_of(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +182,15 @@ def _whole(lines: FileIO, path: Path) -> list[Answer]:
     if end < len(content):
         lines.truncate(end)
     return read_answers(content[:end], str(path / ANSWERS))
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """A JSON object; None if there is none, or none that can be read."""
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _write(file: Path, value: Mapping[str, Any]) -> None:

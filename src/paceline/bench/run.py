@@ -9,7 +9,7 @@ out the figures and writes the files that others read. Knows nothing of terminal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,16 @@ from paceline.bench.calibration import Calibration
 from paceline.bench.calibrations import Calibrations
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
-from paceline.bench.folder import SUMMARY, RunFolder, calibrations_of, check
+from paceline.bench.folder import RUN, SUMMARY, RunFolder, answers_of, calibrated, calibrations_of, check
 from paceline.bench.judge import Judge
 from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.large_draft import large_draft_model, large_spec
-from paceline.bench.metrics import first_divergence, summarize
+from paceline.bench.metrics import BASELINE, first_divergence, summarize
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
 from paceline.bench.predict import predict_run, recorded_rounds
 from paceline.bench.record import Answer, settled
-from paceline.bench.runner import Group, LeftOut, Options, Runner, fitting, grouped
+from paceline.bench.runner import Group, LeftOut, Options, Runner, answered, fitting, grouped, has_answered
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.cost import DEVICES, Machine, Size, predict
 from paceline.draft.registry import create
@@ -125,30 +125,25 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
     identity = _identity(plan, setting, contestants)
     check(plan.out, identity)
     known = calibrations_of(plan.calibration, identity) if plan.calibration else {}
+    idle = _idle(plan, setting, contestants, known)
     try:
-        unavailable = _open(contestants, watch)
+        unavailable = _open([contestant for contestant in contestants if contestant.name not in idle], watch)
         present = [contestant for contestant in contestants if contestant.name not in unavailable]
+        opened = [contestant for contestant in present if contestant.name not in idle]
         with RunFolder.open(plan.out, identity | _describe(plan, setting, contestants, unavailable)) as folder:
+            folder.describe(_methods(opened))  # a peer may have been installed since the run began
             calibrations = None
             if plan.calibrate:
                 engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
                 calibrations = Calibrations(folder, engine, known)
                 calibrations.before(present, watch.say, watch.stopped)
             complete = _run(plan, setting, folder, present, calibrations, watch)
-            facts = _facts(contestants, unavailable)
+            folder.describe(_methods(opened))  # what a draft weighs may be a mean of what it did
             _put_away(contestants)  # what comes now may load the model once more, in float32
             found = calibrations.found if calibrations else {}
-            return _close(plan, setting, folder, facts, unavailable, found, complete, watch)
+            return _close(plan, setting, folder, unavailable, found, complete, watch)
     finally:
         _put_away(contestants)
-
-
-def _facts(contestants: Sequence[Contestant], unavailable: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """What the figures need to know of a method, by its name."""
-    return {
-        c.name: {"draft_bytes": c.draft_bytes, "target_bytes": c.target_bytes, "unavailable": unavailable.get(c.name)}
-        for c in contestants
-    }
 
 
 def _put_away(contestants: list[Contestant]) -> None:
@@ -225,6 +220,22 @@ def _dtype_name(target: Target) -> str:
     return str(target.dtype).removeprefix("torch.")
 
 
+def _idle(plan: Plan, setting: _Setting, contestants: Sequence[Contestant], known: Mapping[str, Any]) -> set[str]:
+    """Names of those that need not be started: they have answered everything, and are not to be calibrated."""
+    done, there = answered(answers_of(plan.out)), {*known, *calibrated(plan.out)}
+
+    def to_calibrate(contestant: Contestant) -> bool:
+        whom = "transformers" if plan.options.batch > 1 else contestant.name
+        return plan.calibrate and contestant.name.startswith("peer:") and whom not in there
+
+    idle = {
+        contestant.name
+        for contestant in contestants
+        if has_answered(contestant.name, setting.groups, plan.options.repeats, done) and not to_calibrate(contestant)
+    }
+    return idle - {BASELINE} if any(map(to_calibrate, contestants)) else idle  # peers are calibrated beside it
+
+
 def _open(contestants: Sequence[Contestant], watch: Watch) -> dict[str, str]:
     """Open everyone; why those that cannot take part cannot. A drafter of ours that cannot is the caller's to mend."""
     unavailable = {}
@@ -272,18 +283,23 @@ def _describe(
         "model_name": name,
         "environment": environment(dtype=_dtype_name(setting.target), device=str(setting.target.device)),
         "left_out": [asdict(question) for question in setting.left_out],
-        "methods": [
-            {
-                "method": contestant.name,
-                "settings": contestant.settings,
-                "draft_bytes": contestant.draft_bytes,
-                "target_bytes": contestant.target_bytes,
-                "lossless": contestant.lossless,
-                "unavailable": unavailable.get(contestant.name),
-            }
-            for contestant in contestants
-        ],
+        "methods": [{**told, "unavailable": unavailable.get(told["method"])} for told in _methods(contestants)],
     }
+
+
+def _methods(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+    """What run.json says of methods that take part."""
+    return [
+        {
+            "method": contestant.name,
+            "settings": contestant.settings,
+            "draft_bytes": contestant.draft_bytes,
+            "target_bytes": contestant.target_bytes,
+            "lossless": contestant.lossless,
+            "unavailable": None,
+        }
+        for contestant in contestants
+    ]
 
 
 # The run ----------------------------------------------------------------------------------------------------------
@@ -323,7 +339,6 @@ def _close(
     plan: Plan,
     setting: _Setting,
     folder: RunFolder,
-    facts: dict[str, dict[str, Any]],
     unavailable: dict[str, str],
     calibrations: dict[str, Calibration],
     complete: bool,
@@ -333,6 +348,7 @@ def _close(
     answers = settled(folder.answers)
     judged = _judge(plan, setting, answers, watch)
     predicted = predict_run(answers, calibrations) if calibrations else {}
+    facts = {told["method"]: told for told in (folder.read(RUN) or {}).get("methods", [])}
     results = summarize(answers, facts, judged=judged, predicted=predicted)
     summary = {"complete": complete, "results": results, "predictions": {"devices": _elsewhere(setting, answers, plan)}}
     folder.write(SUMMARY, summary)

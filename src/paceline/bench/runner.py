@@ -10,7 +10,7 @@ is not recorded. Knows contestants by their interface alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from random import Random
@@ -21,7 +21,7 @@ import torch
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.environment import load, peak_memory
 from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Turn, good
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
 
@@ -101,13 +101,28 @@ def grouped(questions: Sequence[tuple[Question, int]], batch: int) -> list[Group
     ]
 
 
+Done = set[tuple[str, int, str]]
+"""Method, repeat and question of answers that are there."""
+
+
+def answered(answers: Iterable[Answer]) -> Done:
+    """Which there are; one that failed is none."""
+    return {(answer.method, answer.repeat, answer.question) for answer in good(answers)}
+
+
+def has_answered(method: str, groups: Sequence[Group], repeats: int, done: Done) -> bool:
+    """Whether a method has nothing left to answer."""
+    return all((method, n, q.id) in done for n in range(repeats) for group in groups for q in group.questions)
+
+
 @dataclass
 class Runner:
     """One run. prompt: messages to tokens; recount: what Spec-Bench counts for a text; ends: tokens that end one.
 
-    stopped   asked between two answers; True ends the run there.
-    progress  called with every answer, new or found in the folder.
-    between   called before a group of which an answer is missing, with the share of the run that is done by then."""
+    contestants  those that have answered everything need not be open.
+    stopped      asked between two answers; True ends the run there.
+    progress     called with every answer, new or found in the folder.
+    between      called before a group of which an answer is missing, with the share of the run that is done by then."""
 
     folder: RunFolder
     contestants: Sequence[Contestant]
@@ -123,13 +138,14 @@ class Runner:
 
     def run(self) -> bool:
         """Answer what is not answered yet; whether everything is now. A contestant that fails is left behind."""
-        done = {(a.method, a.repeat, a.question) for a in self.folder.answers if a.failed is None}
+        done = answered(self.folder.answers)
         for answer in self.folder.answers:
             self.progress(answer)
-        failed = self._warm_up(done)
+        busy = [c for c in self.contestants if not has_answered(c.name, self.groups, self.options.repeats, done)]
+        failed = self._warm_up(busy)
         reached: tuple[int, int] | None = None
         for repeat in range(self.options.repeats):
-            for contestant in self.contestants:
+            for contestant in busy:
                 if contestant.name not in failed:
                     contestant.forget()
             for place, group, contestant in self._turns(repeat):
@@ -157,16 +173,13 @@ class Runner:
             for contestant in dice.sample(self.contestants, len(self.contestants)):
                 yield place, group, contestant
 
-    def _warm_up(self, done: set[tuple[str, int, str]]) -> set[str]:
+    def _warm_up(self, busy: Sequence[Contestant]) -> set[str]:
         """Let everyone who has work left answer the first question, unrecorded; names of those that failed at it."""
         failed: set[str] = set()
         first = self.groups[0]
         tokens = min(self.options.max_tokens, WARM_UP_TOKENS)
-        wanted = {(repeat, q.id) for repeat in range(self.options.repeats) for g in self.groups for q in g.questions}
-        for contestant in self.contestants:
-            if self.stopped() or all((contestant.name, *key) in done for key in wanted):
-                continue
-            for _ in range(self.options.warm_up):
+        for contestant in busy:
+            for _ in range(0 if self.stopped() else self.options.warm_up):
                 answers = self._answers(contestant, first, 0, max_tokens=tokens)
                 if any(answer.failed for answer in answers):
                     self.folder.append(answers[:1])
