@@ -82,7 +82,8 @@ def figures(method: str, category: str, gain: float, failed: str | None) -> dict
         "parts_ms": {"draft": 0.05 * gain, "forward": 1.6 + gain, "accept": 0.1, "bookkeeping": 0.2} if tells else None,
         "lengths": lengths if tells else None, "rounds": sum(lengths), "new_tokens": 9000, "seconds": 18.5 / gain,
         "peak_bytes": 812_000_000, "first_token_ms": 11.5, "inter_token_ms_p50": 2.1, "inter_token_ms_p99": 4.8,
-        "identical": 1.0, "looping": 0.0625, "differs": [], "predicted": None if plain else gain * 1.07,
+        "identical": 1.0, "looping": 0.0625, "too_short": 0.0, "speedup_without_loops": gain * 0.9, "differs": [],
+        "predicted": None if plain else gain * 1.07,
     }  # fmt: skip
 
 

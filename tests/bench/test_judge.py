@@ -68,11 +68,37 @@ def test_in_float32_next_to_nothing_is_a_tie(pair: tuple[Target, Target]) -> Non
 
 
 def test_rows_are_given_back(pair: tuple[Target, Target]) -> None:
-    judge = Judge(*pair, chunk=8)
-    judge.verdict(list(range(2, 30)), 5, 6)
-    slot = pair[0].add_row(10)
-    assert slot == 0
-    pair[0].drop_row(slot)
+    with Judge(*pair, chunk=8) as judge:
+        judge.verdict(list(range(2, 30)), 5, 6)
+        judge.verdict(list(range(3, 30)), 5, 6)
+    for target in pair:
+        slot = target.add_row(10)
+        assert slot == 0
+        target.drop_row(slot)
+
+
+def test_what_was_read_is_not_read_again(pair: tuple[Target, Target], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdicts of prefixes of one text, shorter ones first, are those that each has alone."""
+    text, other = list(range(2, 100)), [7, *range(3, 60)]
+    prefixes = [text[:20], text[:24], text[:80], other, text[:80], text[:30]]
+    alone = [Judge(*pair).verdict(prefix, 7, 9) for prefix in prefixes]
+    read: list[int] = []
+    for target in pair:
+        verify = target.verify
+        counted = lambda segments, verify=verify: (read.append(len(segments[0].tokens)), verify(segments))[1]  # noqa: E731
+        monkeypatch.setattr(target, "verify", counted)
+    with Judge(*pair) as judge:
+        together = []
+        for prefix in prefixes:
+            read.clear()
+            together.append(judge.verdict(prefix, 7, 9))
+            if prefix == text[:24]:
+                assert sum(read) == 2 * (4 + 1) + (4 + 16), "four more tokens, and those behind"
+            if len(together) == 5:
+                assert not read, "it is known already"
+    for one, two in zip(alone, together, strict=True):
+        assert two.gap == pytest.approx(one.gap, abs=1e-3)
+        assert two.verdict == one.verdict
 
 
 def test_a_chunked_prefix_says_the_same(pair: tuple[Target, Target], tmp_path: Path) -> None:

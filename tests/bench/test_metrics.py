@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -29,9 +30,11 @@ from paceline.bench.metrics import (
     speedup,
     speedup_interval,
     speedup_spec_bench,
+    speedup_without_loops,
     summarize,
     tokens_per_second,
     tokens_per_second_spec_bench,
+    too_short,
 )
 from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer, Turn
@@ -340,13 +343,36 @@ def test_looping_is_any_turn() -> None:
     assert looping([]) is None
 
 
+def test_an_answer_that_was_cut_off_early_may_have_become_a_loop() -> None:
+    early, late = turn([1, 2] * 31, finish="length"), turn([1, 2] * 32, finish="length")
+    assert too_short([answer(early)]) == 1
+    assert too_short([answer(early), answer(late, question="2")]) == 0.5
+    assert too_short([answer(late, early)]) == 0, "it loops"
+    assert too_short([answer(turn([1, 2] * 31, finish="stop"))]) == 0
+    assert looping([answer(late), answer(early, question="2")]) == 0.5
+    assert too_short([]) is None
+
+
+def test_speed_up_without_the_questions_that_loop() -> None:
+    loop = [1, 2] * 40
+    none = [plain(turn(loop, 8.0)), plain(turn(80, 8.0), question="2"), plain(turn(80, 8.0), question="3")]
+    sam = [answer(turn(loop, 1.0)), answer(turn(80, 4.0), question="2"), answer(turn(loop, 4.0), question="3")]
+    assert speedup(sam, none) == pytest.approx(24 / 9)
+    assert speedup_without_loops(sam, none) == pytest.approx(2), "what counts is plain decoding's answer"
+    assert speedup_without_loops(sam[1:], none[1:]) == speedup(sam[1:], none[1:])
+    assert speedup_without_loops(sam[:1], none[:1]) is None
+    together = [replace(one, group=0) for one in none]
+    assert speedup_without_loops([replace(one, group=0) for one in sam], together) is None, "one of the group loops"
+
+
 # All of them
 
 KEYS = """
     method category answers failed speedup speedup_low speedup_high speedup_decode speedup_spec_bench
     tokens_per_second tokens_per_second_spec_bench mean_accepted_tokens block_efficiency round_cost mbsu
     accepted_by_depth drafted_per_round draft_share parts_ms lengths rounds new_tokens seconds peak_bytes
-    first_token_ms inter_token_ms_p50 inter_token_ms_p99 identical looping differs predicted
+    first_token_ms inter_token_ms_p50 inter_token_ms_p99 identical looping too_short
+    speedup_without_loops differs predicted
 """
 FACTS = {"target_bytes": 100, "draft_bytes": 0}
 

@@ -108,7 +108,8 @@ def test_what_won_is_said_first(tmp_path: Path) -> None:
 def test_figures_stand_in_their_places(tmp_path: Path) -> None:
     found = seen(make_run(tmp_path))
     overall = found.row("looping", "sam")
-    assert overall == ["sam", "1.901.82 to 1.99", "6 %", "912.0", "2.28", "9.5", "1.10", "2.38", "100 %", "144"]
+    loops = "6 %1.71 without"
+    assert overall == ["sam", "1.901.82 to 1.99", loops, "912.0", "2.28", "9.5", "1.10", "2.38", "100 %", "144"]
     assert found.row("looping", "none")[1] == "1.00"
     by_task = next(rows for rows in found.tables if rows[0][1:] == ["overall", *TASKS])
     sam = next(row for row in by_task if row[0] == "sam")
@@ -405,10 +406,10 @@ def test_markdown_is_a_table_with_its_machine_and_command(tmp_path: Path) -> Non
     lines = markdown(read_run(make_run(tmp_path, not_installed={"peer:a|b`c": "a\nb | c"}))).splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 2 + 5
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {2 + len(TASKS) + 4 + 1}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {2 + len(TASKS) + 5 + 1}
     assert rows[0].startswith("| method | speed-up (95 % interval) | mt-bench | translation |")
     assert rows[3].startswith("| `sam` | 1.90 (1.82 to 1.99) | 2.09 | 2.28 |")
-    assert rows[3].endswith("| 912.0 | 2.28 | 100 % | 6 % |")
+    assert rows[3].endswith("| 912.0 | 2.28 | 100 % | 6 % | 1.71 |")
     assert r"`` peer:a\|b`c ``" in rows[-1]
     assert any("Some Xeon, 2 threads, bfloat16, torch 2.13.0" in line for line in lines)
     assert lines[-1] == "`paceline bench models/demo -d sam -d recycling,tree=16`"
@@ -454,3 +455,19 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "where.html cannot be written: No such file or directory" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
+
+
+def test_loops_are_told_as_far_as_they_can_be(tmp_path: Path) -> None:
+    def change(summary: dict[str, Any], **told: float) -> None:
+        for row in summary["results"]:
+            row |= told
+
+    none = make_run(tmp_path / "none", change=lambda _, summary: change(summary, looping=0.0))
+    assert seen(none).row("looping", "sam")[2] == "0 %"
+    assert "without loops" not in markdown(read_run(none))
+    cut = make_run(tmp_path / "cut", change=lambda _, summary: change(summary, looping=0.0, too_short=0.75))
+    assert seen(cut).row("looping", "sam")[2] == "0 %75 % too short"
+    assert "75 % were cut off too early to tell" in seen(cut).text
+    some = markdown(read_run(make_run(tmp_path / "some"))).splitlines()
+    assert some[0].endswith(" looping | without loops |")
+    assert next(line for line in some if line.startswith("| `sam`")).endswith(" 6 % | 1.71 |")

@@ -100,6 +100,19 @@ def test_a_run_goes_on_and_another_is_refused(command: Command, tiny: Path, suit
         assert "starting" not in refused.err
 
 
+def test_a_run_without_predictions(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+    arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0, "--no-calibrate"]
+    told = command(*arguments, "--out", tmp_path / "run")
+    assert told.code == 0
+    assert "calibrating" not in told.err
+    assert not (tmp_path / "run" / "calibration.json").exists()
+    assert "were cut off too early to tell" in told.out  # after 8 tokens
+    refused = command(*arguments, "--out", tmp_path / "other", "--calibration", tmp_path / "run")
+    assert refused.code == 2
+    assert "give one of the two" in refused.err
+    assert not (tmp_path / "other").exists()
+
+
 def test_sampled_answers_are_the_plain_ones(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
     told = command("bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--temperature", 0.3, "--warm-up", 0,
                    "--out", tmp_path / "run", "--json")  # fmt: skip

@@ -5,7 +5,8 @@ a single token, and of two logits that are nearly equal the other one then wins.
 told: the two tokens' logits, computed exactly, lie closer together than the dtype's own noise, and no third is above
 them. Anything else is a bug.
 
-    Judge(target, exact).verdict(prefix, plain_token, other_token)
+    with Judge(target, exact) as judge:
+        judge.verdict(prefix, plain_token, other_token)
 """
 
 from __future__ import annotations
@@ -31,11 +32,21 @@ class Verdict:
 
 
 class Judge:
-    """target: the model as it ran. exact: the same in float32, or the target itself if that is its dtype."""
+    """target: the model as it ran. exact: the same in float32, or the target itself if that is its dtype.
+
+    A prefix that goes on where the one before ended is read on from there: of one text, the shorter ones first."""
 
     def __init__(self, target: Target, exact: Target, chunk: int = 512):
-        self.target, self.exact, self.chunk = target, exact, chunk
+        self._exact = _Reader(exact, 1, chunk)
+        self._own = [_Reader(target, behind, chunk) for behind in (1, 16)]
         self._logits = lru_cache(maxsize=256)(self._both)
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reader in (self._exact, *self._own):
+            reader.close()
 
     def verdict(self, prefix: Sequence[int], plain: int, other: int) -> Verdict:
         """Whether `other` instead of `plain` behind `prefix` (prompt and common tokens) is a tie."""
@@ -45,23 +56,37 @@ class Judge:
 
     def _both(self, prefix: tuple[int, ...]) -> tuple[torch.Tensor, float]:
         """Logits behind `prefix` in float32, and by how much the target's own differ, computed in two ways."""
-        exact = self._behind(self.exact, prefix, len(prefix) - 1)
-        ways = {len(prefix) - 1, max(len(prefix) - 16, 0)}
-        own = [self._behind(self.target, prefix, cut) for cut in ways]
+        exact = self._exact.logits(prefix)
+        own = [reader.logits(prefix) for reader in self._own]
         differences = [float((one - exact).abs().max()) for one in own]
         return exact, max(*differences, *(float((own[0] - one).abs().max()) for one in own), 1e-5)
 
-    def _behind(self, target: Target, prefix: tuple[int, ...], cut: int) -> torch.Tensor:
-        """Logits behind `prefix`, float32 [V]: what comes before `cut` in chunks, the rest in one forward."""
-        tokens = np.array(prefix, np.int64)
-        slot = target.add_row(len(tokens) + 1)
-        try:
-            for begin in range(0, cut, self.chunk):
-                part = tokens[begin : min(begin + self.chunk, cut)]
-                target.verify([Segment.chunk(slot, part, last=False)])
-                target.commit(slot, range(len(part)))
-            verdict = target.verify([Segment.chunk(slot, tokens[cut:], last=True)])
-            return verdict.of(0)[-1].float().cpu()
-        finally:
-            target.drop_row(slot)
 
+class _Reader:
+    """A row of a target, and what it has read. behind: how many tokens before a prefix's end are run in one forward;
+    what comes before them is run in chunks, and kept for the next prefix."""
+
+    def __init__(self, target: Target, behind: int, chunk: int):
+        self._target, self._behind, self._chunk = target, behind, chunk
+        self._slot: int | None = None
+        self._read: tuple[int, ...] = ()
+
+    def logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
+        """Logits behind `prefix`, float32 [V]."""
+        cut = max(len(prefix) - self._behind, 0)
+        if self._slot is None or prefix[:cut][: len(self._read)] != self._read:
+            self.close()
+            self._slot = self._target.add_row(len(prefix) + 1)
+        tokens = np.array(prefix, np.int64)
+        for begin in range(len(self._read), cut, self._chunk):
+            part = tokens[begin : min(begin + self._chunk, cut)]
+            self._target.verify([Segment.chunk(self._slot, part, last=False)])
+            self._target.commit(self._slot, range(len(part)))
+            self._read = prefix[: begin + len(part)]
+        return self._target.verify([Segment.chunk(self._slot, tokens[cut:], last=True)]).of(0)[-1].float().cpu()
+
+    def close(self) -> None:
+        """Give the row back."""
+        if self._slot is not None:
+            self._target.drop_row(self._slot)
+        self._slot, self._read = None, ()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from paceline import cost
-from paceline.bench.looping import is_looping
+from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import Answer, Turn, good
 
@@ -241,7 +241,27 @@ def identical(answers: Answers, plain: Answers) -> float | None:
 
 def looping(answers: Answers) -> float | None:
     """Share of answers of which a turn ends in a loop (`paceline.bench.looping.is_looping`): easy text to draft."""
-    return _mean(any(is_looping(turn.tokens) for turn in answer.turns) for answer in good(answers))
+    return _mean(map(_loops, good(answers)))
+
+
+def too_short(answers: Answers) -> float | None:
+    """Share of answers that do not loop and of which a turn was cut off before it had as many tokens as a loop is told
+    by: it may have been about to run into one."""
+    return _mean(any(_is_cut(turn) for turn in answer.turns) and not _loops(answer) for answer in good(answers))
+
+
+def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
+    """`speedup` over the groups in which no answer of plain decoding loops."""
+    left_out = {(answer.group, answer.repeat) for answer in good(plain) if _loops(answer)}
+    return speedup(answers, [answer for answer in plain if (answer.group, answer.repeat) not in left_out])
+
+
+def _is_cut(turn: Turn) -> bool:
+    return turn.finish != "stop" and len(turn.tokens) < WINDOW
+
+
+def _loops(answer: Answer) -> bool:
+    return any(is_looping(turn.tokens) for turn in answer.turns)
 
 
 # All of them -----------------------------------------------------------------------------------------------------
@@ -345,6 +365,8 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "inter_token_ms_p99": waits[1],
         "identical": identical(mine, plain),
         "looping": looping(mine),
+        "too_short": too_short(mine),
+        "speedup_without_loops": speedup_without_loops(mine, plain),
     }
 
 

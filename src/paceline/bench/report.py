@@ -110,6 +110,16 @@ class Run:
         return bool(self.summary.get("complete"))
 
     @property
+    def baseline(self) -> Method | None:
+        """Plain decoding; None without answers of it."""
+        return next((method for method in self.measured if method.kind == "plain"), None)
+
+    @property
+    def loops(self) -> bool:
+        """Whether some of plain decoding's answers run into a loop."""
+        return bool(self.baseline and self.baseline.get("looping"))
+
+    @property
     def measured(self) -> list[Method]:
         """Methods with figures."""
         return [method for method in self.methods if method.get("tokens_per_second") is not None]
@@ -276,6 +286,7 @@ def model_name(run: Run) -> str:
 def markdown(run: Run) -> str:
     """A table for a README, the fastest first, then a line about the machine and one with the command."""
     heads = ["method", "speed-up (95 % interval)", *run.tasks, "tokens/s", "mean accepted", "identical", "looping"]
+    heads += ["without loops"] if run.loops else []
     lines = [_markdown_row(heads), _markdown_row(["---", *["---:"] * (len(heads) - 1)])]
     for m in run.methods:
         name = _code(m.name) + ("" if m.lossless else " (lossy)")
@@ -288,6 +299,7 @@ def markdown(run: Run) -> str:
         cells = [name, gain + (f"; {m.why}" if m.why else ""), *(number(m.get("speedup", task)) for task in run.tasks)]
         cells += [number(m.get("tokens_per_second"), 1), number(m.get("mean_accepted_tokens"))]
         cells += [percent(m.get("identical")), percent(m.get("looping"))]
+        cells += [number(m.get("speedup_without_loops"))] if run.loops else []
         lines.append(_markdown_row(cells))
     lines += ["", f"{setting(run)}; {machine(run)}.{'' if run.complete else ' Not complete.'}"]
     if run.about.get("as_large"):
@@ -317,7 +329,6 @@ def page(run: Run) -> str:
     filters = (number, percent, interval, size, words, foldable, visible)
     environment.filters |= {rule.__name__: rule for rule in filters}
     template = environment.from_string((files("paceline.bench") / "report.html.jinja").read_text("utf-8"))
-    baseline = next((method for method in run.measured if method.kind == "plain"), None)
     devices: dict[str, dict[str, list[float]]] = (run.summary.get("predictions") or {}).get("devices") or {}
     colors, answers = _shown(run)
     differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
@@ -332,7 +343,7 @@ def page(run: Run) -> str:
         headline=headline(run),
         findings=findings(run),
         setting=setting(run),
-        baseline=baseline,
+        baseline=run.baseline,
         unfinished=[method for method in run.methods if method.why],
         most=_most(run),
         best={category: _best(run, category) for category in [OVERALL, *run.tasks]},

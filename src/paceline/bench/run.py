@@ -10,6 +10,7 @@ out the figures and writes the files that others read. Knows nothing of terminal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -393,25 +394,27 @@ def _judge(plan: Plan, setting: _Setting, answers: Sequence[Answer], watch: Watc
             found.append((answer, other, *where))
     if not found:
         return []
-    judge = None if plan.options.temperature else _judge_of(plan, setting, watch)
+    found.sort(key=lambda one: (one[0].question, one[0].repeat, *one[2:]))  # what a text begins with is read once
     counts: dict[str, int] = {}
     told = []
-    for answer, other, turn, at in found:
-        counts[answer.method] = counts.get(answer.method, 0) + 1
-        said: dict[str, Any] = {"verdict": "sampled" if judge is None else "not judged", "gap": None, "noise": None}
-        if judge is not None and counts[answer.method] <= JUDGED:
-            said = _verdict(judge, setting, answer, other, turn, at)
-        told.append(
-            {
-                "method": answer.method,
-                "task": answer.task,
-                "question": answer.question,
-                "repeat": answer.repeat,
-                "turn": turn,
-                "at": at,
-                **said,
-            }
-        )
+    with ExitStack() as stack:
+        judge = None if plan.options.temperature else stack.enter_context(_judge_of(plan, setting, watch))
+        for answer, other, turn, at in found:
+            counts[answer.method] = counts.get(answer.method, 0) + 1
+            said: dict[str, Any] = {"verdict": "sampled" if judge is None else "not judged", "gap": None, "noise": None}
+            if judge is not None and counts[answer.method] <= JUDGED:
+                said = _verdict(judge, setting, answer, other, turn, at)
+            told.append(
+                {
+                    "method": answer.method,
+                    "task": answer.task,
+                    "question": answer.question,
+                    "repeat": answer.repeat,
+                    "turn": turn,
+                    "at": at,
+                    **said,
+                }
+            )
     return told
 
 

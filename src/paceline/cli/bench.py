@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.bench.record import Answer
@@ -63,6 +64,10 @@ def bench(
         Path | None,
         typer.Option(help="Folder of another run of this model here: predict from what rounds cost there."),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(help="Time rounds, to predict from; of a large model with peers that takes a quarter of an hour."),
+    ] = True,
     template: Annotated[
         str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     ] = None,
@@ -92,6 +97,8 @@ def bench(
     from paceline.cli.drive import Interrupt
 
     transformers.logging.set_verbosity_error()
+    if calibration and not calibrate:
+        raise PacelineError("--calibration is for predictions, and --no-calibrate leaves them out; give one of the two")
     if threads is not None:
         torch.set_num_threads(threads)
     plan = Plan(
@@ -108,6 +115,7 @@ def bench(
         peer_python=peer_python,
         dtype=dtype,
         device=device,
+        calibrate=calibrate,
         calibration=calibration,
     )
     with Interrupt() as interrupt, _Progress() as progress:
@@ -207,9 +215,16 @@ def _show(outcome: Outcome) -> None:
 
 def _looping(overall: list[dict[str, Any]]) -> str:
     plain = next((result for result in overall if result["method"] == "none"), None)
-    if plain is None or plain["looping"] is None:
+    if plain is None or not plain["answers"]:
         return "no plain answers to count them in"
-    return f"{plain['looping']:.1%} of the plain answers run into one"
+    told = f"{plain['looping']:.1%} of the plain answers run into one"
+    if plain["too_short"]:
+        told += f", and {plain['too_short']:.1%} were cut off too early to tell"
+    rated = [result for result in overall if result["speedup_without_loops"] is not None and result is not plain]
+    if not plain["looping"] or not rated:
+        return told
+    best = max(rated, key=lambda result: result["speedup_without_loops"])
+    return f"{told}; without those questions {best['method']} is the fastest, {best['speedup_without_loops']:.2f}"
 
 
 def _overview(overall: list[dict[str, Any]]) -> Table:
