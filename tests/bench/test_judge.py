@@ -1,5 +1,6 @@
 """Tie or bug: a differing token is a tie only if the dtype's own noise explains it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,12 @@ from tests import models
 from paceline.bench.judge import Judge
 from paceline.target.base import Segment, Target
 from paceline.target.load import load
+
+
+@pytest.fixture
+def judge(pair: tuple[Target, Target]) -> Iterator[Judge]:
+    with Judge(*pair) as one:
+        yield one
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +33,7 @@ def logits(target: Target, prefix: list[int]) -> torch.Tensor:
         target.drop_row(slot)
 
 
-def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair: tuple[Target, Target]) -> None:
-    judge = Judge(*pair)
+def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair: tuple[Target, Target], judge: Judge) -> None:
     found = {"tie": 0, "bug": 0}
     for seed in range(20):
         prefix = np.random.default_rng(seed).integers(2, 280, 30).tolist()
@@ -44,8 +50,8 @@ def test_a_token_far_below_the_best_is_a_bug_and_a_near_one_a_tie(pair: tuple[Ta
     assert found["tie"] > 0  # bfloat16 is coarse
 
 
-def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target]) -> None:
-    judge, flips = Judge(*pair), 0
+def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target], judge: Judge) -> None:
+    flips = 0
     for seed in range(300):
         prefix = np.random.default_rng(seed).integers(2, 280, 12).tolist()
         rough, exact = (int(logits(target, prefix).argmax()) for target in pair)
@@ -56,14 +62,14 @@ def test_a_flip_that_bfloat16_really_makes_is_a_tie(pair: tuple[Target, Target])
 
 
 def test_in_float32_next_to_nothing_is_a_tie(pair: tuple[Target, Target]) -> None:
-    judge = Judge(pair[1], pair[1])
     ties = 0
-    for seed in range(20):
-        prefix = np.random.default_rng(seed).integers(2, 280, 30).tolist()
-        order = logits(pair[1], prefix).argsort(descending=True).tolist()
-        said = judge.verdict(prefix, order[0], order[1])
-        assert said.noise < 1e-3
-        ties += said.verdict == "tie"
+    with Judge(pair[1], pair[1]) as judge:
+        for seed in range(20):
+            prefix = np.random.default_rng(seed).integers(2, 280, 30).tolist()
+            order = logits(pair[1], prefix).argsort(descending=True).tolist()
+            said = judge.verdict(prefix, order[0], order[1])
+            assert said.noise < 1e-3
+            ties += said.verdict == "tie"
     assert ties <= 1
 
 
@@ -81,7 +87,10 @@ def test_what_was_read_is_not_read_again(pair: tuple[Target, Target], monkeypatc
     """The verdicts of prefixes of one text, shorter ones first, are those that each has alone."""
     text, other = list(range(2, 100)), [7, *range(3, 60)]
     prefixes = [text[:20], text[:24], text[:80], other, text[:80], text[:30]]
-    alone = [Judge(*pair).verdict(prefix, 7, 9) for prefix in prefixes]
+    alone = []
+    for prefix in prefixes:
+        with Judge(*pair) as judge:
+            alone.append(judge.verdict(prefix, 7, 9))
     read: list[int] = []
     for target in pair:
         verify = target.verify
@@ -103,5 +112,6 @@ def test_what_was_read_is_not_read_again(pair: tuple[Target, Target], monkeypatc
 
 def test_a_chunked_prefix_says_the_same(pair: tuple[Target, Target], tmp_path: Path) -> None:
     prefix = list(range(2, 100))
-    whole, cut = Judge(*pair).verdict(prefix, 7, 9), Judge(*pair, chunk=8).verdict(prefix, 7, 9)
+    with Judge(*pair) as one, Judge(*pair, chunk=8) as other:
+        whole, cut = one.verdict(prefix, 7, 9), other.verdict(prefix, 7, 9)
     assert cut.gap == pytest.approx(whole.gap, abs=1e-3)
