@@ -95,7 +95,9 @@ class OnModel(Model):
             assert cached < len(row)
             self.lags.append(len(row) - 1 - cached)
             if isinstance(self.model, TableTarget):
-                assert self.model.rows(self._slots[row.id]) == row.tokens[:cached].tolist()
+                held = self.model.rows(self._slots[row.id])
+                assert held == row.tokens[cached - len(held) : cached].tolist()
+                assert self.config.context is not None or len(held) == cached
         trees = super().propose(rows)
         for row, tree in zip(rows, trees, strict=True):
             assert tree.max_depth <= row.max_draft

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.accept import Accepted
 from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
 from paceline.draft.registry import create
 from paceline.engine import Engine
@@ -19,6 +20,7 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.tree import DraftTree
 from tests import drafters, models, native
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
 from tests.draft.test_lossless import PROMPTS, plain
@@ -181,6 +183,78 @@ def test_a_long_prompt_is_run_in_chunks():
     assert table.ran == [[CHUNK], [CHUNK], [7], [1]]
 
 
+# A draft model that reads a part of the text ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_a_draft_reads_is_not_what_the_target_says(spec, temperature):
+    """Rows come and go, and the draft model of two tokens forgets what the target goes by."""
+    target = TableTarget(vocab_size=8, order=3, seed=4)
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    made = drafter(like(target, 0.5), context=2, sample="best", **SPECS[spec])
+    out = Engine(target, made, max_batch=2, prefill_chunk=4).generate(PROMPTS, params)
+    assert [(done.tokens, done.finish_reason) for done in out] == plain(target, params)
+
+
+def test_a_draft_reads_the_last_tokens_and_goes_on_from_there():
+    """Of a table that goes by two tokens, two are enough to draft what the whole text would."""
+    target = TableTarget(vocab_size=8, order=2, seed=4)
+    prompt = list(np.arange(50) % 8)
+    params = SamplingParams(max_tokens=13, ignore_eos=True)
+    runs = []
+    for context in (None, 10):
+        table = like(target, 0.0)
+        made = drafter(table, stop="fixed", draft=3, context=context)
+        (done,) = Engine(target, made).generate([prompt], params)
+        runs.append((done.tokens, done.rounds, done.stats.accepted))
+        read = table.ran[0]
+        assert read == ([51] if context is None else [10])
+        assert all(nodes <= [2] for nodes in table.ran[1:]), "what was read stays read"
+    assert runs[0] == runs[1]
+    assert runs[0][1:] == (4, [1, 0, 0, 3])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_draft_whose_own_context_is_full_begins_anew(spec):
+    """Texts of up to 45 tokens and more, a draft model that can read 20: it goes on drafting, 8 tokens back."""
+    target = TableTarget(vocab_size=8, order=2, seed=4)
+    table = like(target, 0.5)
+    table.max_context = 20
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    made = drafter(table, context=8, **SPECS[spec])
+    out = Engine(target, made).generate(PROMPTS, params)
+    assert [(done.tokens, done.finish_reason) for done in out] == plain(target, params)
+    if "adaptive" not in spec:
+        assert all(done.stats.draft_rounds >= done.rounds - 2 for done in out), "all but the first and the last"
+
+
+def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
+    table = DraftTable(6, order=1)
+    made = drafter(table, stop="fixed", draft=1, context=5)
+    made.bind(TableTarget(vocab_size=6))
+    row = Row(0, [1, 2, 3], SamplingParams(max_tokens=60), max_context=4096)
+    made.start(row)
+    made.propose([row])
+    made.observe([row], [DraftTree.root(3)], None, [Accepted([0], [4])])
+    row.extend([4, 5])
+    assert made.cached(row) == 3
+    made.propose([row])
+    row.extend([0] * 20)
+    made.observe([row], [DraftTree.root(3)], None, [Accepted([0], [4])])
+    made.propose([row])
+    assert table.ran == [[3], [2], [5]]
+
+
+def test_a_real_model_that_reads_the_last_tokens(folders):
+    expected = [done.tokens for done in written(folders["target"], "none")]
+    for draft in ("close", "foreign", "short"):
+        for batch in (1, 8):
+            out = written(folders["target"], f"model:{folders[draft]},stop=fixed,context=6", max_batch=batch)
+            assert [done.tokens for done in out] == expected
+            assert all(done.stats.draft_tokens > 0 for done in out)
+
+
 # What is refused -----------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +269,13 @@ def test_a_folder_that_is_not_there(folders):
     says = refused(folders["target"], f"model:{folders['target'].parent / 'clos'}")
     assert "there is no folder" in says
     assert "Did you mean 'close'?" in says
+
+
+def test_a_context_that_cannot_be(folders):
+    assert "1 token at least" in refused(folders["target"], f"model:{folders['close']},context=0")
+    says = refused(folders["target"], f"model:{folders['short']},context=25")
+    assert "context is 25" in says
+    assert "can read 24 tokens" in says
 
 
 def test_a_folder_without_weights(folders, tmp_path):

@@ -185,13 +185,31 @@ def test_catching_up_equals_never_having_been_behind(world: World) -> None:
 
 
 def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.draft.sorted.CHUNK", 16)
+    monkeypatch.setattr("paceline.draft.model.CHUNK", 16)
     alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[2])
     alone.drafter.catch_up(alone.row)
     assert {section.cache.length(0) for section in alone.drafter.sections} == {64}
     alone.check_cache(world.prompts[2])
     logits = alone.step(alone.begin())
     torch.testing.assert_close(logits[0], alone.truth(world.prompts[2], 1), atol=1e-4, rtol=1e-4)
+
+
+def test_of_a_long_prompt_the_last_tokens_are_read(world: World) -> None:
+    """Every exit, and the layers that catch up later, see just the text from there on."""
+    prompt = world.prompts[2]
+    alone = Alone(world, "exits=1,2,4,thresholds=0.5,context=16", prompt)
+    alone.drafter.catch_up(alone.row)
+    text = prompt[-16:]
+    for exit, layers in ((0, 1), (1, 2), (2, LAYERS)):
+        alone.force(exit)
+        draft = alone.begin()
+        assert draft.known == (16 if exit == 0 else 1)
+        torch.testing.assert_close(alone.step(draft)[0], alone.truth(text, layers), atol=1e-4, rtol=1e-4)
+        alone.drafter.keep(draft, range(draft.known))
+        alone.check()
+        alone.check_cache(text)
+        alone.row.extend([30 + exit])
+        text = [*text, 30 + exit]
 
 
 def test_a_row_that_is_too_far_behind_goes_through_all_layers(world: World) -> None:
@@ -318,6 +336,8 @@ def test_lower_thresholds_mean_fewer_layers(world: World) -> None:
         f"{MIXED},stop=svip",
         f"{MIXED},stop=adaptive",
         f"{MIXED},stop=svip,{TREE}",
+        f"{MIXED},context=7",
+        f"{MIXED},context=7,{TREE}",
         "exits=1,2,4,thresholds=0",
         "exits=1,2,4,thresholds=1.01",
     ],

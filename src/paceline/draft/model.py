@@ -22,6 +22,7 @@ from paceline.row import Row
 from paceline.target.base import Segment, Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.tree import IntArray
 
 CHUNK = 512
 """Most tokens of a prompt in one forward of the draft model."""
@@ -32,10 +33,15 @@ class ModelConfig(SteppingConfig):
     """Options of `model`."""
 
     checkpoint: str = field(metadata={"help": "folder or hub id of the draft model"})
+    context: int | None = field(
+        default=None, metadata={"help": "most tokens read at once: of a longer prompt the last ones; none: all"}
+    )
 
 
 class Model(Stepping):
-    """Drafts with another model that has the target's tokenizer, a smaller one of its family as a rule."""
+    """Drafts with another model that has the target's tokenizer, a smaller one of its family as a rule.
+
+    With `context` it need not read a whole text: its rows then hold the text from some token on, `_first`."""
 
     name = "model"
     lossless = "yes"
@@ -44,8 +50,11 @@ class Model(Stepping):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
+        if config.context is not None and config.context < 1:
+            raise MethodError(f"context is {config.context}; a draft model must read 1 token at least")
         self.config = config
         self._slots: dict[int, int] = {}
+        self._first: dict[int, int] = {}
 
     def bind(self, target: Target) -> None:
         """Load the draft model. MethodError if its tokenizer is another than the target's."""
@@ -59,6 +68,8 @@ class Model(Stepping):
                 f"model:{path} knows {self.model.vocab_size} tokens and the target {target.vocab_size}: "
                 "a draft model needs the target's tokenizer"
             )
+        if (self.config.context or 0) > self.model.max_context:
+            raise MethodError(f"context is {self.config.context}; {path} can read {self.model.max_context} tokens")
         if self.model.vocab_size < target.vocab_size:  # fewer rows of padding
             self.columns = torch.arange(self.model.vocab_size, device=target.device)
         if self.config.vocab is not None:
@@ -66,27 +77,61 @@ class Model(Stepping):
         self.weight_bytes = self.model.weight_bytes
 
     def start(self, row: Row) -> None:
-        self._slots[row.id] = self.model.add_row(min(row.expected_length, self.model.max_context))
+        self.open(row, 0)
 
     def drop(self, row: Row) -> None:
         super().drop(row)
+        self.close(row)
+
+    def open(self, row: Row, first: int) -> None:
+        """Make room for a row's tokens from `first` on."""
+        self._first[row.id] = first
+        self._slots[row.id] = self.model.add_row(self.expected(row))
+
+    def expected(self, row: Row) -> int:
+        """Tokens of a row worth making room for at once."""
+        return max(0, min(row.expected_length - self._first[row.id], self.model.max_context))
+
+    def close(self, row: Row) -> None:
+        """Forget what was read of a row."""
         self.model.drop_row(self._slots.pop(row.id))
+        del self._first[row.id]
 
     def room(self, row: Row) -> int:
         if self.model.vocab_size < self._vocab_size and row.tokens.max() >= self.model.vocab_size:
             return 0  # a row of padding of the target's, which the draft model cannot read
         # The last drafted token is not run.
-        return min(row.max_draft, self.model.max_context - len(row) + 1)
+        return min(row.max_draft, self.model.max_context - (len(row) - self._begin(row)) + 1)
 
     def cached(self, row: Row) -> int:
-        return self.model.length(self._slots[row.id])
+        return self._first[row.id] + self.model.length(self._slots[row.id])
+
+    def read(self, row: Row) -> IntArray:
+        """The tokens of a row that the draft model holds."""
+        return row.tokens[self._first[row.id] : self.cached(row)]
 
     def catch_up(self, row: Row) -> None:
+        first = self._begin(row)
+        if first != self._first[row.id]:
+            self.close(row)
+            self.open(row, first)
+        while len(row) - (begin := self.cached(row)) > CHUNK:
+            self.read_chunk(row, row.tokens[begin : begin + CHUNK])
+
+    def _begin(self, row: Row) -> int:
+        """The first token of a row that this round's draft sees: as before, or `context` tokens back where more than
+        that would have to be read, or where the draft model's own context is full."""
+        first, context = self._first[row.id], self.config.context
+        if context is None:
+            return first
+        full = len(row) - first > self.model.max_context
+        return len(row) - context if full or len(row) - self.cached(row) > context else first
+
+    def read_chunk(self, row: Row, tokens: IntArray) -> None:
+        """Run the next tokens of a row, CHUNK of them, and keep them."""
         slot = self._slots[row.id]
-        while len(row) - self.model.length(slot) > CHUNK:
-            begin = self.model.length(slot)
-            self.model.verify([Segment.chunk(slot, np.array(row.tokens[begin : begin + CHUNK]), last=False)])
-            self.model.commit(slot, range(CHUNK))
+        self.model.verify([Segment.chunk(slot, np.array(tokens), last=False)])
+        self.model.commit(slot, range(len(tokens)))
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         segments = [

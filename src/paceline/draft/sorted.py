@@ -33,14 +33,14 @@ import torch
 from paceline.accept import Accepted
 from paceline.draft import stop
 from paceline.draft.checkpoint import read_drafter
-from paceline.draft.model import CHUNK, Model, ModelConfig
+from paceline.draft.model import Model, ModelConfig
 from paceline.draft.stepping import Draft
 from paceline.errors import MethodError
 from paceline.row import Row
 from paceline.target.base import Segment, Target, Verdict
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
-from paceline.tree import DraftTree
+from paceline.tree import DraftTree, IntArray
 
 LAG = 64
 """Most committed tokens that deeper layers may be behind when a round begins."""
@@ -101,11 +101,11 @@ class Section:
         """Nothing has been run since the last commit, and nothing waits."""
         self.ran[slot], self.waiting[slot] = 0, self.nothing
 
-    def segment(self, draft: Draft, slot: int, end: int) -> Segment:
-        """What waits to be run of a row. end: tokens of it that the first section holds."""
-        begin = self.cache.length(slot)
-        lag = end - begin
-        tokens = [*draft.row.tokens[begin:end].tolist(), *draft.tokens]
+    def segment(self, draft: Draft, slot: int, read: IntArray) -> Segment:
+        """What waits to be run of a row. read: tokens of it that the first section holds."""
+        owed = read[self.cache.length(slot) :].tolist()
+        lag = len(owed)
+        tokens = [*owed, *draft.tokens]
         parent = [*range(-1, lag - 1), *(above + lag for above in draft.parent)]
         hidden = self.waiting[slot] if self.first else None
         return Segment(slot, np.array(tokens), np.array(parent), start=self.ran[slot], hidden=hidden)
@@ -164,31 +164,33 @@ class Sorted(Model):
 
     # Rows -----------------------------------------------------------------------------------------------------
 
-    def start(self, row: Row) -> None:
-        super().start(row)
+    def open(self, row: Row, first: int) -> None:
+        super().open(row, first)
         slot = self._slots[row.id]
         for section in self.sections[1:]:
-            beside = section.cache.add_row(min(row.expected_length, self.model.max_context))
+            beside = section.cache.add_row(self.expected(row))
             assert beside == slot, "rows come and go in all sections alike"
         for section in self.sections:
             section.start(slot)
 
-    def drop(self, row: Row) -> None:
-        slot = self._slots[row.id]
-        super().drop(row)
+    def close(self, row: Row) -> None:
         for section in self.sections[1:]:
-            section.cache.drop_row(slot)
+            section.cache.drop_row(self._slots[row.id])
+        super().close(row)
+
+    def drop(self, row: Row) -> None:
+        super().drop(row)
         self._left.pop(row.id, None)
 
-    def catch_up(self, row: Row) -> None:
-        while len(row) - (begin := self.cached(row)) > CHUNK:
-            chunk = Draft(row, CHUNK, row.tokens[begin : begin + CHUNK].tolist(), list(range(-1, CHUNK - 1)))
-            for section in self.sections:
-                self._through(section, [chunk])
-            self.keep(chunk, range(CHUNK))
+    def read_chunk(self, row: Row, tokens: IntArray) -> None:
+        chunk = Draft(row, len(tokens), tokens.tolist(), list(range(-1, len(tokens) - 1)))
+        for section in self.sections:
+            self._through(section, [chunk])
+        self.keep(chunk, range(len(tokens)))
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        slot, end = self._slots[draft.row.id], self.cached(draft.row)
+        slot = self._slots[draft.row.id]
+        end = self.model.length(slot)
         for section in self.sections:
             section.commit(slot, end, nodes)
 
@@ -238,7 +240,7 @@ class Sorted(Model):
     def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
         """Run a section over what waits for it; the states behind it, [n, H] of each draft, wait for the next one."""
         slots = [self._slots[draft.row.id] for draft in drafts]
-        segments = [section.segment(d, slot, self.cached(d.row)) for d, slot in zip(drafts, slots, strict=True)]
+        segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
         states = list(hidden.split([len(segment.tokens) - segment.start for segment in segments]))
         for slot, segment, new in zip(slots, segments, states, strict=True):
@@ -250,7 +252,9 @@ class Sorted(Model):
     def _must_go_on(self, section: Section, draft: Draft) -> bool:
         """Whether the layers behind a section are owed too many of a row's tokens."""
         behind, slot = section.behind, self._slots[draft.row.id]
-        return behind is not None and not behind.ran[slot] and len(draft.row) - behind.cache.length(slot) > LAG
+        if behind is None or behind.ran[slot]:
+            return False
+        return len(draft.row) - self._first[draft.row.id] - behind.cache.length(slot) > LAG
 
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
