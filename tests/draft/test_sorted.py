@@ -405,12 +405,13 @@ def test_plain_guesses_give_plain_samples_seed_for_seed(world: World, options: s
         assert tokens(world.engine(options, batch).generate(world.prompts, wishes)) == expected
 
 
-def test_drawn_drafts_are_the_rows_own_whatever_runs_beside(world: World) -> None:
+@pytest.mark.parametrize("options", [MIXED, f"{MIXED},context=7"])
+def test_drawn_drafts_are_the_rows_own_whatever_runs_beside(world: World, options: str) -> None:
     wishes = [SamplingParams(temperature=0.9, top_k=50, max_tokens=24, seed=seed) for seed in range(8)]
-    alone = world.engine(MIXED, 1).generate(world.prompts, wishes)
+    alone = world.engine(options, 1).generate(world.prompts, wishes)
     assert sum(sum(one.stats.accepted[1:]) for one in alone) > 0
     for batch in (3, 8):
-        beside = world.engine(MIXED, batch, prefill_chunk=24).generate(world.prompts, wishes)
+        beside = world.engine(options, batch, prefill_chunk=24).generate(world.prompts, wishes)
         assert [(one.tokens, one.rounds) for one in beside] == [(one.tokens, one.rounds) for one in alone]
 
 

@@ -80,6 +80,7 @@ DRAWN = {
     "adaptive": {"stop": "adaptive"},
     "tree": {"stop": "fixed", "tree": 4, "width": 2, "draft": 2},
     "best": {"stop": "svip", "sample": "best"},
+    "reads one token": {"stop": "fixed", "draft": 3, "context": 1},
 }
 WARPED = {
     "as it is": SamplingParams(temperature=1.0),
@@ -124,7 +125,10 @@ def test_nor_does_what_the_adaptive_rule_has_learned_bend_it():
     assert len(lengths) > 1, "where it stops depends on the draft"
 
 
-@pytest.mark.parametrize("options", [{"stop": "svip", "threshold": 0.4}, {"stop": "heuristic"}, {"stop": "adaptive"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"stop": "svip", "threshold": 0.4}, {"stop": "heuristic"}, {"stop": "adaptive"}, {"stop": "fixed", "context": 1}],
+)
 def test_samples_through_the_engine_have_the_targets_distribution(options):
     """Rounds one after another, rows beside each other, rules that remember: chi-square over whole answers."""
     target = TableTarget(vocab_size=3, order=1, seed=3, scale=1.0)
