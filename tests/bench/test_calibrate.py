@@ -359,6 +359,14 @@ def test_a_table_is_read_with_trees_and_contexts() -> None:
     assert table.prompt_ms_per_token == pytest.approx(0.2)
 
 
+def test_no_round_takes_less_than_nothing() -> None:
+    """A round on a long context that took a hundred times too long, once, says little of short ones."""
+    table = replace(TABLE, long_context=300, long_nodes=(1, 11), long_ms=(1000.0, 12.0))
+    assert table.context == 100
+    assert [table.round_ms(n, context=10) for n in (1, 11)] == pytest.approx([1, 12])
+    assert table.round_ms(6, context=1) > 0
+
+
 def test_json() -> None:
     table = replace(TABLE, tree_nodes=(11,), tree_ms=(13.0,), token_ms=0.25)
     assert Calibration.from_json(table.to_json()) == table

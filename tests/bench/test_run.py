@@ -193,6 +193,28 @@ def test_engines_are_put_away_before_answers_are_judged(
     assert found == [[]]
 
 
+def test_judging_says_how_far_it_is_can_be_stopped_and_goes_on(model: str, tmp_path: Path) -> None:
+    judged: list[tuple[int, int]] = []
+    watch = Watch(judged=lambda *far: judged.append(far))
+
+    def verdicts(outcome: run.Outcome) -> list[str]:
+        overall = [result for result in outcome.results if result["category"] == "overall"]
+        return [one["verdict"] for result in overall for one in result["differs"]]
+
+    stopped = bench(plan(model, tmp_path), replace(watch, stopped=lambda: len(judged) == 2))
+    assert stopped.complete
+    assert judged == [(1, 6), (2, 6)]  # two peers' answers to three questions
+    assert sorted(verdicts(stopped)) == ["bug"] * 2 + ["not judged"] * 4
+    judged.clear()
+    whole = bench(plan(model, tmp_path), watch)
+    assert judged == [(done, 4) for done in range(1, 5)]
+    assert verdicts(whole) == ["bug"] * 6
+    judged.clear()
+    again = bench(plan(model, tmp_path), watch)
+    assert not judged
+    assert [result["differs"] for result in again.results] == [result["differs"] for result in whole.results]
+
+
 def test_nobody_is_started_who_has_nothing_left_to_do(model: str, tmp_path: Path) -> None:
     """A whole run's command says its figures again; of one that is not whole, only those start who are missing."""
     first = bench(replace(plan(model, tmp_path), drafts=("sam",)))

@@ -140,7 +140,7 @@ def _fit(turns: Sequence[Turn], sizes: Sequence[int], growth: Floats) -> _Fit:
         return _Fit(float(plain.mean()), 0.0, 0.0)
     each, once = _line(drafted[drafts], beyond[drafts])
     if not len(plain):  # what it does in every round cannot be told from the forward
-        return _Fit(once, 0.0, each)
+        return _Fit(max(once, 0.0), 0.0, each)
     return _Fit(float(plain.mean()), max(once - float(plain.mean()), 0.0), each)
 
 

@@ -62,8 +62,10 @@ class Calibration:
             dearer = np.array(self.tree_ms) - interpolate(self.nodes, self.ms, self.tree_nodes)
             ms = ms + np.asarray(trees, float) * np.interp(at, (self.batch, *self.tree_nodes), (0.0, *dearer))
         if self.long_nodes:
-            longer = np.array(self.long_ms) - interpolate(self.nodes, self.ms, self.long_nodes)
-            slope = np.maximum(longer, 0.0) / (self.long_context - self.context)
+            usual = interpolate(self.nodes, self.ms, self.long_nodes)
+            longer = np.array(self.long_ms) - usual
+            # Rounds at most proportional to their context, which noise may deny: none takes less than nothing.
+            slope = np.clip(longer / (self.long_context - self.context), 0.0, usual / self.context)
             ms = ms + np.interp(at, self.long_nodes, slope) * (np.asarray(contexts, float) - self.context)
         return np.asarray(ms)
 

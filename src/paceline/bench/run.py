@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,11 +75,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a run tells whoever waits for it. say: a sentence; total: answers there will be; answered: one more."""
+    """What a run tells whoever waits for it. say: a sentence; total: answers there will be; answered: one more; judged:
+    so many of so many differing answers are."""
 
     say: Callable[[str], None] = lambda text: None
     total: Callable[[int], None] = lambda count: None
     answered: Callable[[Answer], None] = lambda answer: None
+    judged: Callable[[int, int], None] = lambda done, total: None
     stopped: Callable[[], bool] = lambda: False
 
 
@@ -347,7 +349,7 @@ def _close(
 ) -> Outcome:
     """Work out the figures of all answers there are and write the files that others read."""
     answers = settled(folder.answers)
-    judged = _judge(plan, setting, answers, watch)
+    judged = _judge(plan, setting, answers, folder.read(SUMMARY) or {}, watch)
     predicted = predict_run(answers, calibrations) if calibrations else {}
     facts = {told["method"]: told for told in (folder.read(RUN) or {}).get("methods", [])}
     results = summarize(answers, facts, judged=judged, predicted=predicted)
@@ -382,40 +384,83 @@ def _elsewhere(setting: _Setting, answers: Sequence[Answer], plan: Plan) -> dict
     return told
 
 
-def _judge(plan: Plan, setting: _Setting, answers: Sequence[Answer], watch: Watch) -> list[dict[str, Any]]:
-    """Where answers leave plain decoding's, and whether that is a tie or a bug; sampled ones cannot be judged."""
-    plain = {(a.repeat, a.question): a for a in answers if a.method == "none" and a.failed is None}
+class _Differing(NamedTuple):
+    """An answer and plain decoding's, and the turn and token at which they first differ."""
+
+    answer: Answer
+    plain: Answer
+    turn: int
+    at: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is written down of it, beside a verdict."""
+        return {
+            "method": self.answer.method,
+            "task": self.answer.task,
+            "question": self.answer.question,
+            "repeat": self.answer.repeat,
+            "turn": self.turn,
+            "at": self.at,
+        }
+
+
+def _differing(answers: Sequence[Answer]) -> list[_Differing]:
+    """By question, and of one text the shorter common beginnings first: what a text begins with is then read once."""
+    plain = {(a.repeat, a.question): a for a in answers if a.method == BASELINE and a.failed is None}
     found = []
     for answer in answers:
         other = plain.get((answer.repeat, answer.question))
-        if answer.method == "none" or answer.failed is not None or other is None:
+        if answer.method == BASELINE or answer.failed is not None or other is None:
             continue
         if where := first_divergence(answer, other):
-            found.append((answer, other, *where))
-    if not found:
-        return []
-    found.sort(key=lambda one: (one[0].question, one[0].repeat, *one[2:]))  # what a text begins with is read once
-    counts: dict[str, int] = {}
-    told = []
+            found.append(_Differing(answer, other, *where))
+    return sorted(found, key=lambda one: (one.answer.question, one.answer.repeat, one.turn, one.at))
+
+
+def _judge(
+    plan: Plan, setting: _Setting, answers: Sequence[Answer], before: Mapping[str, Any], watch: Watch
+) -> list[dict[str, Any]]:
+    """Where answers leave plain decoding's, and whether that is a tie or a bug; sampled ones cannot be judged. Of a
+    large model it takes seconds each: of every method JUDGED are, and none any more once the run is stopped.
+
+    before  the summary that the folder has, whose verdicts are taken."""
+    found = _differing(answers)
+    if plan.options.temperature:
+        return [one.facts | _unjudged("sampled") for one in found]
+    by_method: dict[str, list[_Differing]] = {}
+    for one in found:
+        by_method.setdefault(one.answer.method, []).append(one)
+    known = _verdicts(before)
+    chosen = [one for of_method in by_method.values() for one in of_method[:JUDGED]]
+    left = {id(one) for one in chosen if _key(one.facts) not in known}
+    told, judge, judged = [], None, 0
     with ExitStack() as stack:
-        judge = None if plan.options.temperature else stack.enter_context(_judge_of(plan, setting, watch))
-        for answer, other, turn, at in found:
-            counts[answer.method] = counts.get(answer.method, 0) + 1
-            said: dict[str, Any] = {"verdict": "sampled" if judge is None else "not judged", "gap": None, "noise": None}
-            if judge is not None and counts[answer.method] <= JUDGED:
-                said = _verdict(judge, setting, answer, other, turn, at)
-            told.append(
-                {
-                    "method": answer.method,
-                    "task": answer.task,
-                    "question": answer.question,
-                    "repeat": answer.repeat,
-                    "turn": turn,
-                    "at": at,
-                    **said,
-                }
-            )
+        for one in found:
+            said = known.get(_key(one.facts), _unjudged("not judged"))
+            if id(one) in left and not watch.stopped():
+                judge = judge or stack.enter_context(_judge_of(plan, setting, watch))
+                said = _verdict(judge, setting, one)
+                judged += 1
+                watch.judged(judged, len(left))
+            told.append(one.facts | said)
     return told
+
+
+def _verdicts(summary: Mapping[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Those of a summary, by `_key`."""
+    differing = [one for result in summary.get("results", []) for one in result["differs"]]
+    return {
+        _key(one): {name: one[name] for name in _unjudged("")} for one in differing if one["verdict"] in ("tie", "bug")
+    }
+
+
+def _key(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(facts[name] for name in ("method", "question", "repeat", "turn", "at"))
+
+
+def _unjudged(verdict: str) -> dict[str, Any]:
+    return {"verdict": verdict, "gap": None, "noise": None}
 
 
 def _judge_of(plan: Plan, setting: _Setting, watch: Watch) -> Judge:
@@ -426,17 +471,15 @@ def _judge_of(plan: Plan, setting: _Setting, watch: Watch) -> Judge:
     return Judge(setting.target, exact)
 
 
-def _verdict(
-    judge: Judge, setting: _Setting, answer: Answer, plain: Answer, turn: int, at: int
-) -> dict[str, Any]:
+def _verdict(judge: Judge, setting: _Setting, one: _Differing) -> dict[str, Any]:
     """Of the first token that differs. An answer that merely ends sooner or later than it must is a bug."""
-    mine, others = answer.turns[turn].tokens, plain.turns[turn].tokens
-    if at >= min(len(mine), len(others)):
-        return {"verdict": "bug", "gap": None, "noise": None}
+    mine, others = one.answer.turns[one.turn].tokens, one.plain.turns[one.turn].tokens
+    if one.at >= min(len(mine), len(others)):
+        return _unjudged("bug")
     messages: list[dict[str, str]] = []
-    for n in range(turn + 1):
-        messages.append({"role": "user", "content": setting.question(answer.question).turns[n]})
-        if n < turn:
-            messages.append({"role": "assistant", "content": plain.turns[n].text})
-    prefix = [*setting.transcriber.prompt(messages), *others[:at]]
-    return asdict(judge.verdict(prefix, others[at], mine[at]))
+    for n in range(one.turn + 1):
+        messages.append({"role": "user", "content": setting.question(one.answer.question).turns[n]})
+        if n < one.turn:
+            messages.append({"role": "assistant", "content": one.plain.turns[n].text})
+    prefix = [*setting.transcriber.prompt(messages), *others[: one.at]]
+    return asdict(judge.verdict(prefix, others[one.at], mine[one.at]))

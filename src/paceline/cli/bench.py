@@ -119,7 +119,8 @@ def bench(
         calibration=calibration,
     )
     with Interrupt() as interrupt, _Progress() as progress:
-        outcome = run(plan, Watch(progress.say, progress.begin, progress.answered, lambda: interrupt.pressed))
+        watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
+        outcome = run(plan, watch)
     if as_json:
         print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
     else:
@@ -186,6 +187,13 @@ class _Progress:
             self._spoke = now
             left = (now - self._began) / max(self._done - self._found, 1) * (self._total - self._done)
             self._err.print(f"{self._done} of {self._total} answers, {left / 60:.0f} min left", soft_wrap=True)
+
+    def judged(self, done: int, total: int) -> None:
+        """So many of the answers that differ are judged."""
+        self._bar.update(self._task, completed=done, total=total)
+        if self._bar.disable and monotonic() - self._spoke > SPOKEN:
+            self._spoke = monotonic()
+            self._err.print(f"{done} of {total} compared", soft_wrap=True)
 
 
 def _show(outcome: Outcome) -> None:
