@@ -277,19 +277,17 @@ def summarize(
 ) -> list[dict[str, Any]]:
     """Every figure of every method: a dict each for "overall" and for its tasks, plain decoding first.
 
-    facts      of each method: draft_bytes and target_bytes. A method of which there is no answer gets its overall
-               dict too, with what facts say under "unavailable" as the reason.
+    facts      of each method, in the order that they are told in: draft_bytes and target_bytes. A method of which there
+               is no answer gets its overall dict too, with what facts say under "unavailable" as the reason.
     judged     differing answers, with "method" and "question": the dicts come back under "differs".
     predicted  speed-ups by (method, category).
 
     answers is how many there are of the method, compared how many of those count in its speed-up; failed is None or
     why it failed; new_tokens, seconds and rounds are of all repeats. None where a figure is not told."""
     every = list(answers)
-    by_method: dict[str, list[Answer]] = {}
+    by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:
         by_method.setdefault(answer.method, []).append(answer)
-    for method in facts:
-        by_method.setdefault(method, [])
     methods = sorted(by_method, key=lambda method: method != BASELINE)
     tasks = list(dict.fromkeys(answer.task for answer in every))
     task_of = {answer.question: answer.task for answer in every}
