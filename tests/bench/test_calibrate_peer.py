@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from paceline.bench.calibrate_peer import calibrate_beside, calibrate_peer
@@ -74,6 +75,25 @@ def test_drafted_tokens_have_a_price_of_their_own() -> None:
     assert (some.round_ms(1), some.drafting_ms, some.drafted_ms) == pytest.approx((5.1, 1.5, 2.0))
     assert always is not None
     assert (always.round_ms(1), always.drafting_ms, always.drafted_ms) == pytest.approx((5.1 + 1.5, 0, 2.0))
+
+
+def test_drafts_so_dear_that_a_round_without_them_would_take_less_than_nothing() -> None:
+    """Four drafted tokens take so much longer than three that the line through both is below 0 at none."""
+
+    class Steep(Engine):
+        def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+            [turn] = super().answer(prompts, ask)
+            [first, *_], nodes = turn.times or [0.0], turn.nodes or []
+            rounds = np.where(np.array(nodes[1:]) == DRAFTED, 0.080, 0.040)
+            times = [first, *(first + np.cumsum(rounds)).tolist()]
+            return [replace(turn, seconds=times[-1], times=times)]
+
+    found = calibrate_peer(Steep(always=True, each=2.0), 100, 2000, context=200)
+    assert found is not None
+    assert found.round_ms(1) == 0
+    rounds = [found.round_ms(n + 1) + n * found.drafted_ms for n in (DRAFTED - 1, DRAFTED)]
+    assert rounds == pytest.approx([40, 80], rel=0.4)
+    assert sum(rounds) == pytest.approx(120, rel=0.1)
 
 
 def test_others_answer_in_between() -> None:

@@ -140,12 +140,15 @@ def _fit(turns: Sequence[Turn], sizes: Sequence[int], growth: Floats) -> _Fit:
         return _Fit(float(plain.mean()), 0.0, 0.0)
     each, once = _line(drafted[drafts], beyond[drafts])
     if not len(plain):  # what it does in every round cannot be told from the forward
-        return _Fit(max(once, 0.0), 0.0, each)
+        return _Fit(once, 0.0, each)
     return _Fit(float(plain.mean()), max(once - float(plain.mean()), 0.0), each)
 
 
 def _line(x: Floats, y: Floats) -> tuple[float, float]:
-    """Slope, not below 0, and value at 0 of the straight line through the points; one x alone gives no slope."""
+    """Slope and value at 0 of the straight line through the points, neither below 0; one x alone gives no slope."""
     spread = x - x.mean()
     slope = max(float((spread * y).sum() / (spread**2).sum()), 0.0) if spread.any() else 0.0
-    return slope, float(y.mean() - slope * x.mean())
+    at_zero = float(y.mean() - slope * x.mean())
+    if at_zero >= 0:
+        return slope, at_zero
+    return max(float((x * y).sum() / (x**2).sum()), 0.0), 0.0

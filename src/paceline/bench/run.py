@@ -432,13 +432,14 @@ def _judge(
     for one in found:
         by_method.setdefault(one.answer.method, []).append(one)
     known = _verdicts(before)
-    chosen = [one for of_method in by_method.values() for one in of_method[:JUDGED]]
-    left = {id(one) for one in chosen if _key(one.facts) not in known}
+    chosen = {_key(one.facts) for of_method in by_method.values() for one in of_method[:JUDGED]}
+    left = chosen - known.keys()
     told, judge, judged = [], None, 0
     with ExitStack() as stack:
         for one in found:
-            said = known.get(_key(one.facts), _unjudged("not judged"))
-            if id(one) in left and not watch.stopped():
+            key = _key(one.facts)
+            said = known.get(key, _unjudged("not judged"))
+            if key in left and not watch.stopped():
                 judge = judge or stack.enter_context(_judge_of(plan, setting, watch))
                 said = _verdict(judge, setting, one)
                 judged += 1
@@ -465,8 +466,8 @@ def _unjudged(verdict: str) -> dict[str, Any]:
 
 def _judge_of(plan: Plan, setting: _Setting, watch: Watch) -> Judge:
     exact = setting.target
+    watch.say("comparing differing answers with the model in float32")
     if exact.dtype != torch.float32:
-        watch.say("comparing differing answers with the model in float32")
         exact = load(setting.folder, dtype="float32", device=plan.device)
     return Judge(setting.target, exact)
 
