@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
-from paceline.bench.calibrate_peer import calibrate_beside, calibrate_peer
+from paceline.bench.calibrate_peer import Beside, PeerCalibrator, PeerSweep, calibrate_peer
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.predict import predict_run
 from paceline.bench.record import Answer, Turn
@@ -23,13 +25,18 @@ class Engine(Contestant):
 
     def __init__(self, copies: bool = True, always: bool = False, tells: bool = True, each: float = 0.0):
         super().__init__("peer:x")
-        self.copies, self.always, self.tells, self.each, self.forgot = copies, always, tells, each, 0
+        self.copies, self.always, self.tells, self.each = copies, always, tells, each
+        self.learnt: list[int] = []
 
-    def forget(self) -> None:
-        self.forgot += 1
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        before, self.learnt = self.learnt, []
+        yield
+        self.learnt = before
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
         [prompt] = prompts
+        self.learnt.append(len(prompt))
         drafts = self.always or (self.copies and list(prompt[16:32]) == list(prompt[:16]) and len(prompt) >= 32)
         nodes, now = [0], 2 + 0.1 * len(prompt)
         times = [now]
@@ -43,11 +50,13 @@ class Engine(Contestant):
 
 
 class Slow(Engine):
-    """On a machine that is half as fast."""
+    """On a machine that is half as fast, or as many times slower as `times` says."""
+
+    times = 2.0
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
-        turns = super().answer(prompts, ask)
-        return [replace(t, seconds=2 * t.seconds, times=[2 * s for s in t.times or []]) for t in turns]
+        turns, by = super().answer(prompts, ask), self.times
+        return [replace(t, seconds=by * t.seconds, times=[by * s for s in t.times or []]) for t in turns]
 
 
 def test_rounds_and_drafting_are_told_apart() -> None:
@@ -58,7 +67,7 @@ def test_rounds_and_drafting_are_told_apart() -> None:
     assert found.drafting_ms == pytest.approx(1.5)
     assert found.round_ms(1, context=800) == pytest.approx(5.1 + 1.2)
     assert found.prompt_ms_per_token == pytest.approx(0.1)
-    assert engine.forgot == 1
+    assert engine.learnt == []
 
 
 def test_one_that_always_drafts_and_one_that_never_does() -> None:
@@ -96,12 +105,6 @@ def test_drafts_so_dear_that_a_round_without_them_would_take_less_than_nothing()
     assert sum(rounds) == pytest.approx(120, rel=0.1)
 
 
-def test_others_answer_in_between() -> None:
-    asked: list[int] = []
-    calibrate_peer(Engine(), 100, 2000, context=200, rounds=2, between=lambda: asked.append(1))
-    assert len(asked) == 3 * 4  # sweeps, answers that are timed
-
-
 def test_of_a_slow_model_shorter_answers_say_the_same() -> None:
     plain, asked = Engine(copies=False), []
     ours = calibrate_peer(plain, 100, 2000, context=200)
@@ -113,9 +116,11 @@ def test_of_a_slow_model_shorter_answers_say_the_same() -> None:
             return super().answer(prompts, ask)
 
     plain = Watched(copies=False)
-    found = calibrate_beside(plain, ours, Watched(), 100, 2000, context=200, rounds=2, tokens=8)
+    beside = Beside(plain, ours)
+    found = calibrate_peer(Watched(), 100, 2000, beside=beside, context=200, rounds=2, tokens=8)
     assert found is not None
     assert set(asked) == {1, 8, 9}  # short prompts, plain decoding, long answers
+    assert asked.count(8) == asked.count(9) == 3 * 4  # in turn, in three sweeps
     assert [found.round_ms(n) for n in (1, 5, 96)] == pytest.approx([5.1, 5.5, 14.6], rel=0.02)
 
 
@@ -123,10 +128,27 @@ def test_the_pace_is_that_of_our_own_calibration() -> None:
     """All takes twice as long as when ours was calibrated."""
     ours = calibrate_peer(Engine(copies=False), 100, 2000, context=200)
     assert ours is not None
-    found = calibrate_beside(Slow(copies=False), ours, Slow(), 100, 2000, context=200, rounds=2)
+    beside = Beside(Slow(copies=False), ours)
+    found = calibrate_peer(Slow(), 100, 2000, beside=beside, context=200, rounds=2)
     assert found is not None
     assert [found.round_ms(n) for n in (1, 5, 96)] == pytest.approx([5.1, 5.5, 14.6], rel=0.01)
     assert found.drafting_ms == pytest.approx(1.5, rel=0.01)
+
+
+def test_sweeps_of_a_machine_that_gets_slower_for_plain_decoding_alone() -> None:
+    """What a sweep found is kept as text; all but the first count, each as it found the machine."""
+    ours = calibrate_peer(Engine(copies=False), 100, 2000, context=200)
+    assert ours is not None
+    plain, peer = Slow(copies=False), Engine()
+    calibrator = PeerCalibrator(peer, 100, 2000, beside=Beside(plain, ours), context=200)
+    for plain.times in (9.0, 1.0, 1.0, 1.0, 3.0):
+        peer.learnt = [1, 2]
+        assert calibrator.sweep()
+        assert peer.learnt == [1, 2]
+    again = PeerCalibrator(peer, 100, 2000, beside=Beside(plain, ours), context=200)
+    again.sweeps = [PeerSweep(**json.loads(json.dumps(asdict(sweep)))) for sweep in calibrator.sweeps]
+    for found in (calibrator.result(), again.result()):
+        assert [1.5 * found.round_ms(n) for n in (1, 5, 96)] == pytest.approx([5.1, 5.5, 14.6], rel=0.01)
 
 
 def test_one_that_does_not_tell_its_rounds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -96,6 +97,18 @@ def test_vllm_forgets_only_where_it_learns(stand_in: Callable[[str], None], tiny
         one.forget()
     with opened("vllm-suffix", tiny, python=sys.executable) as one, pytest.raises(PacelineError, match="forget"):
         one.forget()
+
+
+def test_vllm_is_told_what_is_not_to_be_learnt(stand_in: Callable[[str], None], tiny: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    stand_in(f"say('''{READY}''')\nfor line in sys.stdin:\n    open({str(told)!r}, 'a').write(line)\n    say({{}})\n")
+    for spec, expected in (("vllm", []), ("vllm-suffix", [{"aside": True}, {"wake": 0.5}, {"aside": False}])):
+        told.write_text("")
+        with opened(spec, tiny, python=sys.executable) as one, pytest.raises(KeyboardInterrupt), one.aside():
+            if expected:
+                one.wake(0.5)
+            raise KeyboardInterrupt
+        assert [json.loads(line) for line in told.read_text().splitlines()] == expected
 
 
 def test_vllm_that_samples_wrongly_is_not_asked_to(stand_in: Callable[[str], None], tiny: Path) -> None:

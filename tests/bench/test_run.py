@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ class Peer(Engine):
 @pytest.fixture(autouse=True)
 def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "create_peer", Peer)
-    monkeypatch.setattr(calibrations, "USUAL", Effort(before=2, during=3, peers=2, tokens=21))
+    monkeypatch.setattr(calibrations, "USUAL", Effort(2, during=3, peers_before=2, peers_during=3, tokens=21))
     Peer.interrupted, Peer.asked, Peer.opened = "", [], []
 
 
@@ -69,8 +70,10 @@ def plan(model: str, tmp_path: Path) -> Plan:
     return Plan(model, peers=PEERS, suite=str(questions), out=tmp_path / "run", options=options)
 
 
-def sweeps(out: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((out / "sweeps.json").read_text())["sweeps"]
+def sweeps(out: Path, of: str = "") -> list[dict[str, Any]]:
+    """Of our engine, or of a peer."""
+    told = json.loads((out / "sweeps.json").read_text())
+    found: list[dict[str, Any]] = told["peers"].get(f"peer:{of}", []) if of else told["sweeps"]
     return found
 
 
@@ -80,15 +83,20 @@ def test_a_calibration_that_is_interrupted_keeps_what_it_has(model: str, tmp_pat
         bench(plan(model, tmp_path))
     kept = json.loads((tmp_path / "run" / "calibration.json").read_text())
     assert list(kept) == ["paceline", "beside", "peer:transformers"]
-    assert len(sweeps(tmp_path / "run")) == 2
+    out = tmp_path / "run"
+    before = sweeps(out), sweeps(out, "transformers")
+    assert [len(of) for of in before] == [2, 2]
     assert not Peer.opened
 
     Peer.interrupted, Peer.asked = "", []
     bench(plan(model, tmp_path))
-    now = json.loads((tmp_path / "run" / "calibration.json").read_text())
+    now = json.loads((out / "calibration.json").read_text())
     assert list(now) == ["paceline", "beside", "peer:transformers", "peer:transformers-lookup"]
-    assert {name: now[name] for name in [*kept][1:]} == {name: kept[name] for name in [*kept][1:]}
-    assert [tokens for name, tokens in Peer.asked if name == "peer:transformers"] == [8] * 3  # the questions, no more
+    assert now["beside"] == kept["beside"]
+    assert (sweeps(out)[:2], sweeps(out, "transformers")[:2]) == before
+    asked = [name for name, tokens in Peer.asked if tokens == 22]  # answers that are timed, four a sweep
+    assert asked[:8] == ["peer:transformers-lookup"] * 8
+    assert Counter(asked) == {"peer:transformers": 8, "peer:transformers-lookup": 16}
 
 
 def test_a_calibration_that_is_stopped_goes_on_later(model: str, tmp_path: Path) -> None:
@@ -115,27 +123,61 @@ def test_a_calibration_that_is_stopped_goes_on_later(model: str, tmp_path: Path)
     assert all(result["predicted"] > 0 for result in last.results)
 
 
-def test_ours_is_calibrated_all_through_the_run(model: str, tmp_path: Path) -> None:
+def test_all_are_calibrated_all_through_the_run(model: str, tmp_path: Path) -> None:
     """Stopped behind the first of the second question's answers, the run goes on with the sweeps it has."""
     answered: list[Answer] = []
     first = bench(plan(model, tmp_path), Watch(answered=answered.append, stopped=lambda: len(answered) >= 4))
     assert not first.complete
-    kept = sweeps(first.out)
-    assert len(kept) == 2 + 1
-    there: list[int] = []
-    last = bench(plan(model, tmp_path), Watch(answered=lambda answer: there.append(len(sweeps(first.out)))))
+    kept = [sweeps(first.out, of) for of in ("", *PEERS)]
+    assert [len(of) for of in kept] == [2 + 1] * 3
+    there: list[list[int]] = []
+
+    def answered_one(answer: Answer) -> None:
+        there.append([len(sweeps(first.out, of)) for of in ("", *PEERS)])
+
+    last = bench(plan(model, tmp_path), Watch(answered=answered_one))
     assert last.complete
-    assert there == [3] * 6 + [4] * 3  # of three contestants; the last question comes when two thirds are done
-    assert sweeps(first.out)[:3] == kept
+    # Of three contestants; the last question comes when two thirds are done.
+    assert there == [[3] * 3] * 6 + [[4] * 3] * 3
+    assert [sweeps(first.out, of)[:3] for of in ("", *PEERS)] == kept
     assert all(result["predicted"] > 0 for result in last.results)
 
+    before = json.loads((first.out / "calibration.json").read_text())
+    (first.out / "calibration.json").write_text(json.dumps({"beside": before["beside"]}))
+    again = bench(plan(model, tmp_path))
+    assert json.loads((first.out / "calibration.json").read_text()) == before
     (first.out / "calibration.json").unlink()  # to have the peers calibrated anew
     again = bench(plan(model, tmp_path))
     assert all(result["predicted"] > 0 for result in again.results)
-    assert len(sweeps(first.out)) == 4
-    (first.out / "sweeps.json").write_text('{"sweeps": [{"ms": 3}]}')
-    with pytest.raises(PacelineError, match=r"sweeps.json holds no sweeps .*; delete it"):
-        bench(plan(model, tmp_path))
+    assert [len(sweeps(first.out, of)) for of in ("", *PEERS)] == [4, 2, 2]
+    for wrong in ({"sweeps": [{"ms": 3}]}, {"peers": {"peer:transformers": [{"ms": 3}]}}):
+        (first.out / "sweeps.json").write_text(json.dumps(wrong))
+        with pytest.raises(PacelineError, match=r"sweeps.json holds no sweeps .*; delete it"):
+            bench(plan(model, tmp_path))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_peer_that_fails_or_tells_no_rounds_is_asked_no_more(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    answer = Peer.answer
+
+    def one_fails(peer: Peer, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+        turns = answer(peer, prompts, ask)
+        if peer.name == "peer:transformers" and ask.max_tokens == 22:
+            if tells:
+                raise PacelineError("out of memory")
+            return [replace(turn, nodes=None) for turn in turns]
+        return turns
+
+    monkeypatch.setattr(Peer, "answer", one_fails)
+    outcome = bench(plan(model, tmp_path))
+    assert outcome.complete
+    assert [(name, tokens) for name, tokens in Peer.asked].count(("peer:transformers", 22)) == 1
+    assert [len(sweeps(outcome.out, of)) for of in PEERS] == [0, 4]
+    overall = {result["method"]: result for result in outcome.results if result["category"] == "overall"}
+    assert overall["peer:transformers"]["predicted"] is None
+    assert overall["peer:transformers-lookup"]["predicted"] > 0
 
 
 def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> None:
@@ -166,14 +208,14 @@ def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> 
 def test_a_large_models_peers_answer_less_to_be_calibrated(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrations, "OF_LARGE", Effort(before=1, during=1, peers=2, tokens=5))
+    monkeypatch.setattr(calibrations, "OF_LARGE", Effort(1, during=1, peers_before=2, peers_during=1, tokens=5))
     bench(plan(model, tmp_path / "small"))
     assert max(tokens for _, tokens in Peer.asked) == 22
     Peer.asked = []
     monkeypatch.setattr(calibrations, "LARGE", 0)
     large = bench(plan(model, tmp_path / "large"))
     assert max(tokens for _, tokens in Peer.asked) == 8
-    assert len(sweeps(large.out)) == 2
+    assert [len(sweeps(large.out, of)) for of in ("", *PEERS)] == [2, 3, 2]  # the peers take turns
 
 
 def test_engines_are_put_away_before_answers_are_judged(
@@ -232,6 +274,7 @@ def test_nobody_is_started_who_has_nothing_left_to_do(model: str, tmp_path: Path
 
     known = json.loads((first.out / "calibration.json").read_text())
     (first.out / "calibration.json").write_text(json.dumps({name: known[name] for name in ("paceline", "beside")}))
+    (first.out / "sweeps.json").write_text(json.dumps({"sweeps": sweeps(first.out)}))
     said.clear()
     bench(again, Watch(say=said.append))
     started = [text for text in said if text.startswith("starting")]

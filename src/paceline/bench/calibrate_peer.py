@@ -2,19 +2,24 @@
 
     calibrate_peer(contestant, vocab_size=8192, max_context=1024).round_ms(6)
 
+    calibrator = PeerCalibrator(contestant, 8192, 1024, beside=Beside(plain, ours))
+    calibrator.sweep()                           # again and again, with other work between
+    calibrator.result()
+
 A round that verifies n tokens reads the weights once and computes n positions, and so does a prompt of n tokens. So the
 times to the first token of short prompts say how rounds grow with n, and long answers say where they begin: one to a
 random text, and one to a text that repeats itself, which every drafter that copies will draft in every round. What
 such a round takes beyond its tokens is drafting, a draft model included: a part of it for the round, and where drafts
 differ in length a part for every token.
 
-`calibrate_beside` has plain decoding answer before every answer that is timed, as in a run, and sets the pace by it: a
-speed-up compares the two, and the machine may have become faster or slower since ours was calibrated.
+With `beside`, plain decoding answers before every answer that is timed, as in a run, and sets the pace: a speed-up
+compares the two, and the machine may have become faster or slower since ours was calibrated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -37,89 +42,140 @@ SPIKE = 4.0
 """Rounds that took so many times as long as the usual one had something else going on beside them."""
 
 
-def calibrate_beside(
-    plain: Contestant,
-    ours: Calibration,
-    contestant: Contestant,
-    vocab_size: int,
-    max_context: int,
-    *,
-    tokens: int = TOKENS,
-    **more: Any,
-) -> Calibration | None:
-    """`calibrate_peer` in turn with plain decoding on our engine, at the pace at which `ours` was calibrated."""
-    beside: list[list[Turn]] = []
+class Beside(NamedTuple):
+    """Plain decoding on our engine, opened, and its calibration."""
 
-    def answer() -> None:
-        plain.wake(WAKE)
-        beside.append(plain.answer([[1] * tokens], Ask(max_tokens=tokens)))
+    plain: Contestant
+    ours: Calibration
 
-    found = calibrate_peer(contestant, vocab_size, max_context, between=answer, tokens=tokens, **more)
-    return found and found.at_pace(1 / (pace(beside, ours) or 1.0))
+
+@dataclass(frozen=True)
+class PeerSweep:
+    """What one sweep found, in milliseconds: first tokens of the short prompts; of the long ones, by context, first
+    tokens and the rounds behind them, with the tokens that these drafted; and how many times as long as it should have
+    plain decoding took beside it."""
+
+    firsts: Sequence[float]
+    prompts: Sequence[Sequence[float]]
+    rounds: Sequence[Sequence[float]]
+    drafted: Sequence[Sequence[int]]
+    pace: float
+
+
+class PeerCalibrator:
+    """Times an opened contestant in sweeps, one request at a time. They may follow each other or lie minutes apart, and
+    teach it nothing.
+
+    sweeps  those there are, the first one a warm-up; may be filled with those of a calibrator like this one."""
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        vocab_size: int,
+        max_context: int,
+        *,
+        beside: Beside | None = None,
+        sizes: Sequence[int] = SIZES,
+        context: int = 256,
+        tokens: int = TOKENS,
+    ):
+        """sizes  tokens of the short prompts; those above a quarter of the context are left out.
+        context  tokens of the long prompts, and four times as many; less where the model holds less.
+        tokens   of the answers to them, beyond the first."""
+        self.contestant, self._beside, self._tokens, self._vocab_size = contestant, beside, tokens, vocab_size
+        self._sizes = sorted({1, *(n for n in sizes if n <= max_context // 4)})
+        near = max(min(context, max_context // 4), PERIOD)
+        self._contexts = sorted({near, min(4 * near, max_context - tokens - 1)})
+        self._random = np.random.default_rng(0)
+        self.sweeps: list[PeerSweep] = []
+
+    def sweep(self) -> bool:
+        """One more. False, and none more, if the contestant does not tell its rounds."""
+        with self.contestant.aside():
+            self.contestant.wake(WAKE)
+            firsts = [1e3 * self._ask(n, n, Ask(max_tokens=1)).seconds for n in self._sizes]
+            answers: list[list[Turn]] = []
+            plain: list[list[Turn]] = []
+            for length in self._contexts:
+                answers.append([])
+                for period in (length, PERIOD):
+                    plain += self._plain()
+                    self.contestant.wake(WAKE)
+                    turn = self._ask(length, period, Ask(max_tokens=self._tokens + 1))
+                    if not turn.times or turn.nodes is None:
+                        return False
+                    answers[-1].append(turn)
+        ours = self._beside.ours if self._beside else None
+        self.sweeps.append(
+            PeerSweep(
+                firsts,
+                prompts=[[1e3 * turn.times[0] for turn in turns if turn.times] for turns in answers],
+                rounds=[[1e3 * s for turn in turns for s in np.diff(turn.times or []).tolist()] for turns in answers],
+                drafted=[[n for turn in turns for n in (turn.nodes or [])[1:]] for turns in answers],
+                pace=(ours and pace(plain, ours)) or 1.0,
+            )
+        )
+        return True
+
+    def result(self) -> Calibration:
+        """Of all sweeps but the first, at the pace of ours."""
+        some = self.sweeps[1:] or self.sweeps
+        growth = np.median([sweep.firsts for sweep in some], 0)
+        growth = np.maximum.accumulate(growth - growth[0])
+        near, far = (self._fit(some, place, growth) for place in (0, -1))
+        prompts = [median(ms for sweep in some for ms in sweep.prompts[place]) for place in (0, -1)]
+        context, longer = self._contexts[0], self._contexts[1:]
+        return Calibration(
+            engine=self.contestant.name,
+            batch=1,
+            context=context,
+            nodes=tuple(self._sizes),
+            ms=tuple((near.plain + growth).tolist()),
+            prompt_tokens=(context, self._contexts[-1]),
+            prompt_ms=(prompts[0], prompts[-1]),
+            long_context=self._contexts[-1],
+            long_nodes=(1,) if longer else (),
+            long_ms=(far.plain,) if longer else (),
+            drafting_ms=near.drafting,
+            drafted_ms=near.drafted,
+        ).at_pace(1 / float(np.mean([sweep.pace for sweep in some])))
+
+    def _ask(self, length: int, period: int, ask: Ask) -> Turn:
+        """Its answer to random tokens that repeat themselves after `period`."""
+        tokens: list[int] = np.resize(self._random.integers(self._vocab_size, size=period), length).tolist()
+        [turn] = self.contestant.answer([tokens], ask)
+        return turn
+
+    def _plain(self) -> list[list[Turn]]:
+        """Plain decoding's answer, if it is there."""
+        if self._beside is None:
+            return []
+        self._beside.plain.wake(WAKE)
+        return [self._beside.plain.answer([[1] * self._tokens], Ask(max_tokens=self._tokens))]
+
+    def _fit(self, sweeps: Sequence[PeerSweep], place: int, growth: Floats) -> _Fit:
+        """What the rounds on one of the contexts say."""
+        steps = np.concatenate([sweep.rounds[place] for sweep in sweeps])
+        drafted = np.concatenate([sweep.drafted[place] for sweep in sweeps])
+        steps = np.minimum(steps, SPIKE * np.median(steps))
+        beyond = steps - interpolate(self._sizes, growth, drafted + 1)
+        plain, drafts = beyond[drafted == 0], drafted > 0
+        if not drafts.any():
+            return _Fit(float(plain.mean()), 0.0, 0.0)
+        each, once = _line(drafted[drafts], beyond[drafts])
+        if not len(plain):  # what it does in every round cannot be told from the forward
+            return _Fit(once, 0.0, each)
+        return _Fit(float(plain.mean()), max(once - float(plain.mean()), 0.0), each)
 
 
 def calibrate_peer(
-    contestant: Contestant,
-    vocab_size: int,
-    max_context: int,
-    *,
-    sizes: Sequence[int] = SIZES,
-    context: int = 256,
-    rounds: int = 5,
-    tokens: int = TOKENS,
-    between: Callable[[], object] = lambda: None,
+    contestant: Contestant, vocab_size: int, max_context: int, *, rounds: int = 5, **more: Any
 ) -> Calibration | None:
-    """Time an opened contestant with one request at a time. None if it does not tell its rounds.
-
-    sizes    tokens of the short prompts; those above a quarter of the context are left out.
-    context  tokens of the long prompts, and four times as many; less where the model holds less.
-    tokens   of the answers to them, beyond the first.
-    between  has another engine answer something."""
-    fit = sorted({1, *(n for n in sizes if n <= max_context // 4)})
-    near = max(min(context, max_context // 4), PERIOD)
-    contexts = sorted({near, min(4 * near, max_context - tokens - 1)})
-    firsts = np.empty((rounds + 1, len(fit)))
-    answers: dict[int, list[Turn]] = {length: [] for length in contexts}
-    random = np.random.default_rng(0)
-    for sweep in range(rounds + 1):
-        for i, n in enumerate(fit):
-            [turn] = contestant.answer([_text(n, n, vocab_size, random)], Ask(max_tokens=1))
-            firsts[sweep, i] = 1e3 * turn.seconds
-        for length in contexts:
-            for period in (length, PERIOD):
-                between()
-                contestant.wake(WAKE)
-                [turn] = contestant.answer([_text(length, period, vocab_size, random)], Ask(max_tokens=tokens + 1))
-                if not turn.times or turn.nodes is None:
-                    return None
-                if sweep:  # the first is a warm-up
-                    answers[length].append(turn)
-    contestant.forget()
-    growth = np.median(firsts[1:], 0)
-    growth = np.maximum.accumulate(growth - growth[0])
-    near_rounds = _fit(answers[contexts[0]], fit, growth)
-    far_rounds = _fit(answers[contexts[-1]], fit, growth)
-    prompts = [1e3 * median(turn.times[0] for turn in answers[length] if turn.times) for length in contexts]
-    return Calibration(
-        engine=contestant.name,
-        batch=1,
-        context=near,
-        nodes=tuple(fit),
-        ms=tuple((near_rounds.plain + growth).tolist()),
-        prompt_tokens=(near, contexts[-1]),
-        prompt_ms=(prompts[0], prompts[-1]),
-        long_context=contexts[-1],
-        long_nodes=(1,) if len(contexts) > 1 else (),
-        long_ms=(far_rounds.plain,) if len(contexts) > 1 else (),
-        drafting_ms=near_rounds.drafting,
-        drafted_ms=near_rounds.drafted,
-    )
-
-
-def _text(length: int, period: int, vocab_size: int, random: np.random.Generator) -> list[int]:
-    """Random tokens that repeat themselves after `period`."""
-    tokens: list[int] = np.resize(random.integers(vocab_size, size=period), length).tolist()
-    return tokens
+    """At once: as many sweeps as `rounds`, and one to warm up; see PeerCalibrator. None if the contestant does not tell
+    its rounds."""
+    calibrator = PeerCalibrator(contestant, vocab_size, max_context, **more)
+    told = all(calibrator.sweep() for _ in range(rounds + 1))
+    return calibrator.result() if told else None
 
 
 class _Fit(NamedTuple):
@@ -128,20 +184,6 @@ class _Fit(NamedTuple):
     plain: float
     drafting: float
     drafted: float
-
-
-def _fit(turns: Sequence[Turn], sizes: Sequence[int], growth: Floats) -> _Fit:
-    steps = np.concatenate([1e3 * np.diff(turn.times or []) for turn in turns])
-    drafted = np.concatenate([(turn.nodes or [])[1:] for turn in turns])
-    steps = np.minimum(steps, SPIKE * np.median(steps))
-    beyond = steps - interpolate(sizes, growth, drafted + 1)
-    plain, drafts = beyond[drafted == 0], drafted > 0
-    if not drafts.any():
-        return _Fit(float(plain.mean()), 0.0, 0.0)
-    each, once = _line(drafted[drafts], beyond[drafts])
-    if not len(plain):  # what it does in every round cannot be told from the forward
-        return _Fit(once, 0.0, each)
-    return _Fit(float(plain.mean()), max(once - float(plain.mean()), 0.0), each)
 
 
 def _line(x: Floats, y: Floats) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """The calibrations of a run: when each is made, and where it is kept.
 
 A machine's memory may be fast for some minutes and slow for the next, while what it computes takes as long as before.
-So our engine is calibrated in sweeps, the first ones before the run and the others all through it, and their mean is
-what the run is predicted with. Peers are calibrated before the run, at the pace of ours at that time. Everything is
-written down as soon as it is known: a run that was stopped goes on with what it has.
+So our engine and the peers are calibrated in sweeps, the first ones before the run and the others all through it, and
+what they found together is what the run is predicted with. Every sweep is written down: a run that was stopped goes on
+with what it has.
 
     calibrations = Calibrations(folder, engine)
     calibrations.before(contestants, say)
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from paceline.bench.calibrate import Calibrator, Sweep, calibrate_transformers
-from paceline.bench.calibrate_peer import calibrate_beside
+from paceline.bench.calibrate_peer import Beside, PeerCalibrator, PeerSweep
 from paceline.bench.calibration import Calibration
 from paceline.bench.contestant import Contestant
 from paceline.bench.folder import CALIBRATION, SWEEPS, RunFolder
@@ -31,30 +30,38 @@ from paceline.errors import PacelineError
 
 
 class Effort(NamedTuple):
-    """Sweeps before the run, the first a warm-up, and all through it; sweeps of a peer, and tokens of its answers."""
+    """Sweeps before the run, the first a warm-up, and all through it; those of every peer, and tokens of its answers.
+    """
 
     before: int
     during: int
-    peers: int
+    peers_before: int
+    peers_during: int
     tokens: int
 
 
-USUAL, OF_LARGE, LARGE = Effort(6, 18, 10, 32), Effort(3, 6, 2, 12), 1 << 28
+USUAL, OF_LARGE, LARGE = Effort(6, 18, 4, 8, 32), Effort(3, 6, 2, 4, 12), 1 << 28
 """A model of LARGE bytes or more has rounds that are long and steady: it gets fewer sweeps, and shorter answers."""
 
 
 class Calibrations:
     """found: by name, as `predict_run` wants them: "paceline", peers by their names; in a batch, in which peers do not
-    draft, "transformers" for all that run on it; and under BESIDE our engine when the peers were calibrated."""
+    draft, "transformers" for all that run on it; and under BESIDE our engine at the pace that the peers' are at."""
 
     def __init__(self, folder: RunFolder, engine: Engine, known: Mapping[str, Any] | None = None):
-        """known: what another run of this model on this machine calibrated; its peers' are taken."""
+        """known: what another run of this model on this machine calibrated; its peers' are taken as they are."""
         self._folder, self._engine = folder, engine
         self._effort = USUAL if engine.target.weight_bytes < LARGE else OF_LARGE
         self._calibrator = Calibrator(engine, batch=engine.max_batch)
+        self._peers: dict[str, PeerCalibrator] = {}
         try:
-            told = (folder.read(SWEEPS) or {}).get("sweeps", [])
-            self._calibrator.sweeps = [Sweep(**{k: _tuple(v) for k, v in sweep.items()}) for sweep in told]
+            told = folder.read(SWEEPS) or {}
+            self._calibrator.sweeps = [
+                Sweep(**{k: _tuple(v) for k, v in sweep.items()}) for sweep in told.get("sweeps", [])
+            ]
+            self._kept = {
+                name: [PeerSweep(**sweep) for sweep in sweeps] for name, sweeps in told.get("peers", {}).items()
+            }
         except (TypeError, AttributeError) as error:
             raise PacelineError(f"{folder.path / SWEEPS} holds no sweeps ({error}); delete it") from None
         taken = {name: one for name, one in (known or {}).items() if name != "paceline"}
@@ -62,6 +69,8 @@ class Calibrations:
         self.found = {name: Calibration.from_json(json.dumps(one)) for name, one in {**taken, **kept}.items()}
         if self._calibrator.sweeps:
             self.found["paceline"] = self._calibrator.result()
+        if BESIDE not in self.found:  # what the sweeps of the peers refer to
+            self._kept = {}
 
     def before(
         self,
@@ -69,8 +78,11 @@ class Calibrations:
         say: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """What is to be known before the run begins. stopped: asked before every sweep and every peer, since of a large
-        model they take minutes; what is then missing is made when the run goes on."""
+        """What is to be known before the run begins.
+
+        contestants  those that are open, plain decoding among them if a peer is to be calibrated.
+        stopped      asked before every sweep, since of a large model they take minutes together; what is then missing
+                     is made when the run goes on."""
         if len(self._calibrator.sweeps) < self._effort.before:
             say("calibrating the cost model")
         while len(self._calibrator.sweeps) < self._effort.before:
@@ -81,18 +93,53 @@ class Calibrations:
             self._keep(BESIDE, self.found["paceline"])
         if self._engine.max_batch > 1:
             self._transformers(contestants, say)
-        else:
-            self._peers(contestants, say, stopped)
+            return
+        self._peers = self._calibrators(contestants)
+        for name, peer in list(self._peers.items()):
+            if len(peer.sweeps) < self._effort.peers_before:
+                say(f"calibrating the cost model of {name}")
+            while name in self._peers and len(peer.sweeps) < self._effort.peers_before:
+                if stopped():
+                    return
+                self._sweep_of(name)
+            if name in self._peers and name not in self.found:  # killed before it was written down
+                self._keep(name, peer.result())
 
-    def during(self, share: float) -> None:
-        """Another sweep if one is due when this share of the run is done."""
+    def during(self, share: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        """The sweeps that are due when this share of the run is done: one of ours, and of the peers in turn."""
         if len(self._calibrator.sweeps) < self._effort.before + round(share * self._effort.during):
             self._sweep()
+        due = self._effort.peers_before + share * self._effort.peers_during
+        while self._peers and not stopped():
+            name = min(self._peers, key=lambda name: len(self._peers[name].sweeps))
+            if sum(len(peer.sweeps) for peer in self._peers.values()) >= round(due * len(self._peers)):
+                return
+            self._sweep_of(name)
 
     def _sweep(self) -> None:
         self._calibrator.sweep()
-        self._folder.write(SWEEPS, {"sweeps": [asdict(sweep) for sweep in self._calibrator.sweeps]})
+        self._write()
         self._keep("paceline", self._calibrator.result())
+
+    def _sweep_of(self, name: str) -> None:
+        """One more of a peer; none any more of one that does not tell its rounds, or does not answer."""
+        peer = self._peers[name]
+        try:
+            told = peer.sweep()
+        except PacelineError:  # what is wrong with it will be said when it does not answer a question
+            told = False
+        if not told:
+            del self._peers[name]
+            return
+        self._kept[name] = peer.sweeps
+        self._write()
+        if len(peer.sweeps) >= self._effort.peers_before:
+            self._keep(name, peer.result())
+
+    def _write(self) -> None:
+        ours = [asdict(sweep) for sweep in self._calibrator.sweeps]
+        peers = {name: [asdict(sweep) for sweep in sweeps] for name, sweeps in self._kept.items()}
+        self._folder.write(SWEEPS, {"sweeps": ours, "peers": peers})
 
     def _keep(self, name: str, one: Calibration) -> None:
         self.found[name] = one
@@ -103,30 +150,24 @@ class Calibrations:
         if model is not None and "transformers" not in self.found:
             say("calibrating the cost model of transformers")
             batch = self._engine.max_batch
-            self._keep("transformers", calibrate_transformers(model, rounds=self._effort.peers, batch=batch))
+            rounds = self._effort.peers_before + self._effort.peers_during
+            self._keep("transformers", calibrate_transformers(model, rounds=rounds, batch=batch))
 
-    def _peers(
-        self, contestants: Sequence[Contestant], say: Callable[[str], None], stopped: Callable[[], bool]
-    ) -> None:
+    def _calibrators(self, contestants: Sequence[Contestant]) -> dict[str, PeerCalibrator]:
+        """Of all peers but those whose calibration was taken from elsewhere, with the sweeps there are."""
         plain = next((contestant for contestant in contestants if contestant.name == BASELINE), None)
+        if plain is None:
+            return {}
+        target, found = self._engine.target, {}
         for peer in contestants:
-            if plain is None or not peer.name.startswith("peer:") or peer.name in self.found:
-                continue
-            if stopped():
-                return
-            say(f"calibrating the cost model of {peer.name}")
-            with suppress(PacelineError):  # what is wrong with it will be said when it does not answer
-                one = calibrate_beside(
-                    plain,
-                    self.found[BESIDE],
-                    peer,
-                    self._engine.target.vocab_size,
-                    self._engine.target.max_context,
-                    rounds=self._effort.peers,
-                    tokens=self._effort.tokens,
+            if peer.name.startswith("peer:") and (peer.name in self._kept or peer.name not in self.found):
+                beside = Beside(plain, self.found[BESIDE])
+                one = PeerCalibrator(
+                    peer, target.vocab_size, target.max_context, beside=beside, tokens=self._effort.tokens
                 )
-                if one is not None:
-                    self._keep(peer.name, one)
+                one.sweeps = self._kept.get(peer.name, [])
+                found[peer.name] = one
+        return found
 
 
 def _tuple(value: Any) -> Any:

@@ -6,7 +6,8 @@ All contestants of a run get the same token ids and the same limits, one after a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -57,6 +58,11 @@ class Contestant(ABC):
     def forget(self) -> None:  # noqa: B027
         """Forget what earlier questions taught it: called after the warm-up and between repetitions, so that no
         question is answered by one that has seen its answer."""
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is asked inside meets it as new and teaches it nothing. Here: for those that never learn."""
+        yield
 
     def wake(self, seconds: float) -> None:
         """Work for so long, or a little longer, unrecorded and without teaching a drafter anything, so that what is

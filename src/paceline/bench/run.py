@@ -139,7 +139,7 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
             if plan.calibrate:
                 engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
                 calibrations = Calibrations(folder, engine, known)
-                calibrations.before(present, watch.say, watch.stopped)
+                calibrations.before(opened, watch.say, watch.stopped)
             complete = _run(plan, setting, folder, present, calibrations, watch)
             folder.describe(_methods(opened))  # what a draft weighs may be a mean of what it did
             _put_away(contestants)  # what comes now may load the model once more, in float32
@@ -330,7 +330,7 @@ def _run(
         device=setting.target.device,
         stopped=watch.stopped,
         progress=watch.answered,
-        between=calibrations.during if calibrations else lambda share: None,
+        between=lambda share: calibrations.during(share, watch.stopped) if calibrations else None,
     )
     return runner.run()
 

@@ -149,11 +149,35 @@ class Lookup(Plain):
         return {"prompt_lookup_num_tokens": self.config.tokens, "max_matching_ngram_size": self.config.ngram}
 
 
-class Assisted(Plain):
+class _WithModel(Plain):
+    """A model drafts. The draft length of the "heuristic" schedule is kept from call to call, in what generate() takes
+    for the drafting model's own configuration."""
+
+    alone = True
+    config: DraftingConfig
+
+    def open(self) -> None:
+        super().open()
+        self.forget()
+
+    def forget(self) -> None:
+        self._drafting = _drafting(self.config)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        before = self._drafting
+        self.forget()
+        try:
+            yield
+        finally:
+            self._drafting = before
+
+
+class Assisted(_WithModel):
     """A smaller model of the same vocabulary drafts (J. Gante, Assisted Generation, 2023)."""
 
     Config = AssistedConfig
-    alone = True
+    config: AssistedConfig
 
     def open(self) -> None:
         super().open()
@@ -166,11 +190,6 @@ class Assisted(Plain):
             )
         self.draft_bytes = weight_bytes(self.assistant.config, self.setup.torch_dtype)
         self.settings["confidence_adapts"] = is_sklearn_available()  # transformers asks for it, silently
-        self.forget()
-
-    def forget(self) -> None:
-        # The draft length of the "heuristic" schedule is kept in the assistant's configuration, from call to call.
-        self._drafting = _drafting(self.config)
 
     def close(self) -> None:
         self.assistant = None
@@ -188,11 +207,11 @@ class Assisted(Plain):
             yield
 
 
-class EarlyExit(Plain):
+class EarlyExit(_WithModel):
     """The target's own first layers and its head draft (Elhoushi et al., LayerSkip, 2024)."""
 
     Config = EarlyExitConfig
-    alone = True
+    config: EarlyExitConfig
 
     def open(self) -> None:
         super().open()
@@ -202,10 +221,6 @@ class EarlyExit(Plain):
             raise MethodError(f"{self.name}: layers is {self.layers}; the model has {depth}, so 1 to {depth - 1}.")
         self.draft_bytes = weight_bytes(self.model.config, self.setup.torch_dtype, self.layers)
         self.settings["layers"] = self.layers
-        self.forget()
-
-    def forget(self) -> None:
-        self._drafting = _drafting(self.config)
 
     def _wishes(self) -> dict[str, Any]:
         return {"assistant_early_exit": self.layers}

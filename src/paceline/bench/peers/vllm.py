@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,17 @@ class Plain(Contestant):
     def forget(self) -> None:
         if self.learns and self.worker is not None:
             self.worker.ask({"forget": True})
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        if not self.learns or self.worker is None:
+            yield
+            return
+        self.worker.ask({"aside": True})
+        try:
+            yield
+        finally:
+            self.worker.ask({"aside": False})
 
     def wake(self, seconds: float) -> None:
         if self.worker is not None:
