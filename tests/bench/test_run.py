@@ -14,8 +14,11 @@ from tests.bench.test_calibrate_peer import Engine
 from tests.cli.conftest import make
 
 from paceline.bench import calibrations, run
+from paceline.bench.calibration import Calibration
 from paceline.bench.calibrations import Effort
 from paceline.bench.contestant import Ask, NotInstalled
+from paceline.bench.folder import answers_of
+from paceline.bench.predict import pace
 from paceline.bench.record import Answer, Turn
 from paceline.bench.run import Plan, Watch, bench
 from paceline.bench.runner import Options
@@ -145,7 +148,10 @@ def test_all_are_calibrated_all_through_the_run(model: str, tmp_path: Path) -> N
     before = json.loads((first.out / "calibration.json").read_text())
     (first.out / "calibration.json").write_text(json.dumps({"beside": before["beside"]}))
     again = bench(plan(model, tmp_path))
-    assert json.loads((first.out / "calibration.json").read_text()) == before
+    after = json.loads((first.out / "calibration.json").read_text())
+    assert after.keys() == before.keys()
+    for name in ("peer:transformers", "paceline"):
+        assert after[name]["ms"] == pytest.approx(before[name]["ms"], rel=0.01)  # seconds of answers are rounded
     (first.out / "calibration.json").unlink()  # to have the peers calibrated anew
     again = bench(plan(model, tmp_path))
     assert all(result["predicted"] > 0 for result in again.results)
@@ -178,6 +184,27 @@ def test_a_peer_that_fails_or_tells_no_rounds_is_asked_no_more(
     overall = {result["method"]: result for result in outcome.results if result["category"] == "overall"}
     assert overall["peer:transformers"]["predicted"] is None
     assert overall["peer:transformers-lookup"]["predicted"] > 0
+
+
+def test_peers_are_predicted_at_the_pace_of_the_run_they_were_calibrated_in(model: str, tmp_path: Path) -> None:
+    """Their clock stands still beside ours, so what they took is what was foreseen; in a run that takes it over, as
+    much more or less as plain decoding is slower or faster there."""
+
+    def off(outcome: run.Outcome) -> float:
+        told = {result["method"]: result for result in outcome.results if result["category"] == "overall"}
+        found: float = told["peer:transformers"]["predicted"] / told["peer:transformers"]["speedup"]
+        return found
+
+    def plain_pace(outcome: run.Outcome) -> float:
+        kept = json.loads((outcome.out / "calibration.json").read_text())["beside"]
+        plain = [answer for answer in answers_of(outcome.out) if answer.method == "none"]
+        return pace([[t] for a in plain for t in a.turns], Calibration.from_json(json.dumps(kept))) or 0.0
+
+    whole = replace(plan(model, tmp_path), options=Options(max_tokens=32, warm_up=0))
+    first = bench(whole)
+    assert off(first) == pytest.approx(1, rel=0.02)
+    second = bench(replace(whole, out=tmp_path / "second", calibration=first.out))
+    assert off(second) == pytest.approx(plain_pace(first) / plain_pace(second), rel=0.02)
 
 
 def test_the_calibration_of_another_run_is_taken(model: str, tmp_path: Path) -> None:
@@ -278,7 +305,7 @@ def test_nobody_is_started_who_has_nothing_left_to_do(model: str, tmp_path: Path
     said.clear()
     bench(again, Watch(say=said.append))
     started = [text for text in said if text.startswith("starting")]
-    assert started == ["starting none", "starting peer:transformers", "starting peer:transformers-lookup"]
+    assert started == ["starting peer:transformers", "starting peer:transformers-lookup"]
     assert {name for name, _ in Peer.asked} == {"peer:transformers", "peer:transformers-lookup"}
 
     lines = (first.out / "answers.jsonl").read_text().splitlines(keepends=True)

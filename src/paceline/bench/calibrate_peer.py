@@ -2,7 +2,7 @@
 
     calibrate_peer(contestant, vocab_size=8192, max_context=1024).round_ms(6)
 
-    calibrator = PeerCalibrator(contestant, 8192, 1024, beside=Beside(plain, ours))
+    calibrator = PeerCalibrator(contestant, 8192, 1024)
     calibrator.sweep()                           # again and again, with other work between
     calibrator.result()
 
@@ -11,9 +11,6 @@ times to the first token of short prompts say how rounds grow with n, and long a
 random text, and one to a text that repeats itself, which every drafter that copies will draft in every round. What
 such a round takes beyond its tokens is drafting, a draft model included: a part of it for the round, and where drafts
 differ in length a part for every token.
-
-With `beside`, plain decoding answers before every answer that is timed, as in a run, and sets the pace: a speed-up
-compares the two, and the machine may have become faster or slower since ours was calibrated.
 """
 
 from __future__ import annotations
@@ -28,38 +25,28 @@ import numpy as np
 from paceline.bench.calibrate import SIZES
 from paceline.bench.calibration import Calibration
 from paceline.bench.contestant import Ask, Contestant
-from paceline.bench.predict import pace
 from paceline.bench.record import Turn
 from paceline.cost import Floats, interpolate
 
 PERIOD = 16
 """Tokens after which the repeating text repeats."""
 TOKENS = 32
-"""Tokens of a long answer behind its first, and those that plain decoding reads and writes between two of them."""
+"""Tokens of a long answer behind its first."""
 WAKE = 0.1
-"""Seconds that a contestant works before them."""
+"""Seconds that a contestant works before it."""
 SPIKE = 4.0
 """Rounds that took so many times as long as the usual one had something else going on beside them."""
-
-
-class Beside(NamedTuple):
-    """Plain decoding on our engine, opened, and its calibration."""
-
-    plain: Contestant
-    ours: Calibration
 
 
 @dataclass(frozen=True)
 class PeerSweep:
     """What one sweep found, in milliseconds: first tokens of the short prompts; of the long ones, by context, first
-    tokens and the rounds behind them, with the tokens that these drafted; and how many times as long as it should have
-    plain decoding took beside it."""
+    tokens and the rounds behind them, with the tokens that these drafted."""
 
     firsts: Sequence[float]
     prompts: Sequence[Sequence[float]]
     rounds: Sequence[Sequence[float]]
     drafted: Sequence[Sequence[int]]
-    pace: float
 
 
 class PeerCalibrator:
@@ -74,7 +61,6 @@ class PeerCalibrator:
         vocab_size: int,
         max_context: int,
         *,
-        beside: Beside | None = None,
         sizes: Sequence[int] = SIZES,
         context: int = 256,
         tokens: int = TOKENS,
@@ -82,7 +68,7 @@ class PeerCalibrator:
         """sizes  tokens of the short prompts; those above a quarter of the context are left out.
         context  tokens of the long prompts, and four times as many; less where the model holds less.
         tokens   of the answers to them, beyond the first."""
-        self.contestant, self._beside, self._tokens, self._vocab_size = contestant, beside, tokens, vocab_size
+        self.contestant, self._vocab_size, self._tokens = contestant, vocab_size, tokens
         self._sizes = sorted({1, *(n for n in sizes if n <= max_context // 4)})
         near = max(min(context, max_context // 4), PERIOD)
         self._contexts = sorted({near, min(4 * near, max_context - tokens - 1)})
@@ -95,30 +81,26 @@ class PeerCalibrator:
             self.contestant.wake(WAKE)
             firsts = [1e3 * self._ask(n, n, Ask(max_tokens=1)).seconds for n in self._sizes]
             answers: list[list[Turn]] = []
-            plain: list[list[Turn]] = []
             for length in self._contexts:
                 answers.append([])
                 for period in (length, PERIOD):
-                    plain += self._plain()
                     self.contestant.wake(WAKE)
                     turn = self._ask(length, period, Ask(max_tokens=self._tokens + 1))
                     if not turn.times or turn.nodes is None:
                         return False
                     answers[-1].append(turn)
-        ours = self._beside.ours if self._beside else None
         self.sweeps.append(
             PeerSweep(
                 firsts,
                 prompts=[[1e3 * turn.times[0] for turn in turns if turn.times] for turns in answers],
                 rounds=[[1e3 * s for turn in turns for s in np.diff(turn.times or []).tolist()] for turns in answers],
                 drafted=[[n for turn in turns for n in (turn.nodes or [])[1:]] for turns in answers],
-                pace=(ours and pace(plain, ours)) or 1.0,
             )
         )
         return True
 
     def result(self) -> Calibration:
-        """Of all sweeps but the first, at the pace of ours."""
+        """Of all sweeps but the first."""
         some = self.sweeps[1:] or self.sweeps
         growth = np.median([sweep.firsts for sweep in some], 0)
         growth = np.maximum.accumulate(growth - growth[0])
@@ -138,20 +120,13 @@ class PeerCalibrator:
             long_ms=(far.plain,) if longer else (),
             drafting_ms=near.drafting,
             drafted_ms=near.drafted,
-        ).at_pace(1 / float(np.mean([sweep.pace for sweep in some])))
+        )
 
     def _ask(self, length: int, period: int, ask: Ask) -> Turn:
         """Its answer to random tokens that repeat themselves after `period`."""
         tokens: list[int] = np.resize(self._random.integers(self._vocab_size, size=period), length).tolist()
         [turn] = self.contestant.answer([tokens], ask)
         return turn
-
-    def _plain(self) -> list[list[Turn]]:
-        """Plain decoding's answer, if it is there."""
-        if self._beside is None:
-            return []
-        self._beside.plain.wake(WAKE)
-        return [self._beside.plain.answer([[1] * self._tokens], Ask(max_tokens=self._tokens))]
 
     def _fit(self, sweeps: Sequence[PeerSweep], place: int, growth: Floats) -> _Fit:
         """What the rounds on one of the contexts say."""
@@ -165,7 +140,7 @@ class PeerCalibrator:
         each, once = _line(drafted[drafts], beyond[drafts])
         if not len(plain):  # what it does in every round cannot be told from the forward
             return _Fit(once, 0.0, each)
-        return _Fit(float(plain.mean()), max(once - float(plain.mean()), 0.0), each)
+        return _Fit(float(plain.mean()), once - float(plain.mean()), each)
 
 
 def calibrate_peer(
@@ -179,7 +154,8 @@ def calibrate_peer(
 
 
 class _Fit(NamedTuple):
-    """Milliseconds of a round over one token, of drafting in a round, and of every token drafted."""
+    """Milliseconds of a round over one token, of drafting in a round that drafts (less than nothing where the first
+    drafted token is cheaper than the others), and of every token drafted."""
 
     plain: float
     drafting: float

@@ -27,7 +27,7 @@ class Calibration:
     tree_nodes, tree_ms                 as nodes and ms, trees.
     long_context, long_nodes, long_ms   chains with so many tokens behind each row.
     token_ms                            each accepted token: keeping it and writing its text.
-    drafting_ms                         each round of a method that drafts, beside its forward and its drafting.
+    drafting_ms                         each round that drafts, beside its forward and its drafting.
     drafted_ms                          each token that it drafts, where drafting is not told."""
 
     engine: str

@@ -8,23 +8,28 @@ with what it has.
     calibrations = Calibrations(folder, engine)
     calibrations.before(contestants, say)
     calibrations.during(0.25)                    # a quarter of the questions is answered
+    calibrations.after(answers)
     predict_run(answers, calibrations.found)
+
+A peer's rounds are those of the run that it was calibrated in, as long as plain decoding's in that run, whose pace is
+kept with them (BESIDE): a run that takes them over may find the machine faster or slower.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from paceline.bench.calibrate import Calibrator, Sweep, calibrate_transformers
-from paceline.bench.calibrate_peer import Beside, PeerCalibrator, PeerSweep
+from paceline.bench.calibrate_peer import PeerCalibrator, PeerSweep
 from paceline.bench.calibration import Calibration
 from paceline.bench.contestant import Contestant
 from paceline.bench.folder import CALIBRATION, SWEEPS, RunFolder
 from paceline.bench.metrics import BASELINE
-from paceline.bench.predict import BESIDE
+from paceline.bench.predict import BESIDE, pace
+from paceline.bench.record import Answer
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 
@@ -54,6 +59,7 @@ class Calibrations:
         self._effort = USUAL if engine.target.weight_bytes < LARGE else OF_LARGE
         self._calibrator = Calibrator(engine, batch=engine.max_batch)
         self._peers: dict[str, PeerCalibrator] = {}
+        self._busy: dict[str, PeerCalibrator] = {}  # those that more sweeps may be asked of
         try:
             told = folder.read(SWEEPS) or {}
             self._calibrator.sweeps = [
@@ -77,10 +83,11 @@ class Calibrations:
         contestants: Sequence[Contestant],
         say: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
+        idle: Collection[str] = (),
     ) -> None:
         """What is to be known before the run begins.
 
-        contestants  those that are open, plain decoding among them if a peer is to be calibrated.
+        contestants  all that take part; idle: names of those that are not open.
         stopped      asked before every sweep, since of a large model they take minutes together; what is then missing
                      is made when the run goes on."""
         if len(self._calibrator.sweeps) < self._effort.before:
@@ -95,26 +102,34 @@ class Calibrations:
             self._transformers(contestants, say)
             return
         self._peers = self._calibrators(contestants)
-        for name, peer in list(self._peers.items()):
+        self._busy = {name: peer for name, peer in self._peers.items() if name not in idle}
+        for name, peer in list(self._busy.items()):
             if len(peer.sweeps) < self._effort.peers_before:
                 say(f"calibrating the cost model of {name}")
-            while name in self._peers and len(peer.sweeps) < self._effort.peers_before:
+            while name in self._busy and len(peer.sweeps) < self._effort.peers_before:
                 if stopped():
                     return
                 self._sweep_of(name)
-            if name in self._peers and name not in self.found:  # killed before it was written down
-                self._keep(name, peer.result())
 
     def during(self, share: float, stopped: Callable[[], bool] = lambda: False) -> None:
         """The sweeps that are due when this share of the run is done: one of ours, and of the peers in turn."""
         if len(self._calibrator.sweeps) < self._effort.before + round(share * self._effort.during):
             self._sweep()
         due = self._effort.peers_before + share * self._effort.peers_during
-        while self._peers and not stopped():
-            name = min(self._peers, key=lambda name: len(self._peers[name].sweeps))
-            if sum(len(peer.sweeps) for peer in self._peers.values()) >= round(due * len(self._peers)):
+        while self._busy and not stopped():
+            name = min(self._busy, key=lambda name: len(self._busy[name].sweeps))
+            if sum(len(peer.sweeps) for peer in self._busy.values()) >= round(due * len(self._busy)):
                 return
             self._sweep_of(name)
+
+    def after(self, answers: Iterable[Answer]) -> None:
+        """What the sweeps of the peers say, now that plain decoding has answered. Calibrated and asked at the same
+        times, a peer met the same machine in its sweeps as in its answers, and plain decoding in its own."""
+        plain = [a for a in answers if a.method == BASELINE and a.failed is None]
+        turns = [[turn] for answer in plain for turn in answer.turns]
+        for name, peer in self._peers.items():
+            if len(peer.sweeps) >= self._effort.peers_before:
+                self._keep(name, peer.result().at_pace(1 / (pace(turns, self.found[BESIDE]) or 1.0)))
 
     def _sweep(self) -> None:
         self._calibrator.sweep()
@@ -123,18 +138,18 @@ class Calibrations:
 
     def _sweep_of(self, name: str) -> None:
         """One more of a peer; none any more of one that does not tell its rounds, or does not answer."""
-        peer = self._peers[name]
+        peer = self._busy[name]
         try:
             told = peer.sweep()
         except PacelineError:  # what is wrong with it will be said when it does not answer a question
             told = False
         if not told:
-            del self._peers[name]
+            del self._busy[name]
             return
         self._kept[name] = peer.sweeps
         self._write()
         if len(peer.sweeps) >= self._effort.peers_before:
-            self._keep(name, peer.result())
+            self._keep(name, peer.result())  # at what pace is known when plain decoding has answered
 
     def _write(self) -> None:
         ours = [asdict(sweep) for sweep in self._calibrator.sweeps]
@@ -155,16 +170,10 @@ class Calibrations:
 
     def _calibrators(self, contestants: Sequence[Contestant]) -> dict[str, PeerCalibrator]:
         """Of all peers but those whose calibration was taken from elsewhere, with the sweeps there are."""
-        plain = next((contestant for contestant in contestants if contestant.name == BASELINE), None)
-        if plain is None:
-            return {}
         target, found = self._engine.target, {}
         for peer in contestants:
             if peer.name.startswith("peer:") and (peer.name in self._kept or peer.name not in self.found):
-                beside = Beside(plain, self.found[BESIDE])
-                one = PeerCalibrator(
-                    peer, target.vocab_size, target.max_context, beside=beside, tokens=self._effort.tokens
-                )
+                one = PeerCalibrator(peer, target.vocab_size, target.max_context, tokens=self._effort.tokens)
                 one.sweeps = self._kept.get(peer.name, [])
                 found[peer.name] = one
         return found

@@ -22,7 +22,7 @@ from paceline.bench.record import Answer, Turn
 from paceline.cost import Rounds
 
 BESIDE = "beside"
-"""Among calibrations: our engine's when the peers were calibrated, which is the pace that theirs are at."""
+"""Among calibrations: our engine as it was when the run began, which is the pace that the peers are at."""
 
 
 def predict_run(
@@ -166,8 +166,7 @@ def _rounds_seconds(turns: Sequence[Turn], calibration: Calibration) -> float:
     if not len(nodes):
         return 0.0
     ms = calibration.rounds_ms(nodes, contexts / rows, trees / rows, accepted)
-    if any(turn.nodes and any(turn.nodes) for turn in turns):
-        ms = ms + calibration.drafting_ms + calibration.drafted_ms * (nodes - rows)
+    ms = ms + (nodes > rows) * (calibration.drafting_ms + calibration.drafted_ms * (nodes - rows))
     return 1e-3 * float(ms.sum())
 
 

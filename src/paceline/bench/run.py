@@ -139,8 +139,10 @@ def bench(plan: Plan, watch: Watch = Watch()) -> Outcome:
             if plan.calibrate:
                 engine = Engine(setting.target, "none", max_batch=plan.options.batch, tokenizer=setting.tokenizer)
                 calibrations = Calibrations(folder, engine, known)
-                calibrations.before(opened, watch.say, watch.stopped)
+                calibrations.before(present, watch.say, watch.stopped, idle)
             complete = _run(plan, setting, folder, present, calibrations, watch)
+            if calibrations is not None:
+                calibrations.after(settled(folder.answers))
             folder.describe(_methods(opened))  # what a draft weighs may be a mean of what it did
             _put_away(contestants)  # what comes now may load the model once more, in float32
             found = calibrations.found if calibrations else {}
@@ -231,12 +233,11 @@ def _idle(plan: Plan, setting: _Setting, contestants: Sequence[Contestant], know
         whom = "transformers" if plan.options.batch > 1 else contestant.name
         return plan.calibrate and contestant.name.startswith("peer:") and whom not in there
 
-    idle = {
+    return {
         contestant.name
         for contestant in contestants
         if has_answered(contestant.name, setting.groups, plan.options.repeats, done) and not to_calibrate(contestant)
     }
-    return idle - {BASELINE} if any(map(to_calibrate, contestants)) else idle  # peers are calibrated beside it
 
 
 def _open(contestants: Sequence[Contestant], watch: Watch) -> dict[str, str]:

@@ -66,7 +66,7 @@ def bench(
     ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option(help="Time rounds, to predict from; of a large model with peers that takes a quarter of an hour."),
+        typer.Option(help="Time rounds, to predict from; of a large model with many peers that takes half an hour."),
     ] = True,
     template: Annotated[
         str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
