@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,15 @@ def test_vllm_that_dies_while_answering(stand_in: Callable[[str], None], tiny: P
             one.answer(PROMPTS[:1], Ask(max_tokens=3))
 
 
+@pytest.fixture
+def _minds_ctrl_c() -> Iterator[None]:
+    """A process that a shell began in the background does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_minds_ctrl_c")
 def test_ctrl_c_ends_vllm_and_its_children(stand_in: Callable[[str], None], tiny: Path, tmp_path: Path) -> None:
     child = tmp_path / "child"
     stand_in(

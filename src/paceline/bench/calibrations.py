@@ -11,8 +11,8 @@ with what it has.
     calibrations.after(answers)
     predict_run(answers, calibrations.found)
 
-A peer's rounds are those of the run that it was calibrated in, as long as plain decoding's in that run, whose pace is
-kept with them (BESIDE): a run that takes them over may find the machine faster or slower.
+What a peer's sweeps found counts as it is in their own run. Another run that takes it over may find the machine faster
+or slower: so it is kept at the pace of BESIDE, by what plain decoding took in their run.
 """
 
 from __future__ import annotations
@@ -75,8 +75,6 @@ class Calibrations:
         self.found = {name: Calibration.from_json(json.dumps(one)) for name, one in {**taken, **kept}.items()}
         if self._calibrator.sweeps:
             self.found["paceline"] = self._calibrator.result()
-        if BESIDE not in self.found:  # what the sweeps of the peers refer to
-            self._kept = {}
 
     def before(
         self,
