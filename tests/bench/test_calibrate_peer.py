@@ -6,16 +6,27 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.bench.calibrate_peer import PeerCalibrator, PeerSweep, calibrate_peer
+from paceline.bench.calibrate_peer import PeerCalibrator, PeerSweep
+from paceline.bench.calibration import Calibration
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.predict import predict_run
 from paceline.bench.record import Answer, Turn
 
 DRAFTED = 4
+
+
+def calibrate_peer(
+    contestant: Contestant, vocab_size: int, max_context: int, *, rounds: int = 5, **more: Any
+) -> Calibration | None:
+    """At once, one sweep to warm up; None if the contestant does not tell its rounds."""
+    calibrator = PeerCalibrator(contestant, vocab_size, max_context, **more)
+    told = all(calibrator.sweep() for _ in range(rounds + 1))
+    return calibrator.result() if told else None
 
 
 class Engine(Contestant):

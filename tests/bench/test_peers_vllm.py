@@ -108,12 +108,20 @@ def test_vllm_is_told_what_is_not_to_be_learnt(stand_in: Callable[[str], None], 
             one.wake(0.5)
             raise KeyboardInterrupt
 
+    def killed(one: Contestant) -> None:
+        with one.aside():
+            one.worker.process.kill()  # type: ignore[attr-defined]
+            one.worker.process.wait()  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
     woken = {"wake": 0.5}
     for spec, expected in (("vllm", [woken]), ("vllm-suffix", [{"aside": True}, woken, {"aside": False}])):
         told.write_text("")
         with opened(spec, tiny, python=sys.executable) as one, pytest.raises(KeyboardInterrupt):
             interrupted(one)
         assert [json.loads(line) for line in told.read_text().splitlines()] == expected
+        with opened(spec, tiny, python=sys.executable) as one, pytest.raises(KeyboardInterrupt):
+            killed(one)  # as Ctrl-C does to a worker that is at work
 
 
 def test_vllm_that_samples_wrongly_is_not_asked_to(stand_in: Callable[[str], None], tiny: Path) -> None:

@@ -1,10 +1,8 @@
 """Calibration of a contestant from the outside: nothing is known of its engine but how long its answers took.
 
-    calibrate_peer(contestant, vocab_size=8192, max_context=1024).round_ms(6)
-
-    calibrator = PeerCalibrator(contestant, 8192, 1024)
+    calibrator = PeerCalibrator(contestant, vocab_size=8192, max_context=1024)
     calibrator.sweep()                           # again and again, with other work between
-    calibrator.result()
+    calibrator.result().round_ms(6)
 
 A round that verifies n tokens reads the weights once and computes n positions, and so does a prompt of n tokens. So the
 times to the first token of short prompts say how rounds grow with n, and long answers say where they begin: one to a
@@ -18,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -141,16 +139,6 @@ class PeerCalibrator:
         if not len(plain):  # what it does in every round cannot be told from the forward
             return _Fit(once, 0.0, each)
         return _Fit(float(plain.mean()), once - float(plain.mean()), each)
-
-
-def calibrate_peer(
-    contestant: Contestant, vocab_size: int, max_context: int, *, rounds: int = 5, **more: Any
-) -> Calibration | None:
-    """At once: as many sweeps as `rounds`, and one to warm up; see PeerCalibrator. None if the contestant does not tell
-    its rounds."""
-    calibrator = PeerCalibrator(contestant, vocab_size, max_context, **more)
-    told = all(calibrator.sweep() for _ in range(rounds + 1))
-    return calibrator.result() if told else None
 
 
 class _Fit(NamedTuple):

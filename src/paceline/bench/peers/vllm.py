@@ -125,8 +125,11 @@ class Plain(Contestant):
         self.worker.ask({"aside": True})
         try:
             yield
-        finally:
-            self.worker.ask({"aside": False})
+        except BaseException:
+            with suppress(PacelineError):  # Ctrl-C ends the process, and it is Ctrl-C that is to be told
+                self.worker.ask({"aside": False})
+            raise
+        self.worker.ask({"aside": False})
 
     def wake(self, seconds: float) -> None:
         if self.worker is not None:
