@@ -26,8 +26,8 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.bench.looping import is_looping
+from paceline.completion import Completion
 from paceline.draft.recycling import TREES, RankPath, Recycling, RecyclingConfig, _grow, _update, compile_template
-from paceline.engine import Completion
 from paceline.kernels.topk import top_tokens
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer

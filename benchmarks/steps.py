@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forward import CONTEXT, shape_135m
-from paceline.target.base import Segment
+from paceline.round import Segment
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Shape, rotary_tables
 from paceline.target.kernels import FusedOps

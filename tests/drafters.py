@@ -21,9 +21,10 @@ import torch
 
 from paceline.accept import Accepted
 from paceline.draft.base import Drafter
+from paceline.round import Segment, Verdict
 from paceline.row import Row
 from paceline.sampling import draw, probabilities
-from paceline.target.base import Needs, Segment, Target, Verdict
+from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree
 

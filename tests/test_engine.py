@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.base import Drafter
-from paceline.engine import Engine, completion
+from paceline.engine import Engine
 from paceline.errors import NumericError, PacelineError, PromptError
+from paceline.round import Segment, Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Segment, Verdict
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree
@@ -162,8 +163,8 @@ def test_abort_ends_a_row_and_leaves_the_others_alone(world: World) -> None:
     assert rows[1].text == world.tokenizer.decode(kept)
     assert rows[3].num_new == 0
     assert rows[3].id not in drafter.rows, "a row that never joined is nothing to a drafter"
-    assert completion(3, rows[3]).seconds == 0
-    assert completion(3, rows[3]).finish_reason == "abort"
+    assert Completion.of(3, rows[3]).seconds == 0
+    assert Completion.of(3, rows[3]).finish_reason == "abort"
     engine.abort(rows[0])  # already over: nothing happens
     assert rows[0].finish_reason == "length"
     assert not world.taken

@@ -8,7 +8,8 @@ from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.errors import MethodError
-from paceline.target.base import Needs, Verdict
+from paceline.round import Verdict
+from paceline.target.base import Needs
 from paceline.tree import DraftTree
 from tests.draft.rows import draft_of, letters, row, target
 

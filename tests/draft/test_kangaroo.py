@@ -19,18 +19,20 @@ from transformers import LlamaConfig, PreTrainedModel
 
 import paceline.draft.kangaroo as kangaroo
 from paceline.accept import Accepted, accept
-from paceline.draft import registry, stop
+from paceline.completion import Completion
+from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
+from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.stepping import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
-from paceline.engine import Completion, Engine
+from paceline.engine import Engine
 from paceline.errors import MethodError
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment
 from paceline.target.decoder import Decoder, Shape, rotary_tables
 from paceline.target.hf import HFTarget
 from paceline.train.kangaroo import AdapterModule, no_adapter

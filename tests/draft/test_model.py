@@ -13,9 +13,10 @@ from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Segment
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer

@@ -16,9 +16,9 @@ from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, compile_
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
+from paceline.round import Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Verdict
 from paceline.tree import DraftTree, ancestors, depths
 from tests import models, native
 from tests.draft.rows import row

@@ -17,9 +17,10 @@ from paceline.engine import Engine
 from paceline.errors import MethodError
 from paceline.replay.tokens import Turn
 from paceline.replay.walk import RecordedRow, Recording, Tally, replay, replayable, tokens_only
+from paceline.round import Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Verdict
+from paceline.target.base import Needs
 from paceline.tree import DraftTree
 from tests import drafters
 from tests.fakes import TableTarget

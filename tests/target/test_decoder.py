@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests import models, native
 
+from paceline.round import Segment
 from paceline.target import products
-from paceline.target.base import Needs, Segment
+from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.target.layout import SHARED_QUERIES

@@ -10,8 +10,9 @@ from tests import models
 
 from paceline.engine import Engine
 from paceline.errors import ModelError
+from paceline.round import Segment, Verdict
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Segment, Verdict
+from paceline.target.base import Needs
 from paceline.target.hf import HFTarget
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load

@@ -13,8 +13,9 @@ from typing import Any
 from paceline import __version__
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.record import Turn
+from paceline.completion import Delta
 from paceline.draft.registry import create
-from paceline.engine import Delta, Engine
+from paceline.engine import Engine
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 from paceline.target.base import Target

@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from paceline.cli.prompts import Job, Messages
-from paceline.engine import Delta, Engine
+from paceline.completion import Delta
+from paceline.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.row import Row
 from paceline.sampling import SamplingParams

@@ -11,7 +11,8 @@ from paceline.cli.drive import Answer, Comparison, Interrupt, compare, drive
 from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
 from paceline.cli.show import Screen, statistics
-from paceline.engine import Delta, Engine
+from paceline.completion import Delta
+from paceline.engine import Engine
 from paceline.errors import PacelineError
 
 

@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.accept import Accepted
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import open_drafter
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Needs, Segment, Target, Verdict
+from paceline.round import Round, Segment
+from paceline.row import Request, Row
+from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder, Linear, Shape, attend
 from paceline.target.layout import plan
@@ -116,7 +116,7 @@ class Kangaroo(Stepping):
         self._pending: dict[int, torch.Tensor] = {}
         self._states: dict[int, list[torch.Tensor]] = {}
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Load the adapter. MethodError if the target cannot be cut in two, or the adapter is not for it."""
         super().bind(target)
         path = self.config.checkpoint
@@ -139,18 +139,18 @@ class Kangaroo(Stepping):
         early = sum(block.nbytes for block in target.blocks[: self.exit])
         self.weight_bytes = early + self.adapter.nbytes + rows * target.hidden_size * target.dtype.itemsize
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self._slots[row.id] = self.adapter.cache.add_row(row.expected_length)
         self._pending[row.id] = torch.empty(
             0, self.target.hidden_size, dtype=self.target.dtype, device=self.target.device
         )
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         super().drop(row)
         self.adapter.cache.drop_row(self._slots.pop(row.id))
         del self._pending[row.id]
 
-    def cached(self, row: Row) -> int:
+    def cached(self, row: Request) -> int:
         return self.adapter.cache.length(self._slots[row.id])
 
     # Drafting -------------------------------------------------------------------------------------------------
@@ -173,13 +173,14 @@ class Kangaroo(Stepping):
         for draft in drafts:
             root = draft.known - 1
             tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
-            segments.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
+            segments.append(Segment(slot_of(draft.row), tokens, parent, start=max(draft.done - root, 0)))
         states = self.target.run_layers(segments, self.exit).split([len(s.tokens) - s.start for s in segments])
         for draft, of_row in zip(drafts, states, strict=True):
             self._states.setdefault(draft.row.id, []).append(of_row)
         return states
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        self._states.clear()  # of a round that failed
         trees = super().propose(rows)
         self._hand_over(list(self._drafts.values()))
         return trees
@@ -197,34 +198,24 @@ class Kangaroo(Stepping):
             states = torch.cat(self._states.pop(draft.row.id))
             if of_tree != list(range(len(states))):
                 states = states[of_tree]
-                rearrange(self.target.cache, draft.row.slot, of_tree, self.exit)
+                rearrange(self.target.cache, slot_of(draft.row), of_tree, self.exit)
             draft.tree.hidden = states  # type: ignore[union-attr]
 
     # After a round --------------------------------------------------------------------------------------------
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
+    def observe(self, round: Round) -> None:
         """Take the early states of what was committed, whoever drafted it, and forget the adapter's other nodes."""
-        states = verdict.hidden[self.exit]
-        for s, (row, done) in enumerate(zip(rows, accepted, strict=True)):
-            of_row = states[verdict.hidden_at[s] : verdict.hidden_at[s + 1]]
-            is_chain = done.path[-1] == len(done.path) - 1
-            new = of_row[: len(done.path)] if is_chain else of_row[done.path]
-            self._pending[row.id] = torch.cat([self._pending[row.id], new])
-        super().observe(rows, trees, verdict, accepted)
-        for row in rows:
+        for i, row in enumerate(round.rows):
+            self._pending[row.id] = torch.cat([self._pending[row.id], round.committed(i, self.exit)])
+        super().observe(round)
+        for row in round.rows:
             self._catch_up(row)
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.adapter.cache.commit(self._slots[draft.row.id], nodes)
         self._pending[draft.row.id] = self._pending[draft.row.id][len(nodes) :]
 
-    def _catch_up(self, row: Row) -> None:
+    def _catch_up(self, row: Request) -> None:
         """Run the adapter over what waits, as long as it is much."""
         slot = self._slots[row.id]
         while len(self._pending[row.id]) > CHUNK:
@@ -232,6 +223,12 @@ class Kangaroo(Stepping):
             self.adapter(part, [Segment.chunk(slot, np.zeros(CHUNK, np.int64), last=False)])
             self.adapter.cache.commit(slot, range(CHUNK))
             self._pending[row.id] = rest
+
+
+def slot_of(row: Request) -> int:
+    """Where the target keeps a row: a self-drafter works in its cache."""
+    assert isinstance(row, Row), "a self-drafter runs in our engine only"
+    return row.slot
 
 
 def _numbers(draft: Draft) -> list[int]:

@@ -18,8 +18,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.clock import Clock
 from paceline.kernels.topk import top_tokens
+from paceline.round import Segment, Verdict
 from paceline.target import products
-from paceline.target.base import LayerCallback, Needs, Segment, Verdict
+from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import Layout, familiar, plan
@@ -325,7 +326,7 @@ class Decoder(CachedTarget):
         self.clock.lap("head")
         top = top_tokens(logits, needs.top_k) if needs.top_k else None
         if needs.top_k:
-            self.clock.lap("draft")  # it is for the drafter alone
+            self.clock.lap("top_k")
         return Verdict(
             logits,
             layout.wanted_at,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,29 @@ def load(
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if native is False or reason:
-        return hf.load(
+        made: Target = hf.load(
             folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
+    else:
+        made = _load_native(folder, name, config, tensors, wanted, to, ends)
+    if any((folder / file).exists() for file in (*TOKENIZER_FILES, "tokenizer.model")):
+        made.tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+    return made
+
+
+def _load_native(
+    folder: Path,
+    name: str,
+    config: PretrainedConfig,
+    tensors: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    ends: Sequence[int],
+) -> Target:
     shapes = decoder.weight_shapes(config)
     check_shapes(folder, shapes, tensors)
     weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
-    return decoder.Decoder(config, weights, name=name, dtype=wanted, device=to, eos_token_ids=ends)
+    return decoder.Decoder(config, weights, name=name, dtype=dtype, device=device, eos_token_ids=ends)
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:

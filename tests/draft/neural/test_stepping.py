@@ -25,9 +25,10 @@ from paceline.draft.neural.stepping import Stepping, SteppingConfig
 from paceline.draft.neural.stop import Adaptive, Outcome, Svip
 from paceline.engine import Engine
 from paceline.errors import MethodError
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import RowRandom, SamplingParams, probabilities
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.tree import DraftTree
 
 GREEDY = SamplingParams(max_tokens=40)
