@@ -209,14 +209,16 @@ class Engine:
             yield
         except Exception as error:
             named = [row for row in rows if isinstance(error, RowError) and row.id == error.row_id]
+            cause = (error.__cause__ if isinstance(error, RowError) else None) or error
+            if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
+                log.error("a round failed", exc_info=cause)
             for row in named or rows:
-                self._fail(row, error)
+                self._fail(row, cause)
 
-    def _fail(self, row: Row, error: Exception) -> None:
-        """End a row with an error. One that is not the caller's to mend is logged with its traceback."""
-        cause = error.__cause__ if isinstance(error, RowError) and isinstance(error.__cause__, Exception) else error
-        message = str(cause) if isinstance(cause, PacelineError) else f"{type(cause).__name__}: {cause}"
-        log.error("request %d ended: %s", row.id, message, exc_info=None if isinstance(cause, PacelineError) else cause)
+    def _fail(self, row: Row, error: BaseException) -> None:
+        """End a row with an error."""
+        message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        log.error("request %d ended with an error: %s", row.id, message)
         row.end("error", message)
         if row.finish_reason == "error":  # an answer that has just come to its end stands
             self._failed.append(row)
@@ -354,12 +356,22 @@ class Engine:
             for prompt, wish in zip(prompts, every, strict=True):
                 rows.append(self.add(prompt, wish))
                 leaving.callback(self.abort, rows[-1])
-            index = {row.id: i for i, row in enumerate(rows)}
-            while any(row.finish_reason is None for row in rows):
-                for delta in self.step():
-                    if delta.row.id in index:
-                        delta.index = index[delta.row.id]
-                        yield delta
+            yield from self.follow(rows)
+
+    def follow(self, rows: Sequence[Row]) -> Generator[Delta]:
+        """Run until requests that were added have ended, yielding what each round adds; `Delta.index` counts `rows`."""
+        index = {row.id: i for i, row in enumerate(rows)}
+        while any(row.finish_reason is None for row in rows):
+            for delta in self.step():
+                if delta.row.id in index:
+                    delta.index = index[delta.row.id]
+                    yield delta
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Run until requests that were added have ended. Raises PacelineError if one of them failed."""
+        for delta in self.follow(rows):
+            if delta.row.error:
+                raise PacelineError(delta.row.error)
 
     def generate(
         self,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -78,11 +79,19 @@ def paceline(
         print(context.get_help())
 
 
+def _bugs() -> logging.Handler:
+    """Shows tracebacks of what went wrong inside a request; commands say everything else themselves."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: bool(record.exc_info))
+    return handler
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command (default: the process's own arguments) and return its exit status.
 
     0: all is well. 1: some prompts of a file could not be answered. 2: the caller's mistake, said in one line.
     130: Ctrl-C. Anything else that goes wrong is a bug of ours and keeps its traceback."""
+    logging.getLogger("paceline").addHandler(_bugs())
     try:
         return int(app(args=argv, prog_name="paceline", standalone_mode=False) or 0)
     except PacelineError as error:

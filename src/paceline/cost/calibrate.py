@@ -193,6 +193,8 @@ class _Stage:
         began = perf_counter()
         while not all(row.num_new for row in self.rows):
             self.engine.step()
+            if broken := [row for row in self.rows if row.error]:
+                raise PacelineError(broken[0].error)
         return perf_counter() - began
 
     def _round(self, case: _Case) -> float:

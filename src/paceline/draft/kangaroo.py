@@ -32,10 +32,12 @@ from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
 from paceline.row import Request, Row
+from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
-from paceline.target.decoder import Decoder, Linear, Shape, attend
+from paceline.target.decoder import Decoder
 from paceline.target.layout import plan
+from paceline.target.shape import Shape
 from paceline.tree import DraftTree
 
 CHUNK = 512
@@ -55,15 +57,8 @@ class KangarooConfig(SteppingConfig):
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP. 4 h^2 + 2 h
     numbers where every head has keys of its own."""
-    h, q, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    return {
-        "input_norm.weight": (h,),
-        "q_proj.weight": (q, h),
-        "k_proj.weight": (kv, h),
-        "v_proj.weight": (kv, h),
-        "o_proj.weight": (h, q),
-        "output_norm.weight": (h,),
-    }
+    norm = (shape.hidden_size,)
+    return {"input_norm.weight": norm, **attention_shapes(shape), "output_norm.weight": norm}
 
 
 class Adapter:
@@ -72,32 +67,20 @@ class Adapter:
     weights  as `adapter_shapes` lists them; they are cast to the target's dtype on its device."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder):
-        self.shape = target.shape
         here = {name: weight.to(target.device, target.dtype) for name, weight in weights.items()}
         self.nbytes = sum(weight.nbytes for weight in here.values())
-        self.qkv = Linear(torch.cat([here[f"{name}_proj.weight"] for name in "qkv"]))
-        self.out = Linear(here["o_proj.weight"])
+        self.attention = Attention(here, target.shape, target.ops)
         self.input_norm, self.output_norm = here["input_norm.weight"], here["output_norm.weight"]
-        self.ops = target.ops
         self.cache = target.new_cache(1)
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """Over early states [N, H], one for each node of the segments that is to be run; [M, H] for the nodes whose
         logits are wanted. Nothing is committed."""
-        s = self.shape
-        layout = plan(
-            segments,
-            [self.cache.length(segment.slot) for segment in segments],
-            shared=s.num_heads // s.num_kv_heads,
-            dtype=states.dtype,
-            device=states.device,
-        )
-        self.ops.begin(layout)
-        cache = self.cache.writer(layout)
-        qkv = self.qkv(self.ops.norm(states, self.input_norm)).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, None, cache, 0)
-        _, y = self.ops.add_norm(states, self.out(attend(queries, layout, cache, 0)), self.output_norm)
+        ops = self.attention.ops
+        layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
+        delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
+        _, y = ops.add_norm(states, delta, self.output_norm)
         return y if layout.wanted is None else y[layout.wanted]
 
 
@@ -114,7 +97,6 @@ class Kangaroo(Stepping):
         self.config = config
         self._slots: dict[int, int] = {}
         self._pending: dict[int, torch.Tensor] = {}
-        self._states: dict[int, list[torch.Tensor]] = {}
 
     def bind(self, target: Facts) -> None:
         """Load the adapter. MethodError if the target cannot be cut in two, or the adapter is not for it."""
@@ -176,11 +158,10 @@ class Kangaroo(Stepping):
             segments.append(Segment(slot_of(draft.row), tokens, parent, start=max(draft.done - root, 0)))
         states = self.target.run_layers(segments, self.exit).split([len(s.tokens) - s.start for s in segments])
         for draft, of_row in zip(drafts, states, strict=True):
-            self._states.setdefault(draft.row.id, []).append(of_row)
+            draft.features.append(of_row)
         return states
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        self._states.clear()  # of a round that failed
         trees = super().propose(rows)
         self._hand_over(list(self._drafts.values()))
         return trees
@@ -195,7 +176,7 @@ class Kangaroo(Stepping):
         if late:
             self._run_early(late)
         for draft, of_tree in zip(drafts, nodes, strict=True):
-            states = torch.cat(self._states.pop(draft.row.id))
+            states = torch.cat(draft.features)
             if of_tree != list(range(len(states))):
                 states = states[of_tree]
                 rearrange(self.target.cache, slot_of(draft.row), of_tree, self.exit)

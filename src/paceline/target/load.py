@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from paceline.errors import ModelError, meant
 from paceline.target import decoder, hf
 from paceline.target.base import Target
+from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,7 +86,7 @@ def _load_native(
     device: torch.device,
     ends: Sequence[int],
 ) -> Target:
-    shapes = decoder.weight_shapes(config)
+    shapes = weight_shapes(config)
     check_shapes(folder, shapes, tensors)
     weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
     return decoder.Decoder(config, weights, name=name, dtype=dtype, device=device, eos_token_ids=ends)
@@ -275,7 +276,7 @@ def _has_units(dtype: torch.dtype) -> bool:
 def _not_native(config: PretrainedConfig) -> str | None:
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantized"
-    return decoder.unsupported(config)
+    return unsupported(config)
 
 
 def open_weights(folder: Path) -> dict[str, Any]:

@@ -139,8 +139,7 @@ def answer_all(folder: Path, prompts: Mapping[str, Sequence[str | list[dict[str,
     for _, text in asked:
         messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
         rows.append(engine.add(messages, SamplingParams(max_tokens=LONGEST)))
-    while engine.has_work:
-        engine.step()
+    engine.finish(rows)
     answers = []
     for (kind, text), row in zip(asked, rows, strict=True):
         shown = text if isinstance(text, str) else "\n".join(f"{m['role']}: {m['content']}" for m in text)

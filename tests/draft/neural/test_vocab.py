@@ -33,8 +33,8 @@ from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams, draw
-from paceline.target.decoder import Linear
 from paceline.target.hf import HFTarget
+from paceline.target.linear import Linear
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 

@@ -65,6 +65,7 @@ class Draft:
     ends            tokens behind which nothing can be accepted.
     done            nodes that were run. calls: forwards that took.
     probs           distributions that the drafted tokens were drawn from, [V] each; none if they were not drawn.
+    features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
     tree, kept      what was handed over, and for every node of it its number here; None: it was never run."""
 
     row: Request
@@ -75,6 +76,7 @@ class Draft:
     done: int = 0
     calls: int = 0
     probs: list[torch.Tensor] = field(default_factory=list)
+    features: list[torch.Tensor] = field(default_factory=list)
     tree: DraftTree | None = None
     kept: list[int | None] = field(default_factory=list)
 
