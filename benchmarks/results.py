@@ -4,8 +4,8 @@
     python benchmarks/results.py differing           # how many of our answers are not plain decoding's
     python benchmarks/results.py full demo-small     # every method of one run, Markdown; docs/results/demo-small.md
 
-A page (`paceline report`) is the record of its run. What is read of it: the table of speed-ups, the one by task, and the
-one of answers that differ.
+A page (`paceline report`) is the record of its run. Three of its tables are read: speed-ups, speed-ups by task, and
+answers that differ.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ STATED = re.compile(r"<!-- measured with (.*?) -->", re.DOTALL)
 def stated(text: str) -> dict[str, str]:
     """Model to fingerprint, of all comments of a page."""
     pairs = [pair.split() for comment in STATED.findall(text) for pair in comment.split(",")]
-    return {model: digits for model, digits in pairs}
+    return {pair[0]: pair[1] for pair in pairs}
 
 
 def measured(text: str) -> set[str]:
