@@ -236,9 +236,9 @@ def test_a_run_whose_memory_gets_slow_is_predicted_by_sweeps_all_through_it(wait
 def test_accepted_tokens_cost_what_keeping_them_costs(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
     extend = Row.extend
 
-    def slow(row: Row, tokens: Sequence[int], source: str = "") -> int:
+    def slow(row: Row, tokens: Sequence[int], *rest: Any) -> int:
         wait(1e-4 * len(tokens))
-        return extend(row, tokens, source)
+        return extend(row, tokens, *rest)
 
     monkeypatch.setattr(Row, "extend", slow)
     found = calibrate(Simulator(wait), sizes=SIZES, context=64, rounds=3)

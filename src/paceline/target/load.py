@@ -73,7 +73,7 @@ def load(
     else:
         made = _load_native(folder, name, config, tensors, wanted, to, ends)
     if any((folder / file).exists() for file in (*TOKENIZER_FILES, "tokenizer.model")):
-        made.tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+        made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
     return made
 
 
@@ -99,9 +99,12 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     Raises ModelError if there is none, or if it has tokens that the model in the folder does not know."""
     if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
         return Tokenizer(_sentencepiece(file), str(model))
-    folder = find(model, SMALL_FILES)
+    return _tokenizer_in(find(model, SMALL_FILES), _name(model), trust_remote_code)
+
+
+def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
     if _has_only_sentencepiece(folder):
-        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), _name(model))
+        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
     if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
     try:
@@ -109,7 +112,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     except Exception as error:  # third-party parsers of many formats; what they raise is theirs to choose
         raise ModelError(f"the tokenizer in {folder} cannot be read: {hf.one_line(error)}") from error
     inner.model_max_length = sys.maxsize  # the engine knows the context; transformers would only warn, once
-    tokenizer = Tokenizer(inner, _name(model))
+    tokenizer = Tokenizer(inner, name)
     if (folder / "config.json").exists():
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
         highest = max(inner.get_vocab().values(), default=0)
