@@ -272,6 +272,7 @@ class Engine:
             return prompt  # type: ignore[return-value]
         if self.tokenizer is None:
             raise PromptError("This engine has no tokenizer; give the prompt as token ids.")
+        self.tokenizer.refuse_long(prompt, self.target.max_context)  # type: ignore[arg-type]
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
 
     def abort(self, row: Row) -> None:

@@ -36,3 +36,8 @@ def meant(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'sam'?"` when one of `known` is close to `word`, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def shortened(text: str, most: int = 120) -> str:
+    """A text of at most about `most` characters, for a message: a long one without its middle."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"

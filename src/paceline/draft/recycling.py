@@ -25,7 +25,6 @@ Where we differ from the paper's code (github.com/Luowaterbi/TokenRecycling), an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +40,7 @@ from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.store import HEADER, open_store, writing
 from paceline.errors import MethodError, StoreError
 from paceline.kernels.topk import top_tokens
+from paceline.records import loads
 from paceline.row import Row
 from paceline.target.base import Needs, Target, Verdict
 from paceline.target.decoder import Decoder
@@ -241,7 +241,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
     text = Path(file).read_text("utf-8")
     if not text.lstrip().startswith("["):
         return [tuple(map(int, word)) for word in text.split()]
-    paths = json.loads(text)
+    paths = loads(text)
     if not all(isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths):
         raise ValueError("in JSON a path is a list of whole numbers")
     return [tuple(path) for path in paths]

@@ -1,0 +1,79 @@
+"""Lines that are written whole or not at all, and what a full disk leaves behind."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.text.store import writing
+from paceline.errors import PacelineError
+from paceline.records import Appender, write_whole
+
+FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
+
+
+@contextmanager
+def full_after(num_bytes: int) -> Iterator[None]:
+    """No file of this process may be larger: a write beyond fails as on a full disk, but for the error's number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_lines_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for line in ({"a": "ü"}, '{"b": 1}'):
+        with Appender.open(path) as lines:
+            lines.append([line])
+            assert path.read_bytes().endswith(b"}\n")
+    assert path.read_text("utf-8") == '{"a": "ü"}\n{"b": 1}\n'
+    with pytest.raises(PacelineError, match="exists already; give another name"):
+        Appender.open(path, new=True)
+    with pytest.raises(PacelineError, match="cannot be written: Not a directory"):
+        Appender.open(path / "b")
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with Appender.open(path, then="; the rest is safe") as lines:
+        lines.append([{"a": 1}])
+        with full_after(1000), pytest.raises(PacelineError, match=r"a\.jsonl cannot be written: .*; the rest is safe"):
+            lines.append([{"b": "x" * 2000}])
+        assert path.read_text() == '{"a": 1}\n'
+        lines.append([{"c": 2}])
+    assert path.read_text() == '{"a": 1}\n{"c": 2}\n'
+
+
+def test_a_file_is_replaced_whole_or_stays(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.json"
+    write_whole(path, "old")
+    with full_after(1000), pytest.raises(PacelineError, match=r"a\.json cannot be written: "):
+        write_whole(path, "x" * 2000)
+    assert [p.name for p in path.parent.iterdir()] == ["a.json"]
+    assert path.read_text() == "old"
+
+
+def test_a_drafter_on_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
+    save_drafter(tmp_path, "kind", config={}, tensors={"a": torch.ones(4)}, target=FACTS)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with full_after(2000), pytest.raises(PacelineError, match=r"model\.safetensors cannot be written: "):
+        save_drafter(tmp_path, "kind", config={"b": 1}, tensors={"a": torch.ones(4000)}, target=FACTS)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_store_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    def build() -> None:
+        with writing(tmp_path / "store", kind="corpus", tokenizer="a") as store:
+            store.add("text", np.zeros(4000))
+
+    with full_after(2000), pytest.raises(PacelineError, match=r"store cannot be written: .*; nothing of it is left"):
+        build()
+    assert not list(tmp_path.iterdir())
