@@ -66,10 +66,10 @@ def test_lines_are_numbered_as_an_editor_does(tmp_path: Path, pack: Callable[[by
 def test_a_file_cut_off_or_missing(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"a": 1}\n' * 1000)
     (tmp_path / "a.gz").write_bytes(packed[:-20])
-    with pytest.raises(PromptError, match="a.gz is cut off or damaged"):
+    with pytest.raises(PromptError, match=r"a\.gz is cut off or damaged"):
         list(objects(tmp_path / "a.gz", PromptError, ""))
     (tmp_path / "b.gz").write_bytes(packed[:20] + b"\0\xff" * 20)
-    with pytest.raises(PromptError, match="b.gz is cut off or damaged"):
+    with pytest.raises(PromptError, match=r"b\.gz is cut off or damaged"):
         list(objects(tmp_path / "b.gz", PromptError, ""))
     with pytest.raises(PromptError, match="cannot be read: No such file"):
         list(objects(tmp_path / "none", PromptError, ""))

@@ -1,31 +1,19 @@
 """Lines that are written whole or not at all, and what a full disk leaves behind."""
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.disk import full_after
 
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
 from paceline.records import Appender, write_whole
+from paceline.train.loop import Progress, save_checkpoint
 
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
-
-
-@contextmanager
-def full_after(num_bytes: int) -> Iterator[None]:
-    """No file of this process may be larger: a write beyond fails as on a full disk, but for the error's number."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_lines_are_appended(tmp_path: Path) -> None:
@@ -67,6 +55,21 @@ def test_a_drafter_on_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     with full_after(2000), pytest.raises(PacelineError, match=r"model\.safetensors cannot be written: "):
         save_drafter(tmp_path, "kind", config={"b": 1}, tensors={"a": torch.ones(4000)}, target=FACTS)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+class Stream:
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
+def test_a_training_on_a_full_disk_keeps_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    save_checkpoint(path, torch.nn.Linear(2, 2), [], Progress(), Stream())  # type: ignore[arg-type]
+    before = path.read_bytes()
+    with full_after(len(before)), pytest.raises(PacelineError, match=r"checkpoint\.safetensors cannot be written: "):
+        save_checkpoint(path, torch.nn.Linear(50, 50), [], Progress(), Stream())  # type: ignore[arg-type]
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == before
 
 
 def test_a_store_on_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
