@@ -4,7 +4,8 @@ Everything else is a bug and keeps its traceback. The command line prints a Pace
 with status 2; a Python user catches `PacelineError` (or the narrower class).
 """
 
-import difflib
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 
@@ -34,6 +35,8 @@ class NumericError(PacelineError):
 
 def meant(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'sam'?"` when one of `known` is close to `word`, else an empty string."""
+    import difflib  # slow, and the first thing that the command line would wait for
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 

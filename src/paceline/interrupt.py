@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, NoReturn
 
 STATUS = 130
 """What a shell says of a command that Ctrl-C ended."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine import Engine
 from paceline.errors import PacelineError
-from paceline.records import Appender, loads, objects, write_whole
+from paceline.records import Appender, as_object, objects, write_whole
 from paceline.replay.record import read_trace
 from paceline.replay.tokens import Transcriber
 from paceline.sampling import SamplingParams
@@ -133,7 +133,7 @@ def _begin(out: Path, settings: dict[str, Any]) -> set[str]:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(noted, json.dumps(settings, indent=2) + "\n")
         return set()
-    before = loads(noted.read_text("utf-8")) if noted.exists() else {}
+    before = as_object(noted.read_bytes(), "settings") if noted.exists() else {}
     other = [key for key in settings if before.get(key) != settings[key]]
     if other:
         raise PacelineError(
@@ -144,7 +144,7 @@ def _begin(out: Path, settings: dict[str, Any]) -> set[str]:
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         out.write_bytes(whole)
-    return {loads(line)["id"] for line in whole.splitlines()}
+    return {str(row.get("id")) for _, row in objects(out, PacelineError, "an answer")}
 
 
 def _append(

@@ -18,7 +18,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import PacelineError
-from paceline.records import Appender, loads, replacing, write_whole
+from paceline.records import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
 
@@ -398,5 +398,4 @@ def _seconds_left(config: LoopConfig, progress: Progress, speed: float) -> float
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The rows of a log, in order."""
-    lines: Iterable[str] = path.read_text().splitlines() if path.exists() else []
-    return [loads(line) for line in lines if line.strip()]
+    return [row for _, row in objects(path, PacelineError, "a row of a training's log")] if path.exists() else []
