@@ -63,7 +63,6 @@ def tiny_run(tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, tokens
 def test_a_resumed_run_equals_an_unbroken_one(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.draft.neural import checkpoint as saved
     from paceline.train import lm, loop
 
     assert tiny_run(tokenizer, tmp_path, "whole")

@@ -127,8 +127,8 @@ def calibrations_of(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises PacelineError if there is none, or if it was of another model, on another machine or in other batches."""
     try:
-        other = loads((path / RUN).read_text("utf-8"))
-        found: dict[str, Any] = loads((path / CALIBRATION).read_text("utf-8"))
+        other = loads((path / RUN).read_bytes())
+        found: dict[str, Any] = loads((path / CALIBRATION).read_bytes())
         both = other, json.loads(json.dumps(run))
         theirs, ours = ({**side, "batch": side["options"]["batch"]} for side in both)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -178,7 +178,7 @@ def _whole(lines: FileIO, path: Path) -> list[Answer]:
 def _read(file: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is none, or none that can be read."""
     try:
-        found = loads(file.read_text("utf-8"))
+        found = loads(file.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -52,7 +52,7 @@ def _with_exits(part: str, exits: str | None, grown: Path) -> str:
 def _config(checkpoint: str) -> dict[str, Any] | None:
     """config.json of a draft model or of an adapter; None for whatever else a drafter may read."""
     try:
-        found = loads((Path(checkpoint).expanduser() / CONFIG).read_text("utf-8"))
+        found = loads((Path(checkpoint).expanduser() / CONFIG).read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and ("model_type" in found or KIND in found) else None

@@ -62,7 +62,7 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
             raise PacelineError(f"--verify-cost {text}: linear:X wants a number, 0 or more, such as linear:0.01")
         return Cost((1.0, 2.0), (1.0, 1.0 + step), forward_ms)
     try:
-        found = loads(Path(text).read_text("utf-8"))
+        found = loads(Path(text).read_bytes())
         table = sorted((float(nodes), float(time)) for nodes, time in found.items())
     except OSError:
         raise PacelineError(f"--verify-cost {text}: no such file; give flat, linear:X or a JSON file") from None

@@ -163,7 +163,7 @@ def _is_named(row: dict[str, Any]) -> bool:
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
-        found = loads(file.read_text("utf-8"), parse_constant=lambda _: None)
+        found = loads(file.read_bytes(), parse_constant=lambda _: None)
     except (OSError, ValueError) as error:
         raise PacelineError(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict):

@@ -199,7 +199,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = loads(file.read_text("utf-8"))
+        found = loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {hf.one_line(error)}") from error
     if not isinstance(found, dict):

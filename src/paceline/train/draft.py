@@ -146,5 +146,5 @@ def save_draft(network: Any, tokenizer: Tokenizer, out: Path, facts: dict[str, A
     copy.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     tokenizer.inner.save_pretrained(out)
-    config = loads((out / "config.json").read_text("utf-8"))
+    config = loads((out / "config.json").read_bytes())
     write_whole(out / "config.json", json.dumps(config | facts, indent=2) + "\n")

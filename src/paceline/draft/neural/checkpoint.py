@@ -102,7 +102,7 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
     if not file.exists():
         raise MethodError(f"{folder} has no {CONFIG}, so it is not a drafter; name the folder its training wrote")
     try:
-        config: dict[str, Any] = loads(file.read_text("utf-8"))
+        config: dict[str, Any] = loads(file.read_bytes())
         found = config.get(KIND)
     except (OSError, ValueError, AttributeError) as error:
         raise MethodError(f"{file} cannot be read ({error}); train or copy the drafter again") from None

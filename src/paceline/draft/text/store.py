@@ -100,7 +100,7 @@ def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -
         made = ": build one with `paceline corpus build`" if kind == "corpus" else ""
         raise StoreError(f"there is no store {folder}{made}")
     try:
-        header = loads(file.read_text("utf-8"))
+        header = loads(file.read_bytes())
         version, found, of = header["version"], header["kind"], header["tokenizer"]
         sizes: dict[str, int] = dict(header["arrays"])
     except (OSError, ValueError, KeyError, TypeError) as error:
