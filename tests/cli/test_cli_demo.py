@@ -15,7 +15,7 @@ from paceline.cli.prompts import from_file
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
 
-PROMPTS = REPOSITORY / "examples" / "demo-prompts.jsonl"
+PROMPTS = REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts.jsonl"
 
 
 def test_the_prompts_are_six_of_six_kinds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib.resources import as_file, files
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.options import open_engine
 from paceline.cli.show import Screen
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.spec import parse, split
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.completion import Delta
     from paceline.engine import Engine
 
-DEMO = "models/demo"
+DEMO, PROMPTS = "models/demo", "demo-prompts.jsonl"
 
 ALSO = ("recycling,tree=16", f"model:{DEMO}-draft", f"kangaroo:{DEMO}-kangaroo", f"s2d:{DEMO}-sorted")
 """What else is compared on the demo model: what draws on its own distributions, and drafters trained for it."""
@@ -33,8 +34,8 @@ ALSO = ("recycling,tree=16", f"model:{DEMO}-draft", f"kangaroo:{DEMO}-kangaroo",
 def demo(
     model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face id.")] = DEMO,
     prompts: Annotated[
-        str, typer.Option("--prompts", "-p", help="JSON Lines, as for generate.")
-    ] = "examples/demo-prompts.jsonl",
+        str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six that come along]")
+    ] = None,
     draft: options.Draft = "sam",
     also: Annotated[
         list[str] | None,
@@ -49,15 +50,22 @@ def demo(
     """Answer a few prompts of different kinds plainly and with drafts, and show what it gains.
 
     \b
-    paceline demo                     in the repository, where models/demo and examples/ are
+    paceline demo                     in the repository, where models/demo is
     paceline demo path/to/model --prompts mine.jsonl --draft sam --also sam+prompt-lookup
     """
+    if model == DEMO and not Path(DEMO).is_dir():
+        raise ModelError(
+            f"there is no folder {DEMO} here: the demo model comes with paceline's repository, so run this in a "
+            "checkout of it, or name a model of your own, a folder or a Hugging Face id: paceline demo MODEL"
+        )
+
     from paceline.cli.drive import Interrupt, compare
     from paceline.cli.prompts import from_file
     from paceline.engine import Engine
     from paceline.sampling import SamplingParams
 
-    jobs, broken = from_file(prompts, SamplingParams(max_tokens=max_tokens))
+    with as_file(files("paceline.cli") / PROMPTS) as shipped:
+        jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
     if broken:
         raise broken[0]
     engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.options import one_line, open_engine
 from paceline.cli.show import Screen, profile_table
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PromptError
+from paceline.records.writing import Appender, Writer, standard_output
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
@@ -64,7 +64,7 @@ def generate(
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
     paceline generate models/demo "Hello! What can you do?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
-    paceline generate models/demo -p examples/demo-prompts.jsonl -o new.jsonl
+    paceline generate models/demo -p prompts.jsonl -o answers.jsonl
     """
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
@@ -110,15 +110,10 @@ def _jobs(prompt: str | None, prompts: str | None, params: SamplingParams) -> tu
     return ([from_words(prompt, params)], []) if prompt is not None else from_file(str(prompts), params)
 
 
-def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> TextIO | None:
+def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> Writer | None:
     """Where JSON objects go, if anywhere. A file is made before a model is loaded, and never written over."""
     if out is None:
-        return sys.stdout if as_json else None
-    try:
-        lines = stack.enter_context(out.open("x", encoding="utf-8"))
-    except FileExistsError as error:
-        raise PacelineError(f"{out} exists already; give another name, or remove it first") from error
-    except OSError as error:
-        raise PacelineError(f"{out} cannot be written: {error.strerror}") from error
+        return standard_output() if as_json else None
+    lines = stack.enter_context(Appender.open(out, new=True, then="; what was answered before is in it"))
     stack.callback(lambda: out.unlink() if out.stat().st_size == 0 else None)  # a run that failed leaves nothing behind
     return lines

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, TextIO
-
 import torch
 
 from paceline.cli.drive import Answer, Comparison, Interrupt, compare, drive
@@ -14,6 +11,7 @@ from paceline.cli.show import Screen, statistics
 from paceline.completion import Delta
 from paceline.engine import Engine
 from paceline.errors import PacelineError
+from paceline.records.writing import Writer
 
 
 class Run:
@@ -21,7 +19,7 @@ class Run:
 
     refused  prompts that the engine would not take."""
 
-    def __init__(self, engine: Engine, screen: Screen, chat: bool | None, lines: TextIO | None, interrupt: Interrupt):
+    def __init__(self, engine: Engine, screen: Screen, chat: bool | None, lines: Writer | None, interrupt: Interrupt):
         self.engine, self.screen, self.chat, self.lines, self.interrupt = engine, screen, chat, lines, interrupt
         self.refused = 0
         self._many = False
@@ -68,7 +66,7 @@ class Run:
     def _show(self, answer: Answer, streamed: bool = False) -> None:
         """An answer that is complete (or will not get any further)."""
         if self.lines is not None:
-            self._write(self.lines, answer.record())
+            self.lines.append([answer.record()])
             if answer.row.error:
                 self._tell(answer)
             return
@@ -87,18 +85,13 @@ class Run:
 
     def _show_both(self, both: Comparison) -> None:
         if self.lines is not None:
-            self._write(self.lines, both.record())
+            self.lines.append([both.record()])
             return
         answer = both.drafted or both.plain
         assert answer is not None
         self._show(answer)
         if both.is_complete:
             self.screen.note(*comparison(both, self.engine.drafter.name, self.engine.target.dtype))
-
-    def _write(self, lines: TextIO, record: dict[str, Any]) -> None:
-        """One object in one piece: whoever reads the file meanwhile finds whole lines."""
-        lines.write(json.dumps(record, ensure_ascii=False) + "\n")
-        lines.flush()
 
 
 def _look_away(engine: Engine, job: Job, delta: Delta) -> None:
