@@ -21,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import torch
 
 from paceline.accept import Accepted, accept
 from paceline.clock import Clock, Profile
@@ -32,6 +33,7 @@ from paceline.sampling import SamplingParams
 from paceline.target.base import Segment, Target, Verdict
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.threads import Threads
 from paceline.tree import DraftTree, IntArray
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -107,6 +109,8 @@ class Engine:
     draft          "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
     max_batch      rows answered at once; more wait their turn.
     prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
+    threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
+                   fewer while other processes want the cores.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Engine:
         max_batch: int = 8,
         prefill_chunk: int = 512,
         tokenizer: Tokenizer | None = None,
+        threads: int | None = None,
     ):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
@@ -134,6 +139,9 @@ class Engine:
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock()
+        if threads is not None:
+            self.target.threads = Threads(threads)
+        self._on = torch.get_num_threads()
         self.rounds = 0
         self._next_id = 0
 
@@ -141,6 +149,19 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One round for every active row: what each gained. Rows that ended have left when it returns."""
+        is_steady = not self.waiting and all(len(row.pending) == 1 for row in self.rows)
+        may_change = not self.rows or self.target.same_on_any_threads
+        self._on = self.target.threads.begin(keep=None if may_change else self._on)
+        deltas: list[Delta] = []
+        try:
+            deltas = self._round()
+        finally:
+            nodes = sum(delta.nodes for delta in deltas)
+            kind = (self.drafter.name, len(deltas), nodes.bit_length()) if is_steady and deltas else None
+            self.target.threads.end(kind)
+        return deltas
+
+    def _round(self) -> list[Delta]:
         clock, before = self._start_round()
         self._admit()
         if not self.rows:
