@@ -114,7 +114,9 @@ def ours(model: str, chosen: bool) -> Iterator[int]:
 def transformers(model: str) -> Iterator[int]:
     """The same by transformers."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     target = AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
     prompt = torch.tensor([PROMPT])
     how = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}

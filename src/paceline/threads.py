@@ -33,7 +33,7 @@ BETTER = 0.95
 MISSING = 0.15
 """Cores that the threads could use and do not get, in the mean, before fewer are tried."""
 REST = 50
-"""Times a trial's seconds until the next one: so trials that fail cost at most 2 % of the time."""
+"""Times a trial's seconds until the next one: so trials that fail cost about 2 % of the time."""
 
 Now = Callable[[], float]
 
@@ -111,7 +111,9 @@ class Threads:
             self._ratios.append(seconds / fmean(usual))
         if len(self._ratios) == TRIAL and fmean(self._ratios) <= BETTER:
             assert self.trial is not None
+            assert usual is not None
             self.number = self.trial
+            self._spent = max(self._spent, 2 * fmean(usual))  # what it would cost to try the old number again
             self._forget()
         elif len(self._ratios) < TRIAL and sum(self._ratios) <= TRIAL * BETTER and self._tried < 4 * TRIAL:
             return
