@@ -1,6 +1,6 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-    paceline generate models/demo "Tell me about the sea." --draft sam --compare
+    paceline generate models/demo "Hello! What can you do?" --draft sam --compare
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def paceline(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Language models answer several times faster without changing what they say.
+    """Language models answer faster without changing what they say.
 
     A drafter proposes tokens, the model verifies them in one forward, and the output is the model's own.
 
     \b
-    paceline generate MODEL "What is the sea?"            as it is written
-    paceline generate MODEL "What is the sea?" --compare  against no drafts
+    paceline generate MODEL "Hello! What can you do?"     as it is written
+    paceline generate MODEL "Hello! What can you do?" --compare  and no drafts
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline methods                                      what --draft takes

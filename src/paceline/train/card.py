@@ -177,6 +177,15 @@ def counts(answers: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
+def loop_sentence(counts: Sequence[LoopCount]) -> str:
+    """How often greedy answers run into a loop, and sampled ones."""
+    greedy = [f"{count.looping} of {count.answers} ({count.prompts})" for count in counts if not count.temperature]
+    sampled = [f"{count.looping} of {count.answers} ({count.prompts})" for count in counts if count.temperature]
+    sentences = [f"Greedy answers that run into a loop: {', '.join(greedy)}." if greedy else ""]
+    sentences.append(f"Sampled answers that do: {', '.join(sampled)}." if sampled else "")
+    return " ".join(filter(None, sentences))
+
+
 def stage_report(folder: Path, stage: str) -> str:
     """What one stage saw, how long it took and where it ended."""
     facts: dict[str, Any] = json.loads((folder / f"training-{stage}.json").read_text())
@@ -321,7 +330,7 @@ def card(
     if looping.exists():
         rows = json.loads(looping.read_text())
         counted = [LoopCount(**{key: value for key, value in row.items() if key != "share"}) for row in rows]
-        parts.append(f"### Loops\n\n{LOOPS}\n\n{table(counted)}")
+        parts.append(f"### Loops\n\n{loop_sentence(counted)}\n\n{LOOPS}\n\n{table(counted)}")
     parts.append(f"### What it answers\n\n{COUNTS}\n\n{counts(answers)}\n\n{PRACTICE}\n\n{practice}")
     quoted = [
         f"{_quote(a.prompt)}\n\nanswers\n\n{_quote(a.text)}" + ("" if a.ended else f"\n\n(cut at {LONGEST} tokens)")
@@ -389,8 +398,8 @@ same tokenizer that read the training documents once (`python -m paceline.train 
 
 LOOPS = f"""\
 An answer loops when its last {WINDOW} tokens are covered by repeats of one n-gram of at most {MAX_NGRAM}
-tokens. At most 128 tokens an answer; prompts: first turns of MT-Bench, and held-out dialogues and
-instructions (`python -m paceline.bench.looping`)."""
+tokens, at most 128 tokens an answer. Prompts: first turns of MT-Bench (question), and held-out dialogues and
+instructions (held-out). `python -m paceline.bench.looping` counts."""
 
 COUNTS = f"Greedy answers of at most {LONGEST} tokens to 24 fixed prompts written for this card."
 
