@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib.resources import as_file, files
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,6 +60,7 @@ def demo(
 
     from paceline.cli.drive import Interrupt, compare
     from paceline.cli.prompts import from_file
+    from paceline.cli.repeats import doubts, typical
     from paceline.engine import Engine
     from paceline.sampling import SamplingParams
 
@@ -85,7 +85,7 @@ def demo(
             for spec, its in zip((draft, *specs), runs, strict=True):
                 if len(its) <= turn and not interrupt.pressed:
                     its.append(list(compare(fresh(spec), plain, jobs, None, interrupt, _refuse, _look_away)))
-    done, *also_done = map(_typical, runs)
+    done, *also_done = map(typical, runs)
     screen.legend()
     if done:
         screen.out.print()
@@ -93,21 +93,14 @@ def demo(
         if specs:
             screen.out.print()
             screen.out.print(_overview(dict(zip((draft, *specs), (done, *also_done), strict=True))))
-        for line in ("", *_closing(done, model == DEMO)):
+        new, ratio = sum(both.pair[0].row.num_new for both in done), float(_totals(done)[-1])
+        rounds = sum(both.pair[0].row.stats.rounds for both in done)
+        for line in ("", *doubts(ratio, new / rounds), *_closing(done, model == DEMO)):
             screen.out.print(line, markup=False, soft_wrap=True)
     if interrupt.pressed:
         screen.note("interrupted; the above is what there was")
         return 130
     return 0
-
-
-def _typical(runs: list[list[Comparison]]) -> list[Comparison]:
-    """Of each prompt's complete comparisons the one with the median ratio: an answer is over in milliseconds."""
-    by_job: dict[int, list[Comparison]] = {}
-    for both in chain.from_iterable(runs):
-        if both.is_complete:
-            by_job.setdefault(both.job.index, []).append(both)
-    return [sorted(same, key=lambda both: both.speedup)[len(same) // 2] for same in by_job.values()]
 
 
 def _look_away(engine: Engine, job: Job, delta: Delta) -> None:

@@ -44,7 +44,10 @@ def generate(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", help="Prompts answered at once.", min=1)] = 1,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also decode plainly: both speeds, and whether outputs are identical.")
+        bool,
+        typer.Option(
+            "--compare", help="Also decode plainly, in turn and repeatedly: speeds, and whether outputs are identical."
+        ),
     ] = False,
     color: options.Color = False,
     profile: Annotated[bool, typer.Option("--profile", help="Show where each millisecond of a round went.")] = False,
@@ -90,7 +93,7 @@ def generate(
         engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, batch=batch)
         engine.clock.exact = profile  # on an accelerator a lap means nothing unless it waits, and waiting costs time
         stack.callback(screen.end_line)
-        run = Run(engine, screen, chat, lines, stack.enter_context(Interrupt()))
+        run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()))
         run.compare(jobs) if compare else run.answer(jobs)
     screen.legend()
     if profile:

@@ -302,6 +302,7 @@ def markdown(run: Run) -> str:
         cells += [number(m.get("speedup_without_loops"))] if run.loops else []
         lines.append(_markdown_row(cells))
     lines += ["", f"{setting(run)}; {machine(run)}.{'' if run.complete else ' Not complete.'}"]
+    lines += run.summary.get("disturbed") or []
     if run.about.get("as_large"):
         lines.append(str(run.about["as_large"]))
     command = (run.about.get("environment") or {}).get("command")
