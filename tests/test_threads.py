@@ -133,7 +133,7 @@ def test_threads_change_within_an_answer_only_where_that_changes_no_bit(same: bo
     target.threads = spy = Spy()
     Engine(target, "none").generate([[1, 2]], SamplingParams(max_tokens=6))
     assert spy.kept == [None] * 6 if same else [None, *[ALL] * 5]
-    assert spy.kinds == [None, *[("none", 1, 0)] * 5], "a round with a prompt in it is like no other"
+    assert spy.kinds == [None, *[("none", 1, 1)] * 5], "a round with a prompt in it is like no other"
 
 
 def test_engines_of_a_target_share_what_was_learnt_and_may_fix_it() -> None:
@@ -148,7 +148,7 @@ def test_engines_of_a_target_share_what_was_learnt_and_may_fix_it() -> None:
 def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo) -> None:  # type: ignore[no-untyped-def]
     import numpy as np
 
-    from paceline.target.base import Segment
+    from paceline.round import Segment
 
     target = load(demo)
     if not target.same_on_any_threads:

@@ -96,9 +96,10 @@ class Run:
     def _show(self, answer: Answer, streamed: bool = False) -> None:
         """An answer that is complete (or will not get any further)."""
         if self.lines is not None:
-            self.lines.append([answer.record()])
             if answer.row.error:
                 self._tell(answer)
+            if answer.row.num_new:
+                self.lines.append([answer.record()])
             return
         if not streamed:
             self._heading(answer.job)
