@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
-from paceline.draft.text.frozen import build_part
+from paceline.draft.text.freezing import build_part
 from paceline.draft.text.store import writing
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
@@ -186,8 +186,8 @@ def test_rows_do_not_see_each_other() -> None:
 
 
 def test_bad_options_and_a_wrong_store_are_refused(tmp_path: Path) -> None:
-    for options in ({"nodes": 0}, {"longest": 9}, {"least": 1.0}, {"past": -1}):
-        with pytest.raises(MethodError, match="blend: "):
+    for options in ({"nodes": 0}, {"longest": 9}, {"least": 1.5}, {"past": -1}):
+        with pytest.raises(MethodError, match="BlendConfig: "):
             BlendConfig(**options)  # type: ignore[arg-type]
     path = corpus(tmp_path, [tokens("abc")])
     with pytest.raises(StoreError, match="there is no store"):

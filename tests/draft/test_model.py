@@ -274,7 +274,7 @@ def test_a_folder_that_is_not_there(folders):
 
 
 def test_a_context_that_cannot_be(folders):
-    assert "1 token at least" in refused(folders["target"], f"model:{folders['close']},context=0")
+    assert "model: context is 0; it must be 1 or more." in refused(folders["target"], f"model:{folders['close']},context=0")
     says = refused(folders["target"], f"model:{folders['short']},context=25")
     assert "context is 25" in says
     assert "can read 24 tokens" in says
@@ -295,11 +295,11 @@ def test_no_checkpoint():
     ("options", "says"),
     [
         ("stop=entropy", "stop is 'entropy'; it must be fixed or confidence or svip or heuristic or adaptive."),
-        ("draft=0", "draft is 0; a drafter drafts at least 1 token"),
+        ("draft=0", "model: draft is 0; it must be 1 or more"),
         ("threshold=11", "threshold is 11; for this stop rule it is between 0 and 10"),
         ("stop=confidence,threshold=2", "threshold is 2; for this stop rule it is between 0 and 1"),
         ("stop=fixed,threshold=0.5", "the stop rule fixed has no threshold"),
-        ("tree=-1", "tree is -1 and width 10"),
+        ("tree=-1", "model: tree is -1; it must be 0 or more"),
     ],
 )
 def test_options_out_of_range(options, says):

@@ -193,10 +193,10 @@ def test_nothing_to_copy(text):
     "options", [{"draft": 0}, {"max_ngram": 0}, {"min_ngram": 0}, {"min_ngram": 4}, {"variant": "vllm", "max_ngram": 0}]
 )
 def test_impossible_options(options):
-    with pytest.raises(MethodError, match="prompt-lookup: draft is"):
+    with pytest.raises(MethodError, match=r"(PromptLookupConfig: [a-z_]+|prompt-lookup: min_ngram) is"):
         PromptLookupConfig(**options)
 
 
 def test_impossible_memory():
-    with pytest.raises(MethodError, match="past is -1; it must be 0 or more tokens"):
+    with pytest.raises(MethodError, match="past is -1; it must be 0 or more"):
         PromptLookupConfig(past=-1)

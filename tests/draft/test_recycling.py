@@ -408,5 +408,5 @@ def test_there_may_be_nothing_to_save(tmp_path):
 
 
 def test_impossible_options():
-    with pytest.raises(MethodError, match="recycling: k is 0; it must be 1 or more"):
+    with pytest.raises(MethodError, match="k is 0; it must be 1 or more"):
         RecyclingConfig(k=0)

@@ -17,7 +17,7 @@ Lossless: the drafts are point masses, so acceptance keeps the target's distribu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
-from paceline.draft.text.store import open_store
-from paceline.errors import MethodError
+from paceline.draft.text.store import open_for
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree
 
@@ -43,33 +42,16 @@ ENOUGH = 0.02
 
 
 @dataclass(frozen=True)
-class BlendConfig:
+class BlendConfig(Options):
     """Options of blend."""
 
-    nodes: int = field(default=40, metadata={"help": "drafted tokens in a tree; more are accepted, and verified"})
-    longest: int = field(
-        default=4, metadata={"help": "tokens of the longest context asked for in the text itself, 1 to 8"}
+    nodes: int = option(40, "drafted tokens in a tree; more are accepted, and verified", least=1)
+    longest: int = option(
+        4, "tokens of the longest context asked for in the text itself, 1 to 8", least=1, most=len(OWN_DOUBT)
     )
-    least: float = field(
-        default=0.003, metadata={"help": "a node is not drafted if its estimated chance is below this"}
-    )
-    corpus: str | None = field(
-        default=None, metadata={"help": "folder of a corpus to read too, made by `paceline corpus build`"}
-    )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to remember and read too; 0: none"}
-    )
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or not 1 <= self.longest <= len(OWN_DOUBT):
-            raise MethodError(
-                f"blend: nodes is {self.nodes} and longest {self.longest}; "
-                f"nodes must be 1 or more, longest 1 to {len(OWN_DOUBT)}."
-            )
-        if not 0 <= self.least < 1 or self.past < 0:
-            raise MethodError(
-                f"blend: least is {self.least} and past {self.past}; least must be from 0 to 1, past 0 or more."
-            )
+    least: float = option(0.003, "a node is not drafted if its estimated chance is below this", least=0, most=1)
+    corpus: str | None = option(None, "folder of a corpus to read too, made by `paceline corpus build`")
+    past: int = option(0, "tokens of finished requests to remember and read too; 0: none", least=0)
 
 
 class Blend(Drafter):
@@ -86,15 +68,13 @@ class Blend(Drafter):
         self._past = [self._empty(), self._empty()]
         self._corpus: tuple[NDArray[Any], ...] = _NO_CORPUS
         self._borders: frozenset[int] = frozenset()
-        self._eos: tuple[int, ...] = ()
 
     def bind(self, target: Facts) -> None:
-        """Take the end tokens; open the corpus; compile."""
-        self._eos = tuple(target.eos_token_ids)
-        self._borders = frozenset(self._eos)
+        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        super().bind(target)
+        self._borders = frozenset(self.eos_token_ids)
         if self.config.corpus is not None:
-            fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
-            store = open_store(self.config.corpus, kind="corpus", tokenizer=fingerprint)
+            store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array).arrays
             self._borders |= {store.header["eos"]}
         counts = self._empty()
@@ -113,11 +93,9 @@ class Blend(Drafter):
         counts.extend(row.tokens[len(counts) :])
         if row.max_draft < 1:
             return DraftTree.root(row.last_token)
-        ends = np.array(sorted(end_tokens(row, self._eos) | self._borders), np.int64)
+        ends = np.array(sorted(self.ends(row) | self._borders), np.int64)
         tokens, parents = self._grow(counts, row.tokens[-_TAIL:], ends, self.config.nodes, row.max_draft)
-        return DraftTree(
-            np.append(row.last_token, tokens), np.append(-1, parents), source=self.name if len(tokens) else ""
-        )
+        return self.tree(row, tokens, parents)
 
     def _grow(
         self, counts: ContextCounts, tail: NDArray[np.int64], ends: NDArray[np.int64], nodes: int, depth: int

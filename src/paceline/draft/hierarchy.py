@@ -29,21 +29,20 @@ Where we differ from the authors' code (github.com/zomss/Hierarchy_Drafting), an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
-from paceline.draft.text.store import Store, open_store
+from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
 from paceline.row import Request, Row
 from paceline.sampling import SamplingParams
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree
 
@@ -55,38 +54,25 @@ SAMPLE = 128
 
 
 @dataclass(frozen=True)
-class HierarchyConfig:
+class HierarchyConfig(Options):
     """Options of hierarchy."""
 
-    corpus: str | None = field(
-        default=None,
-        metadata={"help": "corpus store that L asks, and S where `model` is not given; none: both have nothing to say"},
+    corpus: str | None = option(
+        None, "corpus store that L asks, and S where `model` is not given; none: both have nothing to say"
     )
-    model: str | None = field(
-        default=None, metadata={"help": "corpus store of the model's own recorded answers, that S asks"}
-    )
-    order: str = field(
-        default="WSL", metadata={"help": "stores asked, most local first: W context, S model, L statistics; paper: WSL"}
-    )
-    k: int = field(
-        default=7, metadata={"help": "sequences verified at once, and kept for each token of W; paper: 7"}
-    )
-    n: int = field(default=5, metadata={"help": "tokens of an n-gram; a draft is n - 1 deep; paper: 5"})
-    nodes: int | None = field(
-        default=None, metadata={"help": "most tokens drafted a round; none (paper): all of the k sequences"}
-    )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to remember and learn from, for S; 0 (paper): off"}
+    model: str | None = option(None, "corpus store of the model's own recorded answers, that S asks")
+    order: str = option("WSL", "stores asked, most local first: W context, S model, L statistics; paper: WSL")
+    k: int = option(7, "sequences verified at once, and kept for each token of W; paper: 7", least=1)
+    n: int = option(5, "tokens of an n-gram; a draft is n - 1 deep; paper: 5", least=2)
+    nodes: int | None = option(None, "most tokens drafted a round; none (paper): all of the k sequences", least=1)
+    past: int = option(
+        0, "tokens of finished requests to remember and learn from, for S; 0 (paper): off", least=0
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.order or not set(self.order) <= set("WSL") or len(set(self.order)) < len(self.order):
             raise MethodError(f"hierarchy: order is {self.order!r}; it must be one or more of W, S and L, each once.")
-        if self.k < 1 or self.n < 2 or self.past < 0 or (self.nodes is not None and self.nodes < 1):
-            raise MethodError(
-                f"hierarchy: k is {self.k}, n {self.n}, nodes {self.nodes}, past {self.past}; "
-                "k and nodes must be 1 or more, n 2 or more, past 0 or more."
-            )
 
 
 class Hierarchy(Drafter):
@@ -105,18 +91,17 @@ class Hierarchy(Drafter):
         self._frequent: FrequentNgrams | None = None
         self._array: SuffixArray | None = None
         self._drafts = np.full((config.k, config.n - 1), -1, np.int32)
-        self._eos: Sequence[int] = ()
 
     def bind(self, target: Facts) -> None:
-        """Open the stores, compile; take the end tokens.
+        """Open the stores; compile.
 
         Raises StoreError for a store that is missing, broken, of another tokenizer, or without the part asked for."""
-        self._eos = target.eos_token_ids
+        super().bind(target)
         model, corpus = self.config.model or self.config.corpus, self.config.corpus
         if model is not None and "S" in self.config.order:
-            self._frequent = FrequentNgrams.of(_opened(model, target))
+            self._frequent = FrequentNgrams.of(open_for(target, model))
         if corpus is not None and "L" in self.config.order:
-            self._array = SuffixArray.of(_opened(corpus, target))
+            self._array = SuffixArray.of(open_for(target, corpus))
         self._warm_up()
 
     def start(self, row: Request) -> None:
@@ -164,7 +149,7 @@ class Hierarchy(Drafter):
         if not len(drafts) or row.max_draft < 1:
             return DraftTree.root(row.last_token)
         most = drafts.size if self.config.nodes is None else self.config.nodes
-        ends = np.array([*end_tokens(row, self._eos)], np.int64)
+        ends = np.array([*self.ends(row)], np.int64)
         tokens, parent = _tree(row.last_token, drafts, ends, row.max_draft, most)
         return DraftTree(tokens, parent, source=self.name)
 
@@ -182,10 +167,6 @@ class Hierarchy(Drafter):
         past = PastNgrams(2 * len(rehearsal), self.config.n, self.config.k)
         past.learn(rehearsal.tokens)
         past.collect(0, self._drafts, 0)
-
-
-def _opened(path: str, target: Facts) -> Store:
-    return open_store(path, kind="corpus", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
 
 @njit(cache=True)

@@ -19,7 +19,7 @@ adapter's heads, rotary positions and norm epsilon are the target's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
 from paceline.row import Request, Row
+from paceline.spec import option
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
@@ -48,10 +49,8 @@ CHUNK = 512
 class KangarooConfig(SteppingConfig):
     """Options of `kangaroo`."""
 
-    checkpoint: str = field(metadata={"help": "folder of the adapter, as `paceline train` wrote it"})
-    stop: stop.Name = field(
-        default="confidence", metadata={"help": "when to stop; paper: below confidence 0.6, after 6 tokens at most"}
-    )
+    checkpoint: str = option(help="folder of the adapter, as `paceline train` wrote it")
+    stop: stop.Name = option("confidence", "when to stop; paper: below confidence 0.6, after 6 tokens at most")
 
 
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:

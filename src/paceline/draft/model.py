@@ -10,7 +10,7 @@ kernels is what takes the time, and its weights where reading them is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from paceline.draft.neural.vocab import trim
 from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.row import Request
+from paceline.spec import option
 from paceline.target.base import Facts
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
@@ -33,9 +34,9 @@ CHUNK = 512
 class ModelConfig(SteppingConfig):
     """Options of `model`."""
 
-    checkpoint: str = field(metadata={"help": "folder or hub id of the draft model"})
-    context: int | None = field(
-        default=None, metadata={"help": "most tokens read at once: of a longer prompt the last ones; none: all"}
+    checkpoint: str = option(help="folder or hub id of the draft model")
+    context: int | None = option(
+        None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1
     )
 
 
@@ -51,8 +52,6 @@ class Model(Stepping):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        if config.context is not None and config.context < 1:
-            raise MethodError(f"context is {config.context}; a draft model must read 1 token at least")
         self.config = config
         self._slots: dict[int, int] = {}
         self._first: dict[int, int] = {}

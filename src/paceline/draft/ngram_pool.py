@@ -39,48 +39,37 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens, up_to_end
-from paceline.errors import MethodError
+from paceline.draft.text.copying import up_to_end
 from paceline.kernels.argmax import best_token
 from paceline.round import Round
 from paceline.row import Request
 from paceline.sampling import on_accelerator
-from paceline.target.base import Facts
+from paceline.spec import Options, option
 from paceline.tree import DraftTree, IntArray, merge
 
 Gram = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class NgramPoolConfig:
+class NgramPoolConfig(Options):
     """Options of ngram-pool."""
 
-    level: int = field(
-        default=5, metadata={"help": "tokens in an n-gram, the last token of the text included; paper: 5"}
+    level: int = option(5, "tokens in an n-gram, the last token of the text included; paper: 5", least=2)
+    window: int = option(
+        7, "columns iterated on the side, 0: none; paper: 7, and 15 on large GPUs", least=0, in_front=0
     )
-    window: int = field(
-        default=7,
-        metadata={"help": "columns iterated on the side, 0: none; paper: 7, and 15 on large GPUs", "in_front": 0},
+    guesses: int = option(7, "n-grams kept and drafted for each token; paper: as the window", least=1)
+    prompt: bool = option(True, "the prompt's n-grams are in the pool too; paper: false")
+    past: int = option(
+        0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0
     )
-    guesses: int = field(default=7, metadata={"help": "n-grams kept and drafted for each token; paper: as the window"})
-    prompt: bool = field(default=True, metadata={"help": "the prompt's n-grams are in the pool too; paper: false"})
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests whose n-grams are remembered, the latest; paper: 0"}
-    )
-
-    def __post_init__(self) -> None:
-        if self.level < 2 or self.window < 0 or self.guesses < 1 or self.past < 0:
-            raise MethodError(
-                f"ngram-pool: level is {self.level}, window {self.window}, guesses {self.guesses}, past {self.past}; "
-                "level must be 2 or more, guesses 1 or more, window and past 0 or more."
-            )
 
 
 class Pool:
@@ -177,15 +166,10 @@ class NgramPool(Drafter):
 
     def __init__(self, config: NgramPoolConfig = NgramPoolConfig()):
         self.config = config
-        self._eos: Sequence[int] = ()
         self._past = Pool(config.guesses, config.past)
         self._pools: dict[int, Pool] = {}
         self._windows: dict[int, Window] = {}
         self._known: dict[int, int] = {}
-
-    def bind(self, target: Facts) -> None:
-        """Take the end tokens."""
-        self._eos = target.eos_token_ids
 
     def start(self, row: Request) -> None:
         self._pools[row.id] = Pool(self.config.guesses)
@@ -219,9 +203,9 @@ class NgramPool(Drafter):
         draft = DraftTree.root(row.last_token)
         if row.max_draft > 0:
             known = islice(chain(pool.behind(row.last_token), self._past.behind(row.last_token)), self.config.guesses)
-            ends = end_tokens(row, self._eos)
+            ends = self.ends(row)
             guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
-            draft = merge([draft, *(DraftTree.chain(row.last_token, guess, source=self.name) for guess in guesses)])
+            draft = merge([draft, *(self.chain(row, guess) for guess in guesses)])
         window = self._windows.get(row.id)
         return window.hang(draft) if window is not None and window.depth <= row.max_draft else draft
 

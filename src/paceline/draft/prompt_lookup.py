@@ -22,53 +22,46 @@ error; transformers' check of drafts against its logits processors is left to ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numba import njit
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens, up_to_end
+from paceline.draft.text.copying import up_to_end
 from paceline.errors import MethodError
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True)
-class PromptLookupConfig:
+class PromptLookupConfig(Options):
     """Options of prompt-lookup."""
 
-    variant: Literal["published", "transformers", "vllm"] = field(
-        default="published", metadata={"help": "whose rule: the author's, transformers' or vLLM's"}
+    variant: Literal["published", "transformers", "vllm"] = option(
+        "published", "whose rule: the author's, transformers' or vLLM's"
     )
-    draft: int = field(
-        default=10,
-        metadata={"help": "most tokens a draft holds; published code and transformers: 10, vllm has no default"},
+    draft: int = option(
+        10, "most tokens a draft holds; published code and transformers: 10, vllm has no default", least=1
     )
-    max_ngram: int | None = field(
-        default=None,
-        metadata={"help": "longest run of tokens looked up; none: published 3, transformers 2, vllm min_ngram or 5"},
+    max_ngram: int | None = option(
+        None, "longest run of tokens looked up; none: published 3, transformers 2, vllm min_ngram or 5", least=1
     )
-    min_ngram: int | None = field(
-        default=None,
-        metadata={"help": "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5"},
+    min_ngram: int | None = option(
+        None, "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5", least=1
     )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to search too, the oldest forgotten first; 0: off"}
+    past: int = option(
+        0, "tokens of finished requests to search too, the oldest forgotten first; 0: off", least=0
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         shortest, longest = self.ngrams
-        if self.draft < 1 or not 1 <= shortest <= longest:
-            raise MethodError(
-                f"prompt-lookup: draft is {self.draft}, min_ngram {shortest}, max_ngram {longest}; "
-                "all must be 1 or more, and min_ngram at most max_ngram."
-            )
-        if self.past < 0:
-            raise MethodError(f"prompt-lookup: past is {self.past}; it must be 0 or more tokens.")
+        if shortest > longest:
+            raise MethodError(f"prompt-lookup: min_ngram is {shortest}; it must be at most max_ngram, {longest}.")
 
     @property
     def ngrams(self) -> tuple[int, int]:
@@ -91,12 +84,11 @@ class PromptLookup(Drafter):
 
     def __init__(self, config: PromptLookupConfig = PromptLookupConfig()):
         self.config = config
-        self._eos: Sequence[int] = ()
         self._past: IntArray = np.empty(0, np.int64)
 
     def bind(self, target: Facts) -> None:
-        """Compile; take the end tokens."""
-        self._eos = target.eos_token_ids
+        """Compile."""
+        super().bind(target)
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray) -> IntArray:
@@ -120,8 +112,8 @@ class PromptLookup(Drafter):
             return DraftTree.root(row.last_token)
         drafted = self.lookup(row.tokens)[: row.max_draft]
         if self.config.variant == "transformers":
-            drafted = up_to_end(drafted, end_tokens(row, self._eos), keep=False)
-        return DraftTree.chain(row.last_token, drafted, source=self.name)
+            drafted = up_to_end(drafted, self.ends(row), keep=False)
+        return self.chain(row, drafted)
 
 
 _BETWEEN = frozenset({-1})

@@ -26,7 +26,7 @@ Where we differ from the paper's code (github.com/Luowaterbi/TokenRecycling), an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,13 +35,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
-from paceline.draft.text.store import HEADER, open_store, writing
+from paceline.draft.text.store import HEADER, open_for, writing
 from paceline.errors import MethodError, StoreError
 from paceline.kernels.topk import top_tokens
 from paceline.records import loads
 from paceline.round import Round
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree, IntArray
@@ -72,29 +72,18 @@ often on models/demo (`benchmarks/recycling.py shapes`)"""
 
 
 @dataclass(frozen=True)
-class RecyclingConfig:
+class RecyclingConfig(Options):
     """Options of recycling."""
 
-    checkpoint: str | None = field(default=None, metadata={"help": "a saved matrix to start from"})
-    tree: Literal[80, 60, 32, 16, 8] | str = field(
-        default=80,
-        metadata={"help": "drafted nodes, or a file of paths (JSON lists, or words like 0 1 00 01); paper: 80"},
+    checkpoint: str | None = option(None, "a saved matrix to start from")
+    tree: Literal[80, 60, 32, 16, 8] | str = option(
+        80, "drafted nodes, or a file of paths (JSON lists, or words like 0 1 00 01); paper: 80"
     )
-    k: int = field(
-        default=8,
-        metadata={"help": "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8"},
+    k: int = option(
+        8, "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8", least=1
     )
-    scope: Literal["shared", "row"] = field(
-        default="shared", metadata={"help": "one matrix for all requests, or one for each; paper: shared"}
-    )
-    prompt: bool = field(
-        default=False,
-        metadata={"help": "also learn from the target's ranking behind every prompt token; paper: false"},
-    )
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise MethodError(f"recycling: k is {self.k}; it must be 1 or more.")
+    scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
+    prompt: bool = option(False, "also learn from the target's ranking behind every prompt token; paper: false")
 
 
 class Template(NamedTuple):
@@ -129,6 +118,7 @@ class Recycling(Drafter):
 
     def bind(self, target: Facts) -> None:
         """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
+        super().bind(target)
         _warm_up()
         k = min(self.config.k, target.vocab_size)
         self.needs = Needs(top_k=k)
@@ -162,8 +152,7 @@ class Recycling(Drafter):
     # The round ------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
-        assert self._target is not None
-        self._ends[row.id] = np.array(sorted(end_tokens(row, self._target.eos_token_ids)), np.int64)
+        self._ends[row.id] = np.array(sorted(self.ends(row)), np.int64)
         if self.config.scope == "row":
             self._matrices[row.id] = self.matrix.copy()
 
@@ -268,7 +257,7 @@ def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]
     """A saved matrix int32 [V, k] of this shape; StoreError if it is not for this target."""
     if not (Path(path) / HEADER).exists():
         raise StoreError(f"there is no saved matrix {path}: Recycling.save writes one")
-    store = open_store(path, kind="recycling", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
+    store = open_for(target, path, "recycling")
     matrix = np.array(store.array("matrix"))
     if matrix.shape != shape or matrix.dtype != np.int32:
         raise StoreError(

@@ -27,39 +27,36 @@ The corpus is fixed, and a finished request does not go into it: a sorted array 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
-from paceline.draft.text.store import open_store
+from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True)
-class RestConfig:
+class RestConfig(Options):
     """Options of rest."""
 
-    checkpoint: str = field(metadata={"help": "the corpus store, made by `paceline corpus build`"})
-    nodes: int = field(default=64, metadata={"help": "most nodes of the tree; paper: 64"})
-    longest: int = field(default=16, metadata={"help": "longest suffix looked up, tokens; paper: 16"})
-    shortest: int = field(default=2, metadata={"help": "shortest suffix looked up, tokens; paper: 2"})
-    hits: int = field(default=1000, metadata={"help": "most places in the corpus that are counted; paper: 5000"})
-    length: int = field(default=10, metadata={"help": "longest continuation, tokens; paper: 10"})
+    checkpoint: str = option(help="the corpus store, made by `paceline corpus build`")
+    nodes: int = option(64, "most nodes of the tree; paper: 64", least=1)
+    longest: int = option(16, "longest suffix looked up, tokens; paper: 16", least=1)
+    shortest: int = option(2, "shortest suffix looked up, tokens; paper: 2", least=1)
+    hits: int = option(1000, "most places in the corpus that are counted; paper: 5000", least=1)
+    length: int = option(10, "longest continuation, tokens; paper: 10", least=1)
 
     def __post_init__(self) -> None:
-        if min(self.nodes, self.hits, self.length, self.shortest) < 1 or self.longest < self.shortest:
-            raise MethodError(
-                f"rest: nodes is {self.nodes}, hits {self.hits}, length {self.length}, shortest {self.shortest}, "
-                f"longest {self.longest}; all must be 1 or more, and shortest at most longest."
-            )
+        super().__post_init__()
+        if self.longest < self.shortest:
+            raise MethodError(f"rest: shortest is {self.shortest}; it must be at most longest, {self.longest}.")
 
 
 class Rest(Drafter):
@@ -72,18 +69,15 @@ class Rest(Drafter):
 
     def __init__(self, config: RestConfig):
         self.config = config
-        self._eos: Sequence[int] = ()
 
     def bind(self, target: Facts) -> None:
-        """Open the corpus, compile, take the end tokens. Raises StoreError if the corpus is not one for this model."""
-        fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
-        store = open_store(self.config.checkpoint, kind="corpus", tokenizer=fingerprint)
-        self._array = SuffixArray.of(store)
-        self._eos = target.eos_token_ids
+        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        super().bind(target)
+        self._array = SuffixArray.of(open_for(target, self.config.checkpoint))
         self._array.longest([0, 0])
-        self.tree(0, 0, 0, 1, frozenset())
+        self.heaviest(0, 0, 0, 1, frozenset())
 
-    def tree(
+    def heaviest(
         self, lo: int, hi: int, skip: int, length: int, ends: frozenset[int]
     ) -> tuple[IntArray, IntArray, IntArray]:
         """The heaviest nodes behind the places lo..hi of the suffix array, whose match is `skip` tokens long.
@@ -99,17 +93,15 @@ class Rest(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         length = min(self.config.length, row.max_draft)
-        ends = end_tokens(row, self._eos)
+        ends = self.ends(row)
         # Behind an end token stands nothing that the model would say.
         if length < 1 or row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
         skip, lo, hi = self._array.longest(
             row.tokens[-self.config.longest :], self.config.longest, self.config.shortest
         )
-        tokens, parent, _ = self.tree(lo, hi, skip, length, ends)
-        if not len(tokens):
-            return DraftTree.root(row.last_token)
-        return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=self.name)
+        tokens, parent, _ = self.heaviest(lo, hi, skip, length, ends)
+        return self.tree(row, tokens, parent)
 
 
 _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
@@ -117,7 +109,7 @@ _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
 
 @njit(cache=True)
 def _heaviest(text, positions, lo, hi, count, skip, length, stop, most):  # type: ignore[no-untyped-def]
-    """int64 [n, 5], n <= most: the nodes of Rest.tree. _LO and _HI number the `count` places that are counted.
+    """int64 [n, 5], n <= most: the nodes of Rest.heaviest. _LO and _HI number the `count` places that are counted.
 
     One list in order of weight, read from the front: a node's children are not heavier than it and go in behind it,
     so what has been read is final, and what does not fit falls off the end."""

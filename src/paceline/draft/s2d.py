@@ -23,7 +23,7 @@ layers behind one that always is are not run at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
@@ -37,6 +37,7 @@ from paceline.draft.neural.stepping import Draft
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
 from paceline.row import Request
+from paceline.spec import option
 from paceline.target.base import Facts
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
@@ -56,19 +57,16 @@ N = TypeVar("N", int, float)
 class SortedConfig(ModelConfig):
     """Options of `s2d`."""
 
-    stop: stop.Name = field(
-        default="svip",
-        metadata={"help": "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"},
+    stop: stop.Name = option(
+        "svip", "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"
     )
-    exits: str | None = field(
-        default=None, metadata={"help": "layers behind which a token may leave, as in 2,4,8; none: the trained ones"}
+    exits: str | None = option(
+        None, "layers behind which a token may leave, as in 2,4,8; none: the trained ones"
     )
-    thresholds: str | None = field(
-        default=None,
-        metadata={
-            "help": "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one "
-            "for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B"
-        },
+    thresholds: str | None = option(
+        None,
+        "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one for all; "
+        "none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B",
     )
 
 

@@ -29,7 +29,7 @@ Where we differ from the paper and its code (github.com/hyx1999/SAM-Decoding), a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -38,11 +38,12 @@ import numpy as np
 
 from paceline.draft.base import Drafter
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.copying import continuation, end_tokens, up_to_end
+from paceline.draft.text.copying import continuation, up_to_end
 from paceline.draft.text.frozen import FrozenAutomaton, from_parts
-from paceline.draft.text.store import open_store
+from paceline.draft.text.store import open_for
 from paceline.errors import MethodError
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
@@ -51,58 +52,29 @@ TAIL = 64
 
 
 @dataclass(frozen=True)
-class SamConfig:
+class SamConfig(Options):
     """Options of sam."""
 
-    draft: int = field(
-        default=40, metadata={"help": "most tokens a draft holds; paper: 40, and 16 for code"}
+    draft: int = option(40, "most tokens a draft holds; paper: 40, and 16 for code", least=1)
+    min_match: int = option(
+        1, "tokens a match must have to be copied; paper: any alone, 5 in front of another drafter", least=1, in_front=5
     )
-    min_match: int = field(
-        default=1,
-        metadata={
-            "help": "tokens a match must have to be copied; paper: any alone, 5 in front of another drafter",
-            "in_front": 5,
-        },
+    source: Literal["recent", "earliest"] = option("recent", "which occurrence is copied; paper: earliest")
+    grow: float = option(
+        6.0, "tokens drafted for each token matched, up to `draft`; 0 (paper): always `draft`", least=0
     )
-    source: Literal["recent", "earliest"] = field(
-        default="recent", metadata={"help": "which occurrence is copied; paper: earliest"}
+    corpus: str | None = option(None, "folder of a corpus to copy from too, made by `paceline corpus build`")
+    bias: int = option(
+        0,
+        "tokens that a match in the corpus counts less than one in the text; paper: 0 alone, 5 in front",
+        least=0,
+        in_front=5,
     )
-    grow: float = field(
-        default=6.0,
-        metadata={"help": "tokens drafted for each token matched, up to `draft`; 0 (paper): always `draft`"},
+    shape: Literal["chain", "tree"] = option(
+        "tree", "what is drafted from the corpus: a copy, or its most frequent continuations; paper: tree"
     )
-    corpus: str | None = field(
-        default=None, metadata={"help": "folder of a corpus to copy from too, made by `paceline corpus build`"}
-    )
-    bias: int = field(
-        default=0,
-        metadata={
-            "help": "tokens that a match in the corpus counts less than one in the text; paper: 0 alone, 5 in front",
-            "in_front": 5,
-        },
-    )
-    shape: Literal["chain", "tree"] = field(
-        default="tree",
-        metadata={"help": "what is drafted from the corpus: a copy, or its most frequent continuations; paper: tree"},
-    )
-    width: int = field(
-        default=8, metadata={"help": "most nodes at a level of such a tree, at most 8; the paper's code: 8"}
-    )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to remember and copy from; 0: none"}
-    )
-
-    def __post_init__(self) -> None:
-        if self.draft < 1 or self.min_match < 1 or not self.grow >= 0:
-            raise MethodError(
-                f"sam: draft is {self.draft}, min_match {self.min_match}, grow {self.grow}; "
-                "draft and min_match must be 1 or more, grow 0 or more."
-            )
-        if self.bias < 0 or self.past < 0 or not 1 <= self.width <= 8:
-            raise MethodError(
-                f"sam: bias is {self.bias}, past {self.past}, width {self.width}; "
-                "bias and past must be 0 or more, width 1 to 8."
-            )
+    width: int = option(8, "most nodes at a level of such a tree, at most 8; the paper's code: 8", least=1, most=8)
+    past: int = option(0, "tokens of finished requests to remember and copy from; 0: none", least=0)
 
 
 class Sam(Drafter):
@@ -119,17 +91,15 @@ class Sam(Drafter):
         self._cursors: dict[int, _Cursor] = {}
         self._past = [_Past(config.past // 2), _Past(config.past // 2)] if config.past > 1 else []
         self._corpus: FrozenAutomaton | None = None
-        self._eos: tuple[int, ...] = ()
         self._borders: frozenset[int] = frozenset()
 
     def bind(self, target: Facts) -> None:
-        """Take the end tokens; open the corpus; compile."""
-        self._eos = tuple(target.eos_token_ids)
-        self._borders = frozenset(self._eos)
+        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        super().bind(target)
+        self._borders = frozenset(self.eos_token_ids)
         warm_up()
         if self.config.corpus is not None:
-            fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
-            store = open_store(self.config.corpus, kind="corpus", tokenizer=fingerprint)
+            store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array)
             self._corpus.warm_up()
             self._borders |= {store.header["eos"]}
@@ -170,7 +140,7 @@ class Sam(Drafter):
 
         def draw(row: Request, size: int) -> DraftTree:
             drafted = continuation(row.tokens, start, min(size, row.max_draft))
-            return self._chain(row, drafted, end_tokens(row, self._eos))
+            return self.chain(row, up_to_end(drafted, self.ends(row), keep=True))
 
         return _Found(length, draw)
 
@@ -194,19 +164,13 @@ class Sam(Drafter):
     def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match in another text, as far as the document goes."""
         drafted = text.chain(state, min(size, row.max_draft), recent=self._is_recent)
-        return self._chain(row, drafted, end_tokens(row, self._eos) | self._borders)
+        return self.chain(row, up_to_end(drafted, self.ends(row) | self._borders, keep=True))
 
     def _branch(self, corpus: FrozenAutomaton, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match most often in the corpus."""
-        ends = end_tokens(row, self._eos) | self._borders
+        ends = self.ends(row) | self._borders
         tokens, parents, _ = corpus.tree(state, size, width=self.config.width, depth=row.max_draft, ends=tuple(ends))
-        return DraftTree(
-            np.append(row.last_token, tokens), np.append(-1, parents), source=self.name if len(tokens) else ""
-        )
-
-    def _chain(self, row: Request, drafted: IntArray, ends: frozenset[int]) -> DraftTree:
-        drafted = up_to_end(drafted, ends, keep=True)
-        return DraftTree.chain(row.last_token, drafted, source=self.name if len(drafted) else "")
+        return self.tree(row, tokens, parents)
 
     @property
     def _is_recent(self) -> bool:
@@ -214,7 +178,7 @@ class Sam(Drafter):
 
     def _learn(self, row: Request) -> None:
         """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
-        text = np.append(row.tokens, self._eos[:1])
+        text = np.append(row.tokens, self.eos_token_ids[:1])
         if not self._past[0].has_room(len(text)):
             self._past = [_Past(self.config.past // 2), self._past[0]]
         self._past[0].append(text)

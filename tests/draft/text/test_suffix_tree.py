@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.text.suffix_tree import _COUNT, _FIRST, _LENGTH, _NEXT, _PARENT, _ROOT, _START, SuffixTree, _best
+from paceline.draft.text.suffix_nodes import COUNT, FIRST, LENGTH, NEXT, PARENT, ROOT, START, _best
+from paceline.draft.text.suffix_tree import SuffixTree
 
 WORK = st.integers(1, 4).flatmap(
     lambda k: st.lists(
@@ -29,28 +30,28 @@ def counted(sequences, depth):
 
 def held(tree):
     """Every run of tokens the tree holds with its count, by going through all its nodes."""
-    found, waiting = {}, [(_ROOT, ())]
+    found, waiting = {}, [(ROOT, ())]
     while waiting:
         node, path = waiting.pop()
-        child = tree._nodes[node, _FIRST]
+        child = tree._nodes[node, FIRST]
         children = []
         while child >= 0:
-            assert tree._nodes[child, _PARENT] == node
+            assert tree._nodes[child, PARENT] == node
             children.append(child)
-            child = tree._nodes[child, _NEXT]
-        below = sum(tree._nodes[child, _COUNT] for child in children)
-        assert below <= tree._nodes[node, _COUNT]
-        if node != _ROOT:
+            child = tree._nodes[child, NEXT]
+        below = sum(tree._nodes[child, COUNT] for child in children)
+        assert below <= tree._nodes[node, COUNT]
+        if node != ROOT:
             # A node is there because it branches or because a path ends there.
-            assert len(children) > 1 or below < tree._nodes[node, _COUNT]
-            most = max((tree._nodes[child, _COUNT] for child in children), default=0)
+            assert len(children) > 1 or below < tree._nodes[node, COUNT]
+            most = max((tree._nodes[child, COUNT] for child in children), default=0)
             best = _best(tree._nodes, node)
-            assert (tree._nodes[best, _COUNT] if children else 0) == most
+            assert (tree._nodes[best, COUNT] if children else 0) == most
         for child in children:
-            start, length = tree._nodes[child, _START], tree._nodes[child, _LENGTH]
+            start, length = tree._nodes[child, START], tree._nodes[child, LENGTH]
             edge = tuple(tree._text[start : start + length].tolist())
             for end in range(1, length + 1):
-                found[path + edge[:end]] = int(tree._nodes[child, _COUNT])
+                found[path + edge[:end]] = int(tree._nodes[child, COUNT])
             waiting.append((child, path + edge))
     return found
 
@@ -79,7 +80,7 @@ def test_counts_are_those_by_hand_whatever_came_and_went(work, depth):
     sequences = worked(tree, work)
     expected = counted(sequences, depth)
     assert held(tree) == expected
-    assert len(tree) == sum(map(len, sequences)) == tree._nodes[_ROOT, _COUNT]
+    assert len(tree) == sum(map(len, sequences)) == tree._nodes[ROOT, COUNT]
     assert tree.num_nodes <= 2 * len(tree) + 1
     for run in [*expected, (9,), (0, 9)]:
         assert tree.count(run) == expected[run]

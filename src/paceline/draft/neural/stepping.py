@@ -25,34 +25,31 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.neural import stop
 from paceline.draft.neural.stop import Outcome
-from paceline.draft.text.copying import end_tokens
-from paceline.errors import MethodError, NumericError, PacelineError
+from paceline.errors import NumericError, PacelineError
 from paceline.kernels.argmax import best_token
 from paceline.kernels.topk import top_tokens
 from paceline.round import Round, Segment
 from paceline.row import Request
 from paceline.sampling import on_accelerator, probabilities, warp
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
-class SteppingConfig:
+class SteppingConfig(Options):
     """Options of every drafter that has a model."""
 
-    stop: stop.Name = field(
-        default="svip", metadata={"help": "when to stop: at a fixed length, or where the draft is no longer sure"}
+    stop: stop.Name = option("svip", "when to stop: at a fixed length, or where the draft is no longer sure")
+    draft: int | None = option(None, "most tokens drafted a round; none: the stop rule's own", least=1)
+    threshold: float | None = option(None, "of the stop rule; none: its own")
+    tree: int = option(0, "drafted nodes of a tree of the most probable tokens; 0: a chain", least=0)
+    width: int = option(10, "of a tree: nodes expanded together, and children of each", least=1)
+    sample: Literal["draw", "best"] = option(
+        "draw", "at a temperature: draw drafted tokens, or take the most probable ones"
     )
-    draft: int | None = field(default=None, metadata={"help": "most tokens drafted a round; none: the stop rule's own"})
-    threshold: float | None = field(default=None, metadata={"help": "of the stop rule; none: its own"})
-    tree: int = field(default=0, metadata={"help": "drafted nodes of a tree of the most probable tokens; 0: a chain"})
-    width: int = field(default=10, metadata={"help": "of a tree: nodes expanded together, and children of each"})
-    sample: Literal["draw", "best"] = field(
-        default="draw", metadata={"help": "at a temperature: draw drafted tokens, or take the most probable ones"}
-    )
-    vocab: str | None = field(
-        default=None,
-        metadata={"help": "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"},
+    vocab: str | None = option(
+        None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
     )
 
 
@@ -124,10 +121,7 @@ class Stepping(Drafter):
     def __init__(self, config: SteppingConfig):
         self.options = config
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
-        if config.tree < 0 or config.width < 1:
-            raise MethodError(f"tree is {config.tree} and width {config.width}; they are at least 0 and 1")
         self.columns: torch.Tensor | None = None
-        self._eos_token_ids: Sequence[int] = ()
         self._vocab_size = 0
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
@@ -158,7 +152,7 @@ class Stepping(Drafter):
     # The loop -------------------------------------------------------------------------------------------------
 
     def bind(self, target: Facts) -> None:
-        self._eos_token_ids = target.eos_token_ids
+        super().bind(target)
         self._vocab_size = target.vocab_size
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -167,7 +161,7 @@ class Stepping(Drafter):
         able = [row for row in rows if self._most(row) > 0]
         for row in able:
             self.catch_up(row)
-        drafts = [Draft.of(row, self.cached(row), end_tokens(row, self._eos_token_ids)) for row in able]
+        drafts = [Draft.of(row, self.cached(row), self.ends(row)) for row in able]
         self._drafts = {draft.row.id: draft for draft in drafts}
         trees = self._trees(drafts) if self.options.tree else self._chains(drafts)
         for draft, tree in zip(drafts, trees, strict=True):

@@ -355,9 +355,7 @@ RULES: dict[str, type[StopRule]] = {
 
 
 def stop_rule(name: str, cap: int | None = None, threshold: float | None = None) -> StopRule:
-    """The rule of that name; MethodError for a cap or a threshold that it cannot have."""
-    if cap is not None and cap < 1:
-        raise MethodError(f"draft is {cap}; a drafter drafts at least 1 token")
+    """The rule of that name; MethodError for a threshold that it cannot have."""
     return RULES[name](cap, threshold)
 
 

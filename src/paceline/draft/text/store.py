@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import StoreError
 from paceline.records import loads
+from paceline.target.base import Facts
 
 HEADER = "store.json"
 VERSION = 1
@@ -88,6 +89,11 @@ class Store:
         except (OSError, ValueError) as error:
             raise StoreError(f"the store {self.folder} is broken: {name}.npy cannot be read ({error})") from None
         return mapped
+
+
+def open_for(target: Facts, folder: str | Path, kind: str = "corpus") -> Store:
+    """`open_store` for a drafter: the store must be of the target's tokenizer, if the target has one."""
+    return open_store(folder, kind=kind, tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
 
 def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:
