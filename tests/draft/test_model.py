@@ -274,7 +274,8 @@ def test_a_folder_that_is_not_there(folders):
 
 
 def test_a_context_that_cannot_be(folders):
-    assert "model: context is 0; it must be 1 or more." in refused(folders["target"], f"model:{folders['close']},context=0")
+    says = refused(folders["target"], f"model:{folders['close']},context=0")
+    assert "model: context is 0; it must be 1 or more." in says
     says = refused(folders["target"], f"model:{folders['short']},context=25")
     assert "context is 25" in says
     assert "can read 24 tokens" in says

@@ -91,7 +91,7 @@ def test_a_pool_forgets_what_was_not_seen_for_longest(grams, most_of_each, most)
     pool = Pool(most_of_each, most)
     for gram in grams:
         pool.add(gram)
-    assert {token: pool.behind(token) for token in range(4)} == naive_pool(grams, most_of_each, most)
+    assert {token: pool.after(token) for token in range(4)} == naive_pool(grams, most_of_each, most)
     assert len(pool) <= most
 
 
@@ -106,7 +106,7 @@ def test_every_n_gram_of_the_text_is_added_once_and_in_order(text, rounds, level
         made.propose([one])
     whole = Pool(1000)
     whole.add_text(one.tokens, level)
-    assert [made._pools[0].behind(token) for token in range(4)] == [whole.behind(token) for token in range(4)]
+    assert [made._pools[0].after(token) for token in range(4)] == [whole.after(token) for token in range(4)]
 
 
 def test_finished_requests_are_remembered_if_asked():

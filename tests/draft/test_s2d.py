@@ -650,7 +650,7 @@ def test_wrong_checkpoints_are_one_clear_line(world: World, tmp_path: Path) -> N
     models.tokenizer(280).save_pretrained(other)
     refused(other, "has another tokenizer than the target: ")
     refused(checkpoint(world, tmp_path / "kind", paceline_drafter="kangaroo"), "kind kangaroo where s2d is wanted")
-    refused(checkpoint(world, tmp_path / "exits", exits=[]), "does not say behind which layers it has exits")
+    refused(checkpoint(world, tmp_path / "exits", exits=[]), "does not say after which layers it has exits")
     refused(checkpoint(world, tmp_path / "words", thresholds=["high"]), "has thresholds that are no numbers")
     refused(checkpoint(world, tmp_path / "below", thresholds=[-1, 0.5]), "a threshold is -1; it is between 0")
     refused(checkpoint(world, tmp_path / "many", thresholds=[0.5] * 3), "one for each exit but the last")
@@ -658,5 +658,5 @@ def test_wrong_checkpoints_are_one_clear_line(world: World, tmp_path: Path) -> N
     cut.write_bytes(cut.read_bytes()[:1000])
     refused(cut.parent, "cut off or damaged", ModelError)
     foreign = models.make("gpt2", tmp_path / "foreign")
-    with pytest.raises(MethodError, match="is no model of the native decoder's"):
+    with pytest.raises(MethodError, match="does not run in the native decoder"):
         Engine(world.target, f"s2d:{foreign},exits=1,3", tokenizer=world.tokenizer)

@@ -134,18 +134,18 @@ def _tree(  # type: ignore[no-untyped-def]
     places = np.empty((nodes + 1, 2), np.int64)  # in the corpus: state, length
     text, states, targets, blocks, edges = corpus
     places[0, 0], places[0, 1] = transfer(text, states, targets, blocks, edges, 0, 0, tail)
-    behind = np.empty((nodes + 1, longest), np.int64)  # the tokens before a child of the node, the latest first
+    before = np.empty((nodes + 1, longest), np.int64)  # the tokens before a child of the node, the latest first
     known = np.zeros(nodes + 1, np.int64)  # how many of them there are
     known[0] = min(longest, len(tail))
     for i in range(known[0]):
-        behind[0, i] = tail[len(tail) - 1 - i]
+        before[0, i] = tail[len(tail) - 1 - i]
     waiting, chance = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)  # token, parent
     found, mass = np.empty(_MOST, np.int64), np.empty(_MOST)
     done, num_waiting, node, level, probability = 0, 0, 0, 0, 1.0
     while True:
         if level < depth and not (node > 0 and (ends == tokens[node - 1]).any()):
             num_found = _predict(
-                own, newer, older, corpus, behind[node, : known[node]], places[node], found, mass,
+                own, newer, older, corpus, before[node, : known[node]], places[node], found, mass,
                 own_doubt, corpus_doubt,
             )  # fmt: skip
             for i in range(num_found):
@@ -166,9 +166,9 @@ def _tree(  # type: ignore[no-untyped-def]
             text, states, targets, blocks, edges, places[parent, 0], places[parent, 1], tokens[done - 1 : done]
         )
         known[node] = min(longest, known[parent] + 1)
-        behind[node, 0] = token
+        before[node, 0] = token
         for i in range(1, known[node]):
-            behind[node, i] = behind[parent, i - 1]
+            before[node, i] = before[parent, i - 1]
     return tokens[:done], parents[:done]
 
 
@@ -191,20 +191,20 @@ def _wait(waiting, chance, count, most, token, parent, probability):  # type: ig
 
 @njit
 def _predict(  # type: ignore[no-untyped-def]
-    own, newer, older, corpus, behind, place, found, mass, own_doubt, corpus_doubt
+    own, newer, older, corpus, before, place, found, mass, own_doubt, corpus_doubt
 ):
-    """What may follow `behind`: fills found and mass, how many. The longest context first, own text before others."""
+    """Fill found and mass with what may follow the tokens `before`; returns their number. Longest context first."""
     states = corpus[1]
-    rows = np.empty((3, len(behind)), np.int64)
+    rows = np.empty((3, len(before)), np.int64)
     key = np.int64(0)
-    for i in range(len(behind)):
-        key = mixed(key, behind[i])
+    for i in range(len(before)):
+        key = mixed(key, before[i])
         rows[0, i] = locate(own[0], own[1], key)
         rows[1, i] = locate(newer[0], newer[1], key)
         rows[2, i] = locate(older[0], older[1], key)
     left, count = 1.0, 0
     state, length = place[0], place[1]
-    for longer in range(len(behind), 0, -1):
+    for longer in range(len(before), 0, -1):
         doubt = own_doubt[longer - 1]
         left, count = _hear(own, rows[0, longer - 1], left, doubt, found, mass, count)
         left, count = _hear(newer, rows[1, longer - 1], left, doubt, found, mass, count)

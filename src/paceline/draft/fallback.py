@@ -1,4 +1,4 @@
-"""Fallback: the drafter behind "a+b". Knows drafters only by their interface; `draft.registry` builds it.
+"""Fallback: the drafter that "a+b" names. Knows drafters only by their interface; `draft.registry` builds it.
 
 a is asked first, and b for the rows for which a has nothing to propose; a third would be asked for the rest,
 and so on. Every part watches every row, whoever drafted, so each is ready when its turn comes (SAM-Decoding

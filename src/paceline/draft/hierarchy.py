@@ -14,17 +14,7 @@ sequences are verified together, as the paths of one tree.
 
 Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
 
-Where we differ from the authors' code (github.com/zomss/Hierarchy_Drafting), and why:
-* sequences with a common beginning share its nodes, where the code verifies them side by side: fewer tokens, the same
-  answers. What a store repeats of another is not counted as a sequence of its own;
-* every n-gram of the output goes into W. An empty slice in the code loses the newest of each step, and all of a step
-  with one draft accepted or none;
-* W is read from its newest and S from its most frequent end. In the code both lists stand the other way round, and
-  S's best are cut off whenever W has found anything;
-* no lookahead branch. The code runs 27 Jacobi tokens beside the drafts in every step to fill W; here the stores are
-  all there is;
-* L counts every prefix of what follows the key, as the code's retriever does, among at most SAMPLE places spread over
-  all of them; its paths come most frequent first and are as long as they are, not filled up with a random token.
+Where we differ from the published method and why: docs/methods/hierarchy.md.
 """
 
 from __future__ import annotations
@@ -113,7 +103,7 @@ class Hierarchy(Drafter):
             self._past.learn(row.tokens)
 
     def collect(self, row: Request) -> NDArray[np.int32]:
-        """What the stores say behind the row, int32 [up to k, n - 1], in the order they were asked; -1 where a
+        """What the stores propose after the row, int32 [up to k, n - 1], in the order they were asked; -1 where a
         sequence is shorter. Overwritten by the next call."""
         size = 0
         for letter in self.config.order:
@@ -134,7 +124,7 @@ class Hierarchy(Drafter):
         return size if self._frequent is None else self._frequent.collect(row.last_token, self._drafts, size)
 
     def _statistics(self, row: Request, size: int) -> int:
-        """L: behind the last 2 tokens, then the last 1."""
+        """L: after the last 2 tokens, then the last 1."""
         if self._array is None:
             return size
         for length in range(min(KEY, len(row)), 0, -1):
@@ -206,7 +196,7 @@ def _tree(root, drafts, ends, deep, most):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _collect_paths(seen, drafts, size):  # type: ignore[no-untyped-def]
-    """Put the most frequent paths through `seen` [m, length] behind the first `size` drafts.
+    """Add the most frequent paths through `seen` [m, length] to the first `size` drafts.
 
     seen  what follows a key in a corpus, padded with -1, equal beginnings side by side (a suffix array's order).
     Of all prefixes as many as the drafts have nodes are kept, the most frequent; of these the whole paths are put,

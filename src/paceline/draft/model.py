@@ -147,10 +147,10 @@ def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:
     """MethodError, with what differs, unless both tokenizers give every token the same id."""
     if drafts.fingerprint == targets.fingerprint:
         return
-    mine, others = drafts.inner.get_vocab(), targets.inner.get_vocab()
-    moved = sum(others[token] != id for token, id in mine.items() if token in others)
-    only = len(mine.keys() - others.keys()), len(others.keys() - mine.keys())
+    own, others = drafts.inner.get_vocab(), targets.inner.get_vocab()
+    moved = sum(others[token] != id for token, id in own.items() if token in others)
+    only = len(own.keys() - others.keys()), len(others.keys() - own.keys())
     raise MethodError(
-        f"the draft model {path} has another tokenizer than the target: {only[0]} of its {len(mine)} tokens the target "
+        f"the draft model {path} has another tokenizer than the target: {only[0]} of its {len(own)} tokens the target "
         f"does not have, {only[1]} of the target's {len(others)} it does not have, {moved} have another id"
     )

@@ -12,14 +12,14 @@ Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahea
 
 The window never becomes part of the answer: its nodes are probes (see `paceline.tree`). In the published mask a
 token sees the oldest row to its left and the column above itself, and nothing else. That is a tree, so all of the
-two-dimensional window fits into a draft: the oldest row is a chain behind the root, and from the root and from
+two-dimensional window fits into a draft: the oldest row is a chain after the root, and from the root and from
 each of its tokens hangs one column.
 
     root ── a0 ── a1 ── a2         oldest row; keys of the four columns: root, a0, a1, a2
      │      │     │     │
      b0     b1    b2    b3         one iteration later
      │      │     │     │
-     c0     c1    c2    c3         behind these the forward predicts d0 d1 d2 d3:
+     c0     c1    c2    c3         after these the forward predicts d0 d1 d2 d3:
                                    "root b0 c0 d0", "a0 b1 c1 d1" ... are n-grams of 4 tokens
 
 With a full pool a forward verifies (level - 1) * (window + guesses) positions, the paper's number. `window=0` leaves
@@ -27,11 +27,7 @@ a pure pool of the text's own n-grams, which costs next to nothing.
 
 Lossless: the drafts are point masses, and probes are never accepted.
 
-Where we differ from the authors' code (github.com/hao-ai-lab/LookaheadDecoding), and why:
-* the n-grams of the answer are in the pool too, and those of the prompt unless `prompt` is false: they are the
-  target's own words and cost nothing (the code: neither, or both if asked);
-* guesses with a common beginning share its nodes;
-* the window rests when the row has less room than it is deep.
+Where we differ from the published method and why: docs/methods/ngram-pool.md.
 """
 
 from __future__ import annotations
@@ -77,7 +73,7 @@ class Pool:
 
     def __init__(self, guesses: int, most: float = math.inf):
         self.guesses, self.most = guesses, most
-        self._behind: dict[int, OrderedDict[Gram, None]] = {}
+        self._by_key: dict[int, OrderedDict[Gram, None]] = {}
         self._all: OrderedDict[Gram, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -85,12 +81,12 @@ class Pool:
 
     def add(self, gram: Gram) -> None:
         """Remember `gram` as the latest; forget the one not seen for longest where there are too many."""
-        behind = self._behind.setdefault(gram[0], OrderedDict())
-        for grams in (behind, self._all):
+        same_key = self._by_key.setdefault(gram[0], OrderedDict())
+        for grams in (same_key, self._all):
             grams[gram] = None
             grams.move_to_end(gram)
-        if len(behind) > self.guesses:
-            self._forget(next(iter(behind)))
+        if len(same_key) > self.guesses:
+            self._forget(next(iter(same_key)))
         if len(self) > self.most:
             self._forget(next(iter(self._all)))
 
@@ -100,14 +96,14 @@ class Pool:
         for i in range(len(words) - level + 1):
             self.add(tuple(words[i : i + level]))
 
-    def behind(self, token: int) -> list[Gram]:
+    def after(self, token: int) -> list[Gram]:
         """What followed `token`, without it, the latest first."""
-        return [gram[1:] for gram in reversed(self._behind.get(token, {}))]
+        return [gram[1:] for gram in reversed(self._by_key.get(token, {}))]
 
     def _forget(self, gram: Gram) -> None:
-        del self._all[gram], self._behind[gram[0]][gram]
-        if not self._behind[gram[0]]:
-            del self._behind[gram[0]]
+        del self._all[gram], self._by_key[gram[0]][gram]
+        if not self._by_key[gram[0]]:
+            del self._by_key[gram[0]]
 
 
 class Window:
@@ -127,7 +123,7 @@ class Window:
         return len(self.rows[0]) + len(self.rows) - 1
 
     def hang(self, draft: DraftTree) -> DraftTree:
-        """`draft` with the window's nodes behind its root, as probes."""
+        """`draft` with the window's nodes below its root, as probes."""
         tokens, parent = draft.tokens.tolist(), draft.parent.tolist()
 
         def add(token: int, above: int) -> int:
@@ -147,7 +143,7 @@ class Window:
         return DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
 
     def step(self, root: int, predicted: list[int]) -> list[Gram]:
-        """Take what the forward `predicted` behind each column; the n-grams that are complete with it."""
+        """Add the row that the forward `predicted`, a token for each column; returns the n-grams it completes."""
         rows = [*self.rows, predicted]
         if len(rows) < self.level:
             self.rows = [row[1:] for row in rows]
@@ -202,7 +198,7 @@ class NgramPool(Drafter):
         self._known[row.id] = max(self._known[row.id], len(row) - self.config.level + 1)
         draft = DraftTree.root(row.last_token)
         if row.max_draft > 0:
-            known = islice(chain(pool.behind(row.last_token), self._past.behind(row.last_token)), self.config.guesses)
+            known = islice(chain(pool.after(row.last_token), self._past.after(row.last_token)), self.config.guesses)
             ends = self.ends(row)
             guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
             draft = merge([draft, *(self.chain(row, guess) for guess in guesses)])

@@ -3,7 +3,7 @@
 Three rules under one name, for three programs do three things:
 
 * published: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding). The last 3
-  tokens, else 2, else 1; the earliest place that has a full draft behind it and does not overlap the end.
+  tokens, else 2, else 1; the earliest place that has a full draft after it and does not overlap the end.
 * transformers: `generate(prompt_lookup_num_tokens=...)`. The last 2 tokens, else 1; the earliest place; a
   draft may be shorter where the text ends, and stops before an end token.
 * vllm: `method: ngram`. The longest n from `min_ngram` to `max_ngram` (both 5 unless given), the earliest
@@ -16,8 +16,7 @@ point masses, so acceptance keeps the target's distribution exactly.
 With `past`, which none of the three has, finished requests are searched too, the latest first, for a match that is
 longer than the text's own.
 
-Where we differ: a text shorter than max_ngram is searched for what it has, where the published code raises an
-error; transformers' check of drafts against its logits processors is left to verification.
+Where we differ from the published method and why: docs/methods/prompt-lookup.md.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class PromptLookup(Drafter):
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray) -> IntArray:
-        """The rule itself: what is proposed behind `text` int64 [n], end tokens and the row's room not minded."""
+        """What the rule proposes after `text` int64 [n], not yet cut at end tokens or at the row's room."""
         shortest, longest = self.config.ngrams
         full = self.config.variant == "published"
         follow = self.config.draft if full else 1
@@ -123,9 +122,9 @@ _BETWEEN = frozenset({-1})
 @njit(cache=True)
 def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-untyped-def]
     """Where in `text` the draft begins that follows the end of `ending`, and the length of the match: the first place
-    with the longest match of `shortest` to `longest` tokens; -1 and shortest - 1 if there is none.
+    with the longest match of `shortest` to `longest` tokens; -1 and shortest - 1 if nothing matches.
 
-    follow  tokens that must stand behind that place. apart: it must lie before the last n tokens of the text,
+    follow  tokens that must stand after that place. apart: it must lie before the last n tokens of the text,
     n being the length of the match (published: start < len - n)."""
     end, last = len(text), len(ending) - 1
     best, found = shortest - 1, -1

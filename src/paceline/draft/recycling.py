@@ -2,25 +2,17 @@
 
 Luo et al. 2025, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
 Recycling" (ACL 2025, arXiv 2408.08696). Every forward ranks the whole vocabulary and only the best token is used.
-Here the k best behind every verified node, rejected ones too, are kept in a matrix M [V, k]: row t holds the
+Here the k best after every verified node, rejected ones too, are kept in a matrix M [V, k]: row t holds the
 successors of token t as the target last ranked them. The next draft is a tree of fixed shape that starts at the last
 token and reads its children out of M, level by level. No training, no model, no corpus; 1 MB for 32,000 tokens.
 
 A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M is a
 first-order model of the target, so it proposes something in any text, where drafters that copy are silent: it is
-the natural second behind one of them (`+`), and learns from their rounds as from its own.
+the natural second after one of them (`+`), and learns from their rounds as from its own.
 
 Lossless: the drafts are point masses, and the acceptance rule alone decides.
 
-Where we differ from the paper's code (github.com/Luowaterbi/TokenRecycling), and why:
-* a token that was never verified has no successors (-1) instead of k times token 0: nothing is drafted there, and
-  the first forward over an empty matrix verifies one position instead of 81;
-* a token that stands at several nodes keeps the successors of one rule, not those of a race between threads: nodes of
-  the accepted path win, then shallower ones, then those of better rank;
-* nothing is drafted behind a token that ends the answer, nor deeper than the row has room;
-* k is free (the code's update always takes 8), int32 halves the memory, and sampling is lossless (the code ignores
-  the temperature);
-* smaller shapes too, for machines on which 81 positions cost much more than one (see `TREES`).
+Where we differ from the published method and why: docs/methods/recycling.md.
 """
 
 from __future__ import annotations
@@ -67,7 +59,7 @@ TREES = {
     8: "0 1 00 01 000 0000 00000 000000",
 }
 """Paths by number of drafted nodes. 80: the paper's ("2.2.2"). 60: what SAM-Decoding (arXiv 2411.10666) drafts with
-where this is its second drafter; no part of the other. 32, 16, 8: those of the paper's paths that were accepted most
+where this is its second drafter; not a part of the other. 32, 16, 8: those of the paper's paths that were accepted most
 often on models/demo (`benchmarks/recycling.py shapes`)"""
 
 
@@ -83,7 +75,7 @@ class RecyclingConfig(Options):
         8, "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8", least=1
     )
     scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
-    prompt: bool = option(False, "also learn from the target's ranking behind every prompt token; paper: false")
+    prompt: bool = option(False, "also learn from the target's ranking after every prompt token; paper: false")
 
 
 class Template(NamedTuple):
@@ -98,7 +90,7 @@ class Template(NamedTuple):
 
 
 class Recycling(Drafter):
-    """Drafts a tree of what the target last ranked highest behind each token (Token Recycling)."""
+    """Drafts a tree of what the target last ranked highest after each token (Token Recycling)."""
 
     name = "recycling"
     lossless = "yes"
@@ -197,7 +189,7 @@ class Recycling(Drafter):
 
 
 def _template(config: RecyclingConfig) -> Template:
-    """The shape that the options ask for; MethodError if it is none."""
+    """The shape that the options ask for; MethodError for a tree that is not one."""
     if config.tree in TREES:
         paths = [tuple(map(int, word)) for word in TREES[int(config.tree)].split()]
         return compile_template([path for path in paths if max(path) < config.k], config.k)
@@ -226,7 +218,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
 def compile_template(paths: Iterable[RankPath], k: int) -> Template:
     """Number the nodes of `paths`, shallow ones and better ranks first, whatever their order.
 
-    Raises ValueError if there is none, one is there twice, one's beginning is missing, or a rank is not below k."""
+    Raises ValueError if there is no path, one is there twice, one's beginning is missing, or a rank is not below k."""
     index: dict[RankPath, int] = {(): 0}
     parent, rank, levels = [-1], [-1], [1]
     for path in sorted(paths, key=lambda path: (len(path), path)):

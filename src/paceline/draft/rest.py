@@ -12,15 +12,7 @@ no trie is ever built, and a node costs what it has children.
 
 Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
 
-Where we differ from the code (github.com/FasterDecoding/REST), and why:
-* exactly the `nodes` heaviest are kept, ties to the nearer ones; the code cuts at a weight, and may raise when many
-  nodes have it;
-* documents are kept apart: no match and no continuation runs from one into the next, and nothing is drafted behind
-  an end token;
-* nothing found, nothing drafted: the code drafts token 100;
-* of more than `hits` places an even spread is taken, not the first, which all go on with the smallest token ids; so
-  1000 do what the paper's 5000 did;
-* token ids may be as large as 32 bits hold, the code's index has 16; the corpus is mapped, not copied into memory.
+Where we differ from the published method and why: docs/methods/rest.md.
 
 The corpus is fixed, and a finished request does not go into it: a sorted array cannot take single texts in.
 """
@@ -80,10 +72,10 @@ class Rest(Drafter):
     def heaviest(
         self, lo: int, hi: int, skip: int, length: int, ends: frozenset[int]
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """The heaviest nodes behind the places lo..hi of the suffix array, whose match is `skip` tokens long.
+        """The heaviest nodes after the places lo..hi of the suffix array, whose match is `skip` tokens long.
 
         Tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first; at most
-        `length` deep, and nothing behind a token of `ends` or the corpus's end token."""
+        `length` deep, and nothing after a token of `ends` or the corpus's end token."""
         array = self._array
         stop = np.array([array.end_token, *ends], np.int64)
         nodes = _heaviest(
@@ -94,7 +86,7 @@ class Rest(Drafter):
     def draft(self, row: Request) -> DraftTree:
         length = min(self.config.length, row.max_draft)
         ends = self.ends(row)
-        # Behind an end token stands nothing that the model would say.
+        # What a corpus has after an end token is another document.
         if length < 1 or row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
         skip, lo, hi = self._array.longest(
@@ -111,8 +103,8 @@ _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
 def _heaviest(text, positions, lo, hi, count, skip, length, stop, most):  # type: ignore[no-untyped-def]
     """int64 [n, 5], n <= most: the nodes of Rest.heaviest. _LO and _HI number the `count` places that are counted.
 
-    One list in order of weight, read from the front: a node's children are not heavier than it and go in behind it,
-    so what has been read is final, and what does not fit falls off the end."""
+    One list in order of weight, read from the front: a node's children are not heavier than it and come after it, so
+    what has been read is final, and what does not fit falls off the end."""
     nodes = np.empty((most, 5), np.int64)
     num, at = 0, -1  # at: the node whose children are looked for, -1 the root
     while at < num:
@@ -120,21 +112,21 @@ def _heaviest(text, positions, lo, hi, count, skip, length, stop, most):  # type
         if depth < length and not (at >= 0 and (stop == nodes[at, _TOKEN]).any()):
             while begin < end:
                 token = _token(text, positions, lo, hi, count, begin, skip + depth)
-                behind = _behind(text, positions, lo, hi, count, begin, end, skip + depth, token)
-                num = _insert(nodes, num, token, at + 1, depth + 1, begin, behind)
-                begin = behind
+                after = _after(text, positions, lo, hi, count, begin, end, skip + depth, token)
+                num = _insert(nodes, num, token, at + 1, depth + 1, begin, after)
+                begin = after
         at += 1
     return nodes[:num]
 
 
 @njit
 def _token(text, positions, lo, hi, count, place, offset):  # type: ignore[no-untyped-def]
-    """The token `offset` behind where a counted place begins."""
+    """The token at `offset` from the beginning of a counted place."""
     return np.int64(text[positions[lo + place * (hi - lo) // count] + offset])
 
 
 @njit
-def _behind(text, positions, lo, hi, count, begin, end, offset, token):  # type: ignore[no-untyped-def]
+def _after(text, positions, lo, hi, count, begin, end, offset, token):  # type: ignore[no-untyped-def]
     """First place of begin..end that does not go on with `token`: in strides, then by halving."""
     step = 1
     while begin + step < end and _token(text, positions, lo, hi, count, begin + step, offset) == token:
@@ -151,7 +143,7 @@ def _behind(text, positions, lo, hi, count, begin, end, offset, token):  # type:
 
 @njit
 def _insert(nodes, num, token, parent, depth, begin, end):  # type: ignore[no-untyped-def]
-    """Put a node behind all that are as heavy or heavier; how many nodes there are then."""
+    """Insert a node after all that are as heavy or heavier. Returns the number of nodes then."""
     weight = end - begin
     if num == len(nodes) and nodes[num - 1, _HI] - nodes[num - 1, _LO] >= weight:
         return num

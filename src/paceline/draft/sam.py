@@ -3,7 +3,7 @@
 Hu et al. 2025, "SAM Decoding: Speculative Decoding via Suffix Automaton" (ACL 2025, arXiv 2411.10666). Prompt
 lookup asks for the last 3 tokens and takes the first place it finds; a suffix automaton knows, at O(1) a token, the
 longest match there is, and its length says how far the copy can be trusted: a short match proposes little, or
-nothing, and behind a `+` the next drafter is asked.
+nothing, and after a `+` the next drafter is asked.
 
     dynamic   over prompt and answer (`automaton.py`), always
     static    over a corpus (`corpus=PATH`, `frozen.py`): a cursor keeps the longest suffix of the row that occurs in
@@ -13,17 +13,7 @@ nothing, and behind a `+` the next drafter is asked.
 
 Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
 
-Where we differ from the paper and its code (github.com/hyx1999/SAM-Decoding), and why:
-* the match is copied from its most recent occurrence, not the earliest: more is accepted (`source`);
-* the code swaps a good match for a worse one that has more text behind it, and pads a short draft with token
-  0; here a copy that runs into the end of the text goes on from itself;
-* the draft grows with the match, `grow` tokens for each matched one, as in the code without an auxiliary
-  drafter (the paper's draft size is fixed);
-* the code's 40 counts the root of the draft, `draft` only what is drafted;
-* the root knows a token if the corpus has it, and no match is no match: the code appends every token of the
-  vocabulary to the corpus as a document;
-* no draft crosses into the corpus's next document; successors are counted along suffix links (the paper's
-  algorithm 3 adds up paths along edges).
+Where we differ from the published method and why: docs/methods/sam.md.
 """
 
 from __future__ import annotations
@@ -116,21 +106,21 @@ class Sam(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         """From the longest match; of equal ones the row's own, then in the order of `_others`."""
-        found = self._own(row)
+        match = self._own(row)
         for other in self._others(row):
-            found = max(found, other, key=_length)
-        size = self._size(found.length)
+            match = max(match, other, key=_length)
+        size = self._size(match.length)
         if size < 1:
             return DraftTree.root(row.last_token)
-        return found.draw(row, size)
+        return match.draw(row, size)
 
     def _size(self, length: int) -> int:
-        """Tokens to draft behind a match of `length` tokens."""
+        """Tokens to draft after a match of `length` tokens."""
         if length < self.config.min_match:
             return 0
         return min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
 
-    def _own(self, row: Request) -> _Found:
+    def _own(self, row: Request) -> _Match:
         """The match in the row's own text, after appending what it has gained: at first its prompt, then what each
         round committed. Drafts never go in, so nothing is ever taken back."""
         automaton = self._automata[row.id]
@@ -142,17 +132,17 @@ class Sam(Drafter):
             drafted = continuation(row.tokens, start, min(size, row.max_draft))
             return self.chain(row, up_to_end(drafted, self.ends(row), keep=True))
 
-        return _Found(length, draw)
+        return _Match(length, draw)
 
-    def _others(self, row: Request) -> Iterator[_Found]:
+    def _others(self, row: Request) -> Iterator[_Match]:
         """The matches in other texts: the corpus, then finished requests, the newer first."""
         if self._corpus is not None:
             state, length = self._in_corpus(row, self._corpus)
             draw = self._copy if self.config.shape == "chain" else self._branch
-            yield _Found(length - self.config.bias, partial(draw, self._corpus, state))
+            yield _Match(length - self.config.bias, partial(draw, self._corpus, state))
         for past in self._past:
             state, length = past.automaton.transfer(0, 0, row.tokens[-TAIL:])
-            yield _Found(length, partial(self._copy, past, state))
+            yield _Match(length, partial(self._copy, past, state))
 
     def _in_corpus(self, row: Request, corpus: FrozenAutomaton) -> tuple[int, int]:
         """Move the row's cursor over what it has gained: (state, length)."""
@@ -192,8 +182,8 @@ class _Cursor(NamedTuple):
     read: int
 
 
-class _Found(NamedTuple):
-    """A match, by what its length counts, and how to draft so many tokens from it."""
+class _Match(NamedTuple):
+    """A match: its length, less the corpus's bias, and a function that drafts a number of tokens from it."""
 
     length: int
     draw: Callable[[Request, int], DraftTree]
@@ -214,7 +204,7 @@ class _Past:
             raise MethodError(f"sam: past is {2 * capacity}; there is no memory for that many tokens.") from None
 
     def has_room(self, count: int) -> bool:
-        """Whether so many tokens fit in, or there is nothing that could be forgotten for them."""
+        """Whether `count` tokens fit in, or nothing is there to be forgotten for them."""
         return len(self.automaton) + count <= len(self._text) or len(self.automaton) == 0
 
     def append(self, tokens: IntArray) -> None:

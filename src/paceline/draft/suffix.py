@@ -2,7 +2,7 @@
 
 Oliaro et al. 2025, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (NeurIPS 2025, arXiv
 2411.04975), by the rule of Arctic Inference, which vLLM's `method: suffix` runs too. Suffix trees count every run of up
-to `depth` tokens: one tree for each request, one for all finished ones (`past`). Behind each suffix of the text that
+to `depth` tokens: one tree for each request, one for all finished ones (`past`). After each suffix of the text that
 occurs, m tokens long, the most frequent continuation is followed for `factor` * m + `offset` tokens:
 
     prob    of a node: the product of count(child) / count(node) on the way to it; followed down to `min_prob`
@@ -12,15 +12,7 @@ and the draft of the highest score is taken, of equals that of the longer match,
 
 Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
 
-Where we differ from the code (github.com/snowflakedb/ArcticInference), and why:
-* past requests are remembered with their prompts, and as many as fit into `past` tokens, not a number of requests:
-  the memory is known beforehand; it is off unless asked for;
-* a corpus (`corpus`) is a third source by the same rule. Its counts are read off a suffix array, mapped from disk:
-  a tree of it would take 180 bytes a token and be built again at every start;
-* the end of the text is no place where its own last tokens were seen: the code counts it, though nothing follows it
-  yet, so a request's own tree is underrated beside the others;
-* of two continuations seen equally often the latest is followed;
-* nothing is drafted behind a token that ends the answer.
+Where we differ from the published method and why: docs/methods/suffix.md.
 """
 
 from __future__ import annotations
@@ -123,7 +115,7 @@ class Suffix(Drafter):
 
 
 def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
-    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without what stands behind a token of `ends`."""
+    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without what stands after a token of `ends`."""
     if ends.isdisjoint(tokens.tolist()):
         return tokens, parent
     kept: list[int] = []

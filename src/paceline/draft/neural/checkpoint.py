@@ -94,7 +94,7 @@ def open_drafter(
 
 
 def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
-    """config.json of the drafter of this kind in `folder`; MethodError if there is none."""
+    """config.json of the drafter of this kind in `folder`; MethodError if there is no such drafter."""
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise MethodError(f"there is no folder {folder} with a {kind} drafter.{meant(folder.name, siblings)}")
@@ -103,13 +103,13 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
         raise MethodError(f"{folder} has no {CONFIG}, so it is not a drafter; name the folder its training wrote")
     try:
         config: dict[str, Any] = loads(file.read_bytes())
-        found = config.get(KIND)
+        stored = config.get(KIND)
     except (OSError, ValueError, AttributeError) as error:
         raise MethodError(f"{file} cannot be read ({error}); train or copy the drafter again") from None
-    if found is None:
+    if stored is None:
         raise MethodError(f"{folder} is a model and not a {kind} drafter: its {CONFIG} has no {KIND}")
-    if found != kind:
-        raise MethodError(f"{folder} holds a drafter of kind {found} where {kind} is wanted: write {found}:{folder}")
+    if stored != kind:
+        raise MethodError(f"{folder} holds a drafter of kind {stored} where {kind} is wanted: write {stored}:{folder}")
     _check_version(config.get("paceline"), folder)
     return config
 

@@ -4,7 +4,7 @@
 
 A drafter says how its model runs (`run`), and gets drafting, stopping, batches of rows that stop at different lengths,
 sampling with the distribution it drew from, trees, and its own cache kept in step with the row. The cache needs no
-rollback: what is drafted lies behind the row's committed tokens, and `keep` commits what was accepted of it. Tokens
+rollback: what is drafted lies after the row's committed tokens, and `keep` commits what was accepted of it. Tokens
 that the model has not seen, one as a rule, two after a draft that was accepted whole, more where another drafter was
 asked meanwhile, are run first. Knows no model.
 """
@@ -59,7 +59,7 @@ class Draft:
 
     tokens, parent  the first `known` nodes are committed tokens that the model has not run; the last of them is the
                     tree's root. The others are drafted.
-    ends            tokens behind which nothing can be accepted.
+    ends            tokens after which nothing can be accepted.
     done            nodes that were run. calls: forwards that took.
     probs           distributions that the drafted tokens were drawn from, [V] each; none if they were not drawn.
     features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
@@ -94,7 +94,7 @@ class Draft:
         return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
 
     def add(self, token: int, parent: int | None = None) -> None:
-        """Another node, behind the last one or behind node `parent`."""
+        """Add a node after the last one, or after node `parent`."""
         self.parent.append(len(self.tokens) - 1 if parent is None else parent)
         self.tokens.append(token)
 
@@ -130,12 +130,12 @@ class Stepping(Drafter):
     # What a drafter fills in ----------------------------------------------------------------------------------
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Run every draft's nodes from `done` on; logits [sum(num_logits), K] behind the last `num_logits[i]` nodes
+        """Run every draft's nodes from `done` on; logits [sum(num_logits), K] after the last `num_logits[i]` nodes
         of each, columns as `columns` says."""
         raise NotImplementedError
 
     def cached(self, row: Request) -> int:
-        """How many of a row's tokens the model has run and kept."""
+        """The number of a row's tokens that the model has run and kept."""
         raise NotImplementedError
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class Stepping(Drafter):
         return row.max_draft
 
     def catch_up(self, row: Request) -> None:
-        """Run what is long known, a prompt say, before the round's draft begins with the few tokens that are left."""
+        """Feed the model its backlog, such as a prompt, in chunks, before the round's draft begins."""
 
     # The loop -------------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Stepping(Drafter):
         return logits
 
     def _enough(self, draft: Draft, drafted: int, signal: float) -> bool:
-        # The rule is asked behind every token: some learn from what they were shown.
+        # Ask the rule after every token: some rules learn from the signals they get.
         return self.rule.stop(draft.row.id, drafted, signal) or drafted >= self._most(draft.row)
 
     def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:

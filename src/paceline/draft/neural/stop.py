@@ -7,7 +7,7 @@
 A rule sees the distribution a token was drawn from, never the token: a draft that is cut short because of what was
 drawn would not be drawn from q any more, and the output would not be the target's. What became of earlier rounds and
 what they took it may use as well. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
-token is always drafted), and a distribution that is not one, NaN, is where any rule stops. Knows no drafter.
+token is always drafted), and every rule stops on NaN. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Fixed(StopRule):
 
 
 class Confidence(StopRule):
-    """Stops behind a token whose distribution's best has less than `threshold` (Kangaroo, Liu et al. 2024, section
+    """Stops after a token whose distribution's best has less than `threshold` (Kangaroo, Liu et al. 2024, section
     3.2: 0.6, at most 6 tokens)."""
 
     cap, threshold, bounds = 6, 0.6, (0.0, 1.0)
@@ -98,7 +98,7 @@ class Confidence(StopRule):
 
 
 class Svip(StopRule):
-    """Stops behind a token whose distribution is too uncertain: sqrt(0.15 H) above `threshold`, H in nats at
+    """Stops after a token whose distribution is too uncertain: sqrt(0.15 H) above `threshold`, H in nats at
     temperature 1 (SVIP, Zhang et al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens)."""
 
     cap, threshold, bounds = 40, 0.3, (0.0, 10.0)
@@ -140,7 +140,7 @@ class Heuristic(StopRule):
 class Adaptive(StopRule):
     """Stops where one more token would bring less than it costs, and drafts nothing for a while where that is faster.
 
-    Behind token j another is drafted while
+    After token j another is drafted while
 
         P(tokens 1..j stand) * P(the next one stands too)  >=  rate * (step / rows drafting + node)
 
@@ -215,7 +215,7 @@ class Adaptive(StopRule):
             self._choose()
 
     def _note(self, bins: Sequence[int], drafted: int, accepted: int) -> None:
-        """Count a draft's tokens up to the first that was rejected; of those behind it nothing is known."""
+        """Count a draft's tokens up to the first that was rejected; of those after it nothing is known."""
         if drafted:
             self._first.note(accepted > 0)
         for before, bin in enumerate(bins[: accepted + 1]):
@@ -235,8 +235,8 @@ class Adaptive(StopRule):
         self._left -= 1
         tried = self._left < (0 if self._drafts else -self.LOOK + 1)
         costs = self._costs
-        mine, other = (costs.drafting, costs.plain) if self._drafts else (costs.plain, costs.drafting)
-        if other > mine * self.BETTER:
+        current, other = (costs.drafting, costs.plain) if self._drafts else (costs.plain, costs.drafting)
+        if other > current * self.BETTER:
             self._drafts, self._wait = not self._drafts, self.WAIT
         elif tried:
             self._wait = min(2 * self._wait, self.PATIENCE)
@@ -376,8 +376,8 @@ def entropies(logits: torch.Tensor) -> list[float]:
     """Entropy in nats at temperature 1: logits [R, K] to R numbers, never negative; NaN where logits are."""
     if is_compiled(logits):
         return [_certainty(logits, r)[0] for r in range(len(logits))]
-    found: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
-    return found
+    entropy: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
+    return entropy
 
 
 def _certainty(logits: torch.Tensor, row: int) -> tuple[float, float]:

@@ -4,7 +4,7 @@
 A small drafter reads its head, vocabulary by width, at every draft step, and most of what it reads is never drafted.
 Keeping K rows makes the step cheaper. The input embedding and the target stay whole, so the output stays the target's:
 the draft's distribution is zero outside the kept tokens, the rejection rule holds for any distribution, and a token
-that is not kept comes from the residual, or from the target behind the draft. Which tokens to keep, the target's own
+that is not kept comes from the residual, or from the target after the draft. Which tokens to keep, the target's own
 replies say: they are counted, prompts and raw text are not (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
 2502.14856, counts raw text). Where we differ: of equal counts the lower token id is kept, and what must be kept never
 takes more than half of the places.
@@ -72,7 +72,7 @@ class Vocabulary:
         return hashlib.sha256(self.keep.cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
 
     def best(self, k: int) -> Tensor:
-        """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or not so many tokens."""
+        """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or fewer than `k` tokens."""
         if self.counts is None:
             raise MethodError(f"this vocabulary is a map of {len(self.keep)} tokens without counts; name it as it is")
         return best_tokens(self.counts, k, self.must)
@@ -167,7 +167,7 @@ def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
 def read_vocabulary(file: Path) -> Vocabulary:
     """A vocabulary that `save_vocabulary` wrote, or any safetensors file that holds EAGLE-3's offsets.
 
-    Raises MethodError, one line, if there is no such file, it is damaged, or what it holds is no map."""
+    Raises MethodError, one line, if there is no such file, it is damaged, or what it holds is not a map."""
     if not file.is_file():
         raise MethodError(f"there is no vocabulary file {file}; `paceline train vocab` makes one")
     try:
@@ -179,18 +179,19 @@ def read_vocabulary(file: Path) -> Vocabulary:
     except (SafetensorError, OSError, ValueError) as error:
         raise MethodError(f"{file} cannot be read as a vocabulary ({error}); make it again") from None
     if "keep" not in tensors and OFFSETS not in tensors:
-        raise MethodError(f"{file} is no vocabulary: it has neither keep (token ids) nor {OFFSETS} (EAGLE-3's offsets)")
+        raise MethodError(f"{file} is not a vocabulary: it has neither keep (token ids) nor {OFFSETS} (EAGLE-3's ids)")
     try:
         if "keep" in tensors:
             must = [tensors[name] for name in sorted(tensors) if name.startswith("must.")]
-            found = Vocabulary(tensors["keep"].long(), tensors.get("counts"), must, header.pop("tokenizer", ""), header)
+            tokenizer = header.pop("tokenizer", "")
+            vocabulary = Vocabulary(tensors["keep"].long(), tensors.get("counts"), must, tokenizer, header)
         else:
-            found = Vocabulary(_from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
+            vocabulary = Vocabulary(_from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
     except MethodError as error:
         raise MethodError(f"{file}: {error}") from None
-    if "hash" in header and header.pop("hash") != found.hash:
+    if "hash" in header and header.pop("hash") != vocabulary.hash:
         raise MethodError(f"{file}: its token ids are not those its hash was made of; make it again")
-    return found
+    return vocabulary
 
 
 def _from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:

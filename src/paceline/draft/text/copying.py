@@ -16,7 +16,7 @@ def continuation(text: IntArray, start: int, count: int) -> IntArray:
 
 
 def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArray:
-    """`drafted` up to the first token of `ends`, with it if `keep`: nothing behind an end can be accepted."""
+    """`drafted` up to the first token of `ends`, with it if `keep`: nothing after an end can be accepted."""
     for i, token in enumerate(drafted.tolist()):
         if token in ends:
             return drafted[: i + keep]

@@ -42,7 +42,7 @@ AT, COUNT, LATEST = range(3)  # columns of blocks; of edges: token, target, coun
 def build_part(
     text: NDArray[Any], ends: NDArray[np.int64], vocab_size: int, progress: Callable[[float], None] | None = None
 ) -> dict[str, NDArray[np.int32]]:
-    """The part of a corpus store that `from_parts` reads. Documents are told apart by their end tokens.
+    """The part of a corpus store that `from_parts` reads. End tokens keep documents apart.
 
     Raises StoreError for a corpus whose edges int32 might not number."""
     if len(text) > MOST_TOKENS:

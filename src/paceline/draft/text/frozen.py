@@ -7,7 +7,7 @@ Knows tokens as integers and nothing of rows, trees or drafters.
     automaton.successors(state)                              # [(3, 1), (4, 1)]: each followed it once
 
 It is built as a `SuffixAutomaton` and frozen. Nine states in ten have one successor, and its token stands in the
-text behind the place where the state's strings first end; so only the others, the *blocks*, keep edges with tokens.
+text after the place where the state's strings first end; so only the others, the *blocks*, keep edges with tokens.
 Blocks are the states with no successor or several, the root, and those that are suffixes of the whole text; they
 come first in the numbering. All arrays are int32 but the text, which is uint16 where that is enough; a token of
 ordinary text takes fewer than 40 bytes of them.
@@ -106,7 +106,7 @@ class FrozenAutomaton:
 
         Probabilities are those of the text, multiplied along the path. Nodes come in the order of theirs; a parent
         is a node's number from 1 on, 0 the place itself. No more than `width` nodes at a level, none deeper than
-        `depth`, and nothing behind a token of `ends`."""
+        `depth`, and nothing after a token of `ends`."""
         return _tree(*self.arrays, state, size, min(width, FRONT), depth, np.array(sorted(ends), np.int64))
 
     def warm_up(self) -> None:
@@ -163,7 +163,7 @@ def transfer(text, states, targets, blocks, edges, state, length, tokens):  # ty
 
 @njit(cache=True)
 def _next_block(targets, num_blocks, state):  # type: ignore[no-untyped-def]
-    """The first block at or behind `state`, and how many tokens lie between."""
+    """The first block at or after `state`, and how many tokens lie between."""
     steps = 0
     while state >= num_blocks:
         state = np.int64(targets[state - num_blocks])
@@ -242,7 +242,7 @@ def _tree(text, states, targets, blocks, edges, state, size, width, depth, ends)
 def _wait(  # type: ignore[no-untyped-def]
     text, states, targets, blocks, edges, state, width, parent, level, probability, waiting, chance, at
 ):
-    """Put the successors of `state` behind those that wait; how many there are then."""
+    """Put the successors of `state` after those that wait; how many there are then."""
     num_blocks = len(blocks) - 1
     if state >= num_blocks:
         waiting[at, 0], waiting[at, 1] = text[states[state, 2]], targets[state - num_blocks]

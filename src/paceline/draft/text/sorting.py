@@ -30,7 +30,7 @@ def sorted_positions(text: NDArray[Any], ends: IntArray, report: Callable[[float
 
 @njit(cache=True)
 def _with_ends(text, ends):  # type: ignore[no-untyped-def]
-    """int32 [n + d]: the text with a symbol of its own behind each document, below all tokens."""
+    """int32 [n + d]: the text with a symbol of its own after each document, below all tokens."""
     string = np.empty(len(text) + len(ends), np.int32)
     at = begin = 0
     for i in range(len(ends)):

@@ -5,7 +5,7 @@ mapped into memory, 4 bytes a token beside the text. `sorting.py` builds it.
 
     array = SuffixArray.of(open_store("build/corpus", kind="corpus"))
     lo, hi = array.find([278, 13958])                 # hi - lo places
-    array.continuations(lo, hi, 10, 4, skip=2)        # what stands behind ten of them, 4 tokens each
+    array.continuations(lo, hi, 10, 4, skip=2)        # what stands after ten of them, 4 tokens each
 
 Suffixes are sorted as far as their document goes: what ends sooner comes first, and equal suffixes of two documents
 come in the documents' order. No match and no continuation crosses from one document into the next.
@@ -35,7 +35,7 @@ def build_part(
     """The array for a corpus store: `suffix_positions` int32 [n], where each suffix begins, in sorted order.
 
     text        int [n], documents one after another, each ending with the end token.
-    ends        int64 [d], the offset behind each document.
+    ends        int64 [d], the offset after each document.
     vocab_size  not needed here; every part is given it.
     progress    called with the share that is done, 0 to 1.
 
@@ -52,7 +52,7 @@ class SuffixArray:
     """Finds runs of tokens in a corpus.
 
     text       int [n]; every document ends with the same token, the last one of the text.
-    ends       int64 [d], the offset behind each document.
+    ends       int64 [d], the offset after each document.
     positions  int32 [n], as `build_part` makes it."""
 
     def __init__(self, text: NDArray[Any], ends: IntArray, positions: Positions):
@@ -81,7 +81,7 @@ class SuffixArray:
         return int(length), int(lo), int(hi)
 
     def continuations(self, lo: int, hi: int, most: int, length: int, skip: int) -> NDArray[np.int32]:
-        """int32 [m, length]: the tokens behind at most `most` of the places lo..hi, -1 behind a document's end.
+        """int32 [m, length]: the tokens after at most `most` of the places lo..hi, -1 after a document's end.
 
         skip  tokens of the key, which the places begin with. Of more than `most` places, an even spread."""
         out = np.full((min(most, hi - lo), length), -1, np.int32)
@@ -99,7 +99,7 @@ class SuffixArray:
     ) -> Speculation:
         """What `SuffixTree.speculate` would, had the corpus been put into a tree: the same counts, read off ranges.
 
-        Nothing is speculated behind the end of a document. All of `context` is looked up, so cut it to a tree's depth
+        Nothing is speculated after the end of a document. All of `context` is looked up, so cut it to a tree's depth
         beforehand; of continuations of one count the smaller token goes first."""
         key = np.asarray(context, np.int64)
         tokens, parent, probs, match = _speculate(
@@ -207,7 +207,7 @@ _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
 
 @njit
 def _likeliest(text, positions, lo, hi, skip, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """One list in order of probability, read from the front: a node's children are put in behind it.
+    """One list in order of probability, read from the front: a node's children are put in after it.
 
     Places are sorted by what follows, so a token's places are a run. One that is likely enough is at least `stride`
     long, and looking at every place that far from the last run finds all of them."""
@@ -236,7 +236,7 @@ def _likeliest(text, positions, lo, hi, skip, size, min_prob, branch):  # type: 
 
 @njit
 def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
-    """The token `offset` behind the place `at`, and the range of the places in lo..hi that have it there."""
+    """The token `offset` after the place `at`, and the range of the places in lo..hi that have it there."""
     token = text[positions[at] + offset]
     first, last = lo, at
     while first < last:
@@ -257,7 +257,7 @@ def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
 
 @njit
 def _insert(nodes, probs, num, node, prob):  # type: ignore[no-untyped-def]
-    """Put a node behind all that are as likely or likelier; what does not fit falls off. How many there are then."""
+    """Put a node after all that are as likely or likelier; what does not fit falls off. How many there are then."""
     if num == len(nodes) and probs[num - 1] >= prob:
         return num
     i = min(num, len(nodes) - 1)

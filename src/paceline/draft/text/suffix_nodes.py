@@ -293,7 +293,7 @@ def speculate(nodes, heads, text, active, context, most, factor, offset, min_pro
 
 @njit
 def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """One list in order of probability, read from the front: what a place may go on with is put in behind it.
+    """One list in order of probability, read from the front: what a place may go on with is put in after it.
 
     prob  that of the place on the edge to `node` where it begins, by which the shares of its children are multiplied.
 
@@ -323,7 +323,7 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
 
 @njit
 def _insert(at, upto, parent, probs, num, node, used, above, prob):  # type: ignore[no-untyped-def]
-    """Put an entry behind all that are as likely or likelier; what does not fit falls off. How many there are then."""
+    """Put an entry after all that are as likely or likelier; what does not fit falls off. How many there are then."""
     if num == len(at) and probs[num - 1] >= prob:
         return num
     i = min(num, len(at) - 1)

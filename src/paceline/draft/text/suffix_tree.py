@@ -6,7 +6,7 @@ taken out again, which leaves the tree as if it had never been there.
     tree = SuffixTree(depth=24)
     tree.append([1, 2, 3, 1, 2])
     tree.count([1, 2])                        # 2
-    tree.speculate([1, 2], most=4)            # 3 1: two tokens behind two that match
+    tree.speculate([1, 2], most=4)            # 3 1: two tokens after two that match
 
 The structure is suffix decoding's (Oliaro et al. 2025, arXiv 2411.04975; github.com/snowflakedb/ArcticInference), on
 arrays: see `suffix_nodes.py`.
@@ -43,7 +43,7 @@ class Speculation(NamedTuple):
 class SuffixTree:
     """Counts of all runs of up to `depth` tokens in the sequences it holds.
 
-    depth     longest run that is counted; a context and what is drafted behind it share it.
+    depth     longest run that is counted; a context and what is drafted after it share it.
     capacity  tokens to make room for, 92 bytes each at most; the arrays double when there are more."""
 
     def __init__(self, depth: int, capacity: int = 64):
@@ -74,7 +74,7 @@ class SuffixTree:
         return self._nodes.nbytes + self._heads.nbytes + self._text.nbytes
 
     def append(self, tokens: Sequence[int] | IntArray) -> None:
-        """Put `tokens`, each 0 or more, behind the open sequence."""
+        """Put `tokens`, each 0 or more, after the open sequence."""
         if self._counts[TEXT] + len(tokens) > len(self._text):
             self._make_room(len(tokens))
         # A fresh int32 array whatever comes in, so that only one version is ever compiled.
@@ -108,10 +108,10 @@ class SuffixTree:
         min_prob: float = 0.1,
         branch: bool = False,
     ) -> Speculation:
-        """The continuation of the highest score, of all that begin behind a suffix of `context`, of equals that of the
+        """The continuation of the highest score, of all that begin after a suffix of `context`, of equals that of the
         longest suffix.
 
-        Behind m matched tokens min(most, floor(factor * m + offset)) tokens, each at least `min_prob` likely: the
+        After m matched tokens min(most, floor(factor * m + offset)) tokens, each at least `min_prob` likely: the
         heaviest path, or the likeliest nodes of all with `branch`. A match at the very end of the open sequence is not
         counted, for nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
