@@ -401,7 +401,7 @@ def test_given_up_requests_are_not_learned_from_and_nothing_is_by_default():
         drafter.start(done)
         done.finish_reason = reason  # type: ignore[assignment]
         drafter.drop(done)
-        assert drafter._past.num_tokens == 0
+        assert drafter._past._generations == []
         assert sequences(drafter, "za") == []
 
 

@@ -11,8 +11,6 @@ verifies some dozens of tokens about as fast as one. It is our combination, not 
     mass left      <- mass left * e * d / (n + e * d)
 
 n: how often the context was seen, d: how many different tokens followed, e: doubt, by text and length of context.
-
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ again; then what this model says often; then what people write. So a token is lo
 and no further than until K = 7 sequences of n - 1 = 4 tokens are found. The slow corpus is thus seldom asked. The
 sequences are verified together, as the paths of one tree.
 
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
-
 Where we differ from the published method and why: docs/methods/hierarchy.md.
 """
 

@@ -25,8 +25,6 @@ each of its tokens hangs one column.
 With a full pool a forward verifies (level - 1) * (window + guesses) positions, the paper's number. `window=0` leaves
 a pure pool of the text's own n-grams, which costs next to nothing.
 
-Lossless: the drafts are point masses, and probes are never accepted.
-
 Where we differ from the published method and why: docs/methods/ngram-pool.md.
 """
 

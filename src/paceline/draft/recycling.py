@@ -10,8 +10,6 @@ A shape is a set of paths: (2, 0) is the best successor of the third best succes
 first-order model of the target, so it proposes something in any text, where drafters that copy are silent: it is
 the natural second after one of them (`+`), and learns from their rounds as from its own.
 
-Lossless: the drafts are point masses, and the acceptance rule alone decides.
-
 Where we differ from the published method and why: docs/methods/recycling.md.
 """
 

@@ -10,8 +10,6 @@ places make a trie, weighted by how many of them go through a node; the 64 heavi
 A suffix array is sorted, so the places of a node lie side by side and its children are found by striding along them:
 no trie is ever built, and a node costs what it has children.
 
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
-
 Where we differ from the published method and why: docs/methods/rest.md.
 
 The corpus is fixed, and a finished request does not go into it: a sorted array cannot take single texts in.

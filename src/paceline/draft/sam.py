@@ -11,8 +11,6 @@ nothing, and after a `+` the next drafter is asked.
     past      over requests that this engine has finished (`past=TOKENS`): read like the corpus, copied when longer
               than the row's own match
 
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
-
 Where we differ from the published method and why: docs/methods/sam.md.
 """
 

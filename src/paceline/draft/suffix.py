@@ -10,8 +10,6 @@ occurs, m tokens long, the most frequent continuation is followed for `factor` *
 
 and the draft of the highest score is taken, of equals that of the longer match, over all trees.
 
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
-
 Where we differ from the published method and why: docs/methods/suffix.md.
 """
 

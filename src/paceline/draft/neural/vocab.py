@@ -104,13 +104,6 @@ def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
         raise MethodError(f"the vocabulary map has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
 
 
-def column_of(keep: Tensor, vocab_size: int) -> Tensor:
-    """int64 [vocab_size]: the column of every token in logits over `keep`; -1 where it has none."""
-    columns = torch.full((vocab_size,), -1, dtype=torch.int64, device=keep.device)
-    columns[keep] = torch.arange(len(keep), device=keep.device)
-    return columns
-
-
 def coverage(counts: Tensor, keep: Tensor) -> float:
     """Share of the counted tokens [V] that are kept; of what a target writes, a bound on what can be accepted."""
     return float(counts[keep].sum() / counts.sum().clamp_min(1))

@@ -10,7 +10,7 @@ amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords 
 
 A state stands for the substrings that end at the same set of positions. The state of the whole sequence is
 `last`; its suffix link is the state of the longest suffix that ends somewhere else too, so the match is read
-off that link and no cursor has to be kept. The tests compare it with `tests/draft/text/reference.py`, the same steps
+off that link and no cursor has to be kept. The tests compare it with `tests/draft/automaton_reference.py`, the same steps
 as the textbook has them.
 """
 
@@ -68,21 +68,6 @@ class SuffixAutomaton:
 
     def __len__(self) -> int:
         return int(self._states[self._counts[LAST], LENGTH])
-
-    @property
-    def num_states(self) -> int:
-        """States, the root included."""
-        return int(self._counts[_STATES])
-
-    @property
-    def num_edges(self) -> int:
-        """Transitions between states."""
-        return int((self._states[: self.num_states, TOKEN] >= 0).sum() + self._counts[_EDGES])
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory set aside."""
-        return self._states.nbytes + self._edges.nbytes + self._table.nbytes
 
     def extend(self, tokens: Sequence[int] | IntArray) -> None:
         """Append `tokens`, each 0 or more."""

@@ -4,8 +4,7 @@ Knows tokens as integers and nothing of rows, trees or drafters. The counts are 
 (Cleary and Witten 1984) reads: for each context the tokens that followed it, and how often each did.
 
     counts = ContextCounts(longest=3)
-    counts.extend([1, 2, 3, 1, 2, 4])
-    counts.after([1, 2])             # {3: 1, 4: 1}: "1 2" was followed by 3 and by 4, once each
+    counts.extend([1, 2, 3, 1, 2, 4])     # "1 2" was followed by 3 and by 4, once each
 
 A 62-bit hash stands for a context. Arrays grow by doubling; a token of text takes about 50 bytes for each length.
 """
@@ -68,20 +67,6 @@ class ContextCounts:
     def cut(self) -> None:
         """What comes next does not follow what came last: begin a new document."""
         self._tail = self._tail[:0]
-
-    def after(self, context: Sequence[int]) -> dict[int, int]:
-        """Tokens that followed `context`, and how often."""
-        key = 0
-        for token in reversed(context):
-            key = int(mixed(key, token))
-        at = locate(self.table, self.keys, key)
-        if at < 0:
-            return {}
-        following, item = {}, int(self.contexts[at, HEAD])
-        while item >= 0:
-            following[int(self.items[item, TOKEN])] = int(self.items[item, COUNT])
-            item = int(self.items[item, NEXT])
-        return following
 
     def _reserve(self, tokens: int) -> None:
         """Room for `tokens` more, in the worst case one context and one item a length each."""

@@ -4,7 +4,7 @@ Knows tokens as integers and nothing of rows, trees or drafters.
 
     automaton = FrozenAutomaton.of([1, 2, 3, 1, 2, 4])
     state, length = automaton.transfer(0, 0, [7, 1, 2])      # 2 tokens, "1 2", are the longest suffix in the text
-    automaton.successors(state)                              # [(3, 1), (4, 1)]: each followed it once
+    automaton.tree(state, 2, width=2, depth=1, ends=[])      # 3 and 4, each with probability 0.5
 
 It is built as a `SuffixAutomaton` and frozen. Nine states in ten have one successor, and its token stands in the
 text after the place where the state's strings first end; so only the others, the *blocks*, keep edges with tokens.
@@ -53,21 +53,6 @@ class FrozenAutomaton:
         return cls(whole, freeze(whole, progress or (lambda done: None)))
 
     @property
-    def num_states(self) -> int:
-        """States, the root included."""
-        return len(self.states)
-
-    @property
-    def num_edges(self) -> int:
-        """Transitions between states."""
-        return len(self.targets) + len(self.edges)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all arrays, the text's too."""
-        return sum(array.nbytes for array in self.arrays)
-
-    @property
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
         return self.text, self.states, self.targets, self.blocks, self.edges
 
@@ -76,24 +61,6 @@ class FrozenAutomaton:
         it returns or do not."""
         after, matched = transfer(*self.arrays, state, length, np.asarray(tokens, np.int64))
         return int(after), int(matched)
-
-    def first(self, state: int) -> int:
-        """Where the state's strings end for the first time."""
-        return int(self.states[state, 2])
-
-    def recent(self, state: int) -> int:
-        """Where they end for the last time."""
-        block, steps = _next_block(self.targets, len(self.blocks) - 1, state)
-        return int(self.blocks[block, LATEST]) - int(steps)
-
-    def count(self, state: int) -> int:
-        """How often they occur."""
-        return int(self.blocks[_next_block(self.targets, len(self.blocks) - 1, state)[0], COUNT])
-
-    def successors(self, state: int, most: int = FRONT) -> list[tuple[int, int]]:
-        """(token, count) of what followed, the most frequent first; at most FRONT."""
-        tokens, _, counts = _successors(*self.arrays, state, min(most, FRONT))
-        return list(zip(tokens.tolist(), counts.tolist(), strict=True))
 
     def chain(self, state: int, size: int, *, recent: bool) -> IntArray:
         """At most `size` tokens that followed the state's first occurrence, or its last; fewer where the text ends."""
@@ -162,16 +129,6 @@ def transfer(text, states, targets, blocks, edges, state, length, tokens):  # ty
 
 
 @njit(cache=True)
-def _next_block(targets, num_blocks, state):  # type: ignore[no-untyped-def]
-    """The first block at or after `state`, and how many tokens lie between."""
-    steps = 0
-    while state >= num_blocks:
-        state = np.int64(targets[state - num_blocks])
-        steps += 1
-    return state, steps
-
-
-@njit(cache=True)
 def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: ignore[no-untyped-def]
     """Up to the next block there is one continuation, wherever it is read; only from there on `recent` matters."""
     num_blocks = len(blocks) - 1
@@ -186,24 +143,6 @@ def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: 
     for i in range(found):
         drafted[i] = text[start + i]
     return drafted
-
-
-@njit(cache=True)
-def _successors(text, states, targets, blocks, edges, state, most):  # type: ignore[no-untyped-def]
-    """Tokens, targets and counts of the most frequent successors, int64 [k] each."""
-    num_blocks = len(blocks) - 1
-    if state >= num_blocks:
-        block, _ = _next_block(targets, num_blocks, state)
-        one = np.empty((3, 1), np.int64)
-        one[0, 0], one[1, 0], one[2, 0] = text[states[state, 2]], targets[state - num_blocks], blocks[block, COUNT]
-        return one[0], one[1], one[2]
-    begin = np.int64(blocks[state, AT])
-    found = min(most, np.int64(blocks[state + 1, AT]) - begin)
-    several = np.empty((3, found), np.int64)
-    for i in range(found):
-        for column in range(3):
-            several[column, i] = edges[begin + i, column]
-    return several[0], several[1], several[2]
 
 
 @njit(cache=True)

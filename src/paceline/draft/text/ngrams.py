@@ -102,11 +102,6 @@ class PastNgrams:
         self._room, self._n, self._ways = max(tokens // 2, 1), n, ways
         self._generations: list[_Generation] = []
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens remembered."""
-        return sum(generation.used for generation in self._generations)
-
     def learn(self, text: IntArray) -> None:
         """Remember `text` int64 [m], its last tokens / 2 if it is longer."""
         text = text[max(len(text) - self._room, 0) :]

@@ -5,7 +5,6 @@ taken out again, which leaves the tree as if it had never been there.
 
     tree = SuffixTree(depth=24)
     tree.append([1, 2, 3, 1, 2])
-    tree.count([1, 2])                        # 2
     tree.speculate([1, 2], most=4)            # 3 1: two tokens after two that match
 
 The structure is suffix decoding's (Oliaro et al. 2025, arXiv 2411.04975; github.com/snowflakedb/ArcticInference), on
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.text import suffix_nodes
-from paceline.draft.text.suffix_nodes import COUNT, GONE, LENGTH, NODES, NONE, PARENT, ROOT, START, TEXT
+from paceline.draft.text.suffix_nodes import COUNT, LENGTH, NODES, NONE, ROOT, START, TEXT
 from paceline.tree import IntArray
 
 
@@ -63,16 +62,6 @@ class SuffixTree:
     def __len__(self) -> int:
         return sum(self._lengths) + self._open
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes, the root included."""
-        return int((self._nodes[: self._counts[NODES], PARENT] > GONE).sum())
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory set aside."""
-        return self._nodes.nbytes + self._heads.nbytes + self._text.nbytes
-
     def append(self, tokens: Sequence[int] | IntArray) -> None:
         """Put `tokens`, each 0 or more, after the open sequence."""
         if self._counts[TEXT] + len(tokens) > len(self._text):
@@ -93,11 +82,6 @@ class SuffixTree:
         length = self._lengths.popleft()
         start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
         suffix_nodes.remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
-
-    def count(self, tokens: Sequence[int]) -> int:
-        """How often `tokens`, `depth` of them at most, stand in the sequences."""
-        node, _ = suffix_nodes.walk(self._nodes, self._heads, self._text, np.array(tokens, np.int32))
-        return int(self._nodes[node, COUNT]) if node >= 0 else 0
 
     def speculate(
         self,
@@ -143,5 +127,4 @@ def warm_up() -> None:
     tree.append([0, 1, 0, 1, 2])
     tree.close()
     tree.speculate([0, 1], 2)
-    tree.count([0])
     tree.remove()
