@@ -10,8 +10,8 @@ amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords 
 
 A state stands for the substrings that end at the same set of positions. The state of the whole sequence is
 `last`; its suffix link is the state of the longest suffix that ends somewhere else too, so the match is read
-off that link and no cursor has to be kept. The tests compare it with `tests/draft/automaton_reference.py`, the same steps
-as the textbook has them.
+off that link and no cursor has to be kept. `tests/draft/automaton_reference.py` is the same as the textbook has it, and
+the tests compare the two.
 """
 
 from __future__ import annotations
