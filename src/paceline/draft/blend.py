@@ -2,7 +2,7 @@
 
 Prediction by partial matching (Cleary and Witten 1984; escape method C of Moffat 1990) over several texts at once: the
 row's own, finished requests, and a corpus. Every node of the tree asks what followed the tokens before it, at every
-length: the longest context speaks first, and passes what it is not sure of to the next shorter one (its escape). The
+length: the longest context comes first, and leaves what it is not sure of to the next shorter one (its escape). The
 product along a path estimates the chance that the target says it, and the tree is grown best first until it has
 `nodes` nodes. Copying drafters follow one match; this one hedges between all of them, which pays where a target
 verifies some dozens of tokens about as fast as one. It is our combination, not a published method.
@@ -204,12 +204,12 @@ def _predict(  # type: ignore[no-untyped-def]
     state, length = place[0], place[1]
     for longer in range(len(before), 0, -1):
         doubt = own_doubt[longer - 1]
-        left, count = _hear(own, rows[0, longer - 1], left, doubt, found, mass, count)
-        left, count = _hear(newer, rows[1, longer - 1], left, doubt, found, mass, count)
-        left, count = _hear(older, rows[2, longer - 1], left, doubt, found, mass, count)
+        left, count = _add_counted(own, rows[0, longer - 1], left, doubt, found, mass, count)
+        left, count = _add_counted(newer, rows[1, longer - 1], left, doubt, found, mass, count)
+        left, count = _add_counted(older, rows[2, longer - 1], left, doubt, found, mass, count)
         while state > 0 and length >= longer:
             doubt = corpus_doubt[min(length, len(corpus_doubt)) - 1]
-            left, count = _consult(corpus, state, left, doubt, found, mass, count)
+            left, count = _add_corpus(corpus, state, left, doubt, found, mass, count)
             state = np.int64(states[state, 1])
             length = np.int64(states[state, 0])
         if left < ENOUGH:
@@ -218,8 +218,8 @@ def _predict(  # type: ignore[no-untyped-def]
 
 
 @njit
-def _hear(counts, row, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
-    """One context of a text that is counted; what is left, and how many tokens are found by now."""
+def _add_counted(counts, row, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
+    """Add one context of a counted text; returns the mass left and the number of tokens so far."""
     if row < 0:
         return left, count
     contexts, items = counts[2], counts[3]
@@ -233,8 +233,8 @@ def _hear(counts, row, left, doubt, found, mass, count):  # type: ignore[no-unty
 
 
 @njit
-def _consult(corpus, state, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
-    """One context of the corpus, of which the most frequent successors are known."""
+def _add_corpus(corpus, state, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
+    """Add one context of the corpus, whose most frequent successors are known; returns as `_add_counted`."""
     text, states, _, blocks, edges = corpus
     num_blocks = len(blocks) - 1
     if state >= num_blocks:  # one successor; how often it occurs would be a long walk to learn, and is mostly once

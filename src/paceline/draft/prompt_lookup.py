@@ -1,6 +1,6 @@
 """prompt-lookup: copy what followed the last n tokens when they stood in the text before.
 
-Three rules under one name, for three programs do three things:
+Three programs have three rules under this name:
 
 * published: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding). The last 3
   tokens, else 2, else 1; the earliest place that has a full draft after it and does not overlap the end.

@@ -7,8 +7,8 @@ successors of token t as the target last ranked them. The next draft is a tree o
 token and reads its children out of M, level by level. No training, no model, no corpus; 1 MB for 32,000 tokens.
 
 A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M is a
-first-order model of the target, so it proposes something in any text, where drafters that copy are silent: it is
-the natural second after one of them (`+`), and learns from their rounds as from its own.
+first-order model of the target, so it proposes something in any text, also where drafters that copy have nothing. After
+one of them (`+`) it learns from their rounds as well as from its own.
 
 Where we differ from the published method and why: docs/methods/recycling.md.
 """

@@ -7,12 +7,10 @@ places make a trie, weighted by how many of them go through a node; the 64 heavi
     places        the range of the suffix array, at most `hits` of them, spread evenly over it
     weight [n]    places that share the node's path, never more than its parent's: the heaviest nodes are a tree
 
-A suffix array is sorted, so the places of a node lie side by side and its children are found by striding along them:
-no trie is ever built, and a node costs what it has children.
+A suffix array is sorted, so the places of a node lie side by side, and its children are read off by striding along
+them. No trie is built; a node takes time in proportion to its children.
 
 Where we differ from the published method and why: docs/methods/rest.md.
-
-The corpus is fixed, and a finished request does not go into it: a sorted array cannot take single texts in.
 """
 
 from __future__ import annotations

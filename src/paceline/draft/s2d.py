@@ -6,10 +6,10 @@ some target, trained so that the final norm and the head fit after several of th
 
     run the layers up to exit k -> is the best token likelier than threshold k? -> draft from here, or go deeper
 
-Layers that a token did not reach have no keys and values of it. Its state is kept, and goes through them with the
-first later token that needs them: nothing is ever guessed, and where one token left changes what the next one costs,
-not what it says. The exit depends on a distribution, never on the token drawn from it, so the token is drawn from the
-q of the exit it left at, and that q is what verification compares.
+Layers that a token did not reach have no keys and values of it. Its state is kept, and goes through them with the first
+later token that needs them. So the exit of one token changes the cost of the next one, never its distribution. The exit
+depends on a distribution, never on the token drawn from it, so the token is drawn from the q of the exit it left at,
+and that q is what verification compares.
 
 Where we differ from the published method and why: docs/methods/s2d.md.
 
@@ -247,7 +247,7 @@ class Sorted(Model):
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Logits [n, K] for the drafts that leave after a section, of those whose states [n, H] are `wanted`.
+        """Logits [n, K] of the drafts that leave after a section, among those with states [n, H] in `wanted`.
 
         A draft leaves if one of its distributions, at the request's temperature, has a token that is likely enough:
         one for a chain, a level's for a tree (SD2)."""

@@ -3,8 +3,8 @@
     save_drafter(out, "kind", config={"exit": 2, "recipe": {...}}, tensors=tensors, target=TargetFacts.of(target))
     config, tensors = open_drafter(out, "kind", target)
 
-config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, its recipe
-and its data say. Nothing is unpickled. Whatever does not fit is said in one line. Knows no drafter.
+config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, such as
+its recipe and its data. Nothing is unpickled. Whatever does not fit is an error of one line. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TargetFacts:
 
     @classmethod
     def of(cls, target: Facts) -> TargetFacts:
-        """Those of a loaded target; bound to its tokenizer, if it has one, as an engine does it."""
+        """The facts of a loaded target, with the fingerprint of its tokenizer if it has one."""
         return cls(
             target.name,
             target.tokenizer.fingerprint if target.tokenizer is not None else "",
@@ -68,7 +68,7 @@ def save_drafter(
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """`save_file`, of which a full disk is an OSError."""
+    """`save_file`, but a full disk raises OSError."""
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file, metadata=metadata)
     except SafetensorError as error:

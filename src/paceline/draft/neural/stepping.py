@@ -4,9 +4,9 @@
 
 A drafter says how its model runs (`run`), and gets drafting, stopping, batches of rows that stop at different lengths,
 sampling with the distribution it drew from, trees, and its own cache kept in step with the row. The cache needs no
-rollback: what is drafted lies after the row's committed tokens, and `keep` commits what was accepted of it. Tokens
-that the model has not seen, one as a rule, two after a draft that was accepted whole, more where another drafter was
-asked meanwhile, are run first. Knows no model.
+rollback: drafted tokens lie after the row's committed ones, and `keep` commits those that were accepted. Committed
+tokens that the model has not run come first: usually one, two after a draft that was accepted whole, more where another
+drafter drafted in between. Knows no model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Draft:
                     tree's root. The others are drafted.
     ends            tokens after which nothing can be accepted.
     done            nodes that were run. calls: forwards that took.
-    probs           distributions that the drafted tokens were drawn from, [V] each; none if they were not drawn.
+    probs           distributions that the drafted tokens were drawn from, [V] each; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
     tree, kept      what was handed over, and for every node of it its number here; None: it was never run."""
 
@@ -115,8 +115,8 @@ class Draft:
 
 
 class Stepping(Drafter):
-    """What drafters with a model have in common. Subclasses fill in `run`, `cached` and `keep`, and say in `bind` which
-    tokens the logits' columns are, if they are not all."""
+    """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`, and set `columns` in `bind` where
+    the logits' columns are not all tokens."""
 
     def __init__(self, config: SteppingConfig):
         self.options = config
@@ -301,7 +301,7 @@ class Stepping(Drafter):
             if is_own or (row.id in self._asked and not tree.num_drafted):
                 outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         if outcomes:
-            # Rounds in which others drafted or a prompt was run say nothing of what ours take.
+            # Rounds in which other drafters drafted or a prompt was run say nothing of the time of ours.
             self.rule.learn(outcomes, seconds if len(outcomes) == len(round) else None)
         self._asked = set()
 

@@ -5,8 +5,8 @@
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
 A rule sees the distribution a token was drawn from, never the token: a draft that is cut short because of what was
-drawn would not be drawn from q any more, and the output would not be the target's. What became of earlier rounds and
-what they took it may use as well. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
+drawn would not be drawn from q any more, and the output would not be the target's. A rule may also use the outcomes and
+the times of earlier rounds. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
 token is always drafted), and every rule stops on NaN. Knows no drafter.
 """
 
@@ -63,7 +63,7 @@ class StopRule:
         return self.cap
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        """What the rule wants to know of the distributions of all rows still drafting: logits [R, K] to R numbers."""
+        """One number for each row still drafting, that `stop` decides by: logits [R, K] to R numbers."""
         return [0.0] * len(logits)
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
@@ -71,10 +71,10 @@ class StopRule:
         return False
 
     def stepped(self, seconds: float) -> None:
-        """What it took to draft one token for all rows still drafting."""
+        """One token was drafted for all rows still drafting, which took `seconds`."""
 
     def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
-        """What became of the round. seconds: what it took beside drafting; None if others had a part in it."""
+        """Learn from the round. seconds: its time without drafting; None if other work had a part in it."""
 
     def drop(self, row: int) -> None:
         """A row has ended."""
@@ -146,9 +146,9 @@ class Adaptive(StopRule):
 
     the tokens it is expected to bring, against those that decoding brings in the time it takes (draft one more,
     verify one more); which is optimal where chances only fall, the monotone case of optimal stopping. Chances are
-    learned by how probable a token's distribution says its best is: shares of tokens that were accepted in earlier
-    rounds, with the draft's own word, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
-    over time, so that rule and rate find each other (Dinkelbach 1967). Times are medians, for clocks have outliers.
+    learned by the probability of the best token: shares of tokens that were accepted in earlier rounds, with that
+    probability, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
+    over time, so that rule and rate converge together (Dinkelbach 1967). Times are medians, for clocks have outliers.
 
     Now and then a round is spent on the alternative, plain decoding where it drafts and a draft where it does not; the
     faster of the two is the rule's choice until it is not."""
@@ -302,7 +302,7 @@ class Costs:
             self._plain.append(seconds)
             self.plain = 1 / median(self._plain)
             return
-        # What the draft model took for a prompt, or a pause of the machine's, is not what a round takes.
+        # A prompt that the draft model read, or a pause of the machine, is not part of a usual round.
         usual = min(seconds, self.OUTLIER * (self._verifying.mean or seconds))
         self._verifying.add(nodes, usual)
         self.node, self.step = self._verifying.slope, median(self._steps)
@@ -315,8 +315,8 @@ class Costs:
 class Line:
     """Seconds of a forward by its nodes, a straight line through the last ones by least squares.
 
-    The slope is drawn to a guess, `GUESS` of the mean, give or take `DOUBT` of it, until there is more to go by: one
-    made of noise would be believed, and with drafts all of one length nothing would ever contradict it."""
+    The slope is drawn to a prior, `GUESS` of the mean with a deviation of `DOUBT` of it, until there is enough data: a
+    slope made of noise would stay, since drafts that are all of one length never contradict it."""
 
     MEMORY, GUESS, DOUBT = 256, 0.01, 0.05
 

@@ -4,10 +4,9 @@
 A small drafter reads its head, vocabulary by width, at every draft step, and most of what it reads is never drafted.
 Keeping K rows makes the step cheaper. The input embedding and the target stay whole, so the output stays the target's:
 the draft's distribution is zero outside the kept tokens, the rejection rule holds for any distribution, and a token
-that is not kept comes from the residual, or from the target after the draft. Which tokens to keep, the target's own
-replies say: they are counted, prompts and raw text are not (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
-2502.14856, counts raw text). Where we differ: of equal counts the lower token id is kept, and what must be kept never
-takes more than half of the places.
+that is not kept comes from the residual, or from the target after the draft. Kept are the tokens that are most frequent
+in the target's own replies, not in prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
+2502.14856, counts raw text). docs/vocabulary.md has the rest.
 
     self.columns = trim(self.model, "2000", "models/demo-draft", target)      # logits are [n, 2000] from now on
 
@@ -53,7 +52,7 @@ class Vocabulary:
     counts  int64 [V]: how often the target wrote each token; None: unknown (a map of another project's).
     must    groups of tokens that are kept whatever their counts, the most important group first.
     tokenizer  fingerprint of the tokenizer that the ids are of; "" is unknown.
-    facts   what else is to be remembered, in the file's header.
+    facts   more entries of the file's header.
 
     Raises MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
 
@@ -95,7 +94,7 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
 
 
 def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
-    """MethodError unless `keep` holds ascending token ids below `vocab_size`, and at least one."""
+    """MethodError unless `keep` holds ascending token ids below `vocab_size`, and at least one of them."""
     if keep.ndim != 1 or not len(keep):
         raise MethodError("the vocabulary map is empty; it needs at least one token")
     if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:

@@ -1,7 +1,7 @@
 """Corpus: text that drafters copy from, tokenised once and kept in a store of kind "corpus".
 
-Knows file formats and tokens; what is made of the tokens, a *part* says, which is a function in the module of those
-who read it: `build(text, ends, vocab_size, progress)` gives arrays that are added under their names.
+Knows file formats and tokens. What drafters read is made by *parts*, a function in each of their modules:
+`build_part(text, ends, vocab_size, progress)` returns arrays, which are added to the store under their names.
 
     build("build/corpus", ["answers.jsonl.gz", "notes.txt"], load_tokenizer("models/demo"), Plan())
     open_store("build/corpus", kind="corpus").array("text")

@@ -99,7 +99,7 @@ def open_for(target: Facts, folder: str | Path, kind: str = "corpus") -> Store:
 def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:
     """The store in `folder`; StoreError if it is missing, truncated, of another kind or of another tokenizer.
 
-    tokenizer  fingerprint that it must have; None: whichever."""
+    tokenizer  fingerprint that it must have; None: any."""
     folder = Path(folder)
     file = folder / HEADER
     if not file.exists():
