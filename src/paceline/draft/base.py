@@ -84,15 +84,15 @@ class Drafter:
 
     # Helpers for subclasses --------------------------------------------------------------------------------------
 
-    def ends(self, row: Request) -> frozenset[int]:
+    def end_tokens(self, row: Request) -> frozenset[int]:
         """Tokens that end this row's answer: nothing after one can be accepted."""
         return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else self.eos_token_ids)
 
-    def chain(self, row: Request, tokens: IntArray) -> DraftTree:
-        """The draft of `tokens`, one after another."""
+    def chain_after(self, row: Request, tokens: IntArray) -> DraftTree:
+        """The draft of `tokens` int64 [n], one after another."""
         return DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "")
 
-    def tree(self, row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
+    def tree_after(self, row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
         """The draft of `tokens` int64 [n]; parent int64 [n]: 0 is the row's last token, 1 the first drafted one."""
         source = self.name if len(tokens) else ""
         return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=source)

@@ -91,9 +91,9 @@ class Blend(Drafter):
         counts.extend(row.tokens[len(counts) :])
         if row.max_draft < 1:
             return DraftTree.root(row.last_token)
-        ends = np.array(sorted(self.ends(row) | self._borders), np.int64)
+        ends = np.array(sorted(self.end_tokens(row) | self._borders), np.int64)
         tokens, parents = self._grow(counts, row.tokens[-_TAIL:], ends, self.config.nodes, row.max_draft)
-        return self.tree(row, tokens, parents)
+        return self.tree_after(row, tokens, parents)
 
     def _grow(
         self, counts: ContextCounts, tail: NDArray[np.int64], ends: NDArray[np.int64], nodes: int, depth: int

@@ -137,7 +137,7 @@ class Hierarchy(Drafter):
         if not len(drafts) or row.max_draft < 1:
             return DraftTree.root(row.last_token)
         most = drafts.size if self.config.nodes is None else self.config.nodes
-        ends = np.array([*self.ends(row)], np.int64)
+        ends = np.array([*self.end_tokens(row)], np.int64)
         tokens, parent = _tree(row.last_token, drafts, ends, row.max_draft, most)
         return DraftTree(tokens, parent, source=self.name)
 

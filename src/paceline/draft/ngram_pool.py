@@ -197,9 +197,9 @@ class NgramPool(Drafter):
         draft = DraftTree.root(row.last_token)
         if row.max_draft > 0:
             known = islice(chain(pool.after(row.last_token), self._past.after(row.last_token)), self.config.guesses)
-            ends = self.ends(row)
+            ends = self.end_tokens(row)
             guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
-            draft = merge([draft, *(self.chain(row, guess) for guess in guesses)])
+            draft = merge([draft, *(self.chain_after(row, guess) for guess in guesses)])
         window = self._windows.get(row.id)
         return window.hang(draft) if window is not None and window.depth <= row.max_draft else draft
 

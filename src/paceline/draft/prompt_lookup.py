@@ -111,8 +111,8 @@ class PromptLookup(Drafter):
             return DraftTree.root(row.last_token)
         drafted = self.lookup(row.tokens)[: row.max_draft]
         if self.config.variant == "transformers":
-            drafted = up_to_end(drafted, self.ends(row), keep=False)
-        return self.chain(row, drafted)
+            drafted = up_to_end(drafted, self.end_tokens(row), keep=False)
+        return self.chain_after(row, drafted)
 
 
 _BETWEEN = frozenset({-1})

@@ -142,7 +142,7 @@ class Recycling(Drafter):
     # The round ------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
-        self._ends[row.id] = np.array(sorted(self.ends(row)), np.int64)
+        self._ends[row.id] = np.array(sorted(self.end_tokens(row)), np.int64)
         if self.config.scope == "row":
             self._matrices[row.id] = self.matrix.copy()
 

@@ -81,7 +81,7 @@ class Rest(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         length = min(self.config.length, row.max_draft)
-        ends = self.ends(row)
+        ends = self.end_tokens(row)
         # What a corpus has after an end token is another document.
         if length < 1 or row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
@@ -89,7 +89,7 @@ class Rest(Drafter):
             row.tokens[-self.config.longest :], self.config.longest, self.config.shortest
         )
         tokens, parent, _ = self.heaviest(lo, hi, skip, length, ends)
-        return self.tree(row, tokens, parent)
+        return self.tree_after(row, tokens, parent)
 
 
 _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)

@@ -128,7 +128,7 @@ class Sam(Drafter):
 
         def draw(row: Request, size: int) -> DraftTree:
             drafted = continuation(row.tokens, start, min(size, row.max_draft))
-            return self.chain(row, up_to_end(drafted, self.ends(row), keep=True))
+            return self.chain_after(row, up_to_end(drafted, self.end_tokens(row), keep=True))
 
         return _Match(length, draw)
 
@@ -152,13 +152,13 @@ class Sam(Drafter):
     def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match in another text, as far as the document goes."""
         drafted = text.chain(state, min(size, row.max_draft), recent=self._is_recent)
-        return self.chain(row, up_to_end(drafted, self.ends(row) | self._borders, keep=True))
+        return self.chain_after(row, up_to_end(drafted, self.end_tokens(row) | self._borders, keep=True))
 
     def _branch(self, corpus: FrozenAutomaton, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match most often in the corpus."""
-        ends = self.ends(row) | self._borders
+        ends = self.end_tokens(row) | self._borders
         tokens, parents, _ = corpus.tree(state, size, width=self.config.width, depth=row.max_draft, ends=tuple(ends))
-        return self.tree(row, tokens, parents)
+        return self.tree_after(row, tokens, parents)
 
     @property
     def _is_recent(self) -> bool:

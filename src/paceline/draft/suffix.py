@@ -98,8 +98,8 @@ class Suffix(Drafter):
         if most < 1:
             return DraftTree.root(row.last_token)
         best = max((self._speculate(source, row, most) for source in (tree, *self._shared)), key=lambda s: s.score)
-        tokens, parent = up_to_ends(best.tokens, best.parent, self.ends(row))
-        return self.tree(row, tokens, parent)
+        tokens, parent = up_to_ends(best.tokens, best.parent, self.end_tokens(row))
+        return self.tree_after(row, tokens, parent)
 
     def _speculate(self, source: SuffixTree | SuffixArray, row: Request, most: int) -> Speculation:
         return source.speculate(

@@ -161,7 +161,7 @@ class Stepping(Drafter):
         able = [row for row in rows if self._most(row) > 0]
         for row in able:
             self.catch_up(row)
-        drafts = [Draft.of(row, self.cached(row), self.ends(row)) for row in able]
+        drafts = [Draft.of(row, self.cached(row), self.end_tokens(row)) for row in able]
         self._drafts = {draft.row.id: draft for draft in drafts}
         trees = self._trees(drafts) if self.options.tree else self._chains(drafts)
         for draft, tree in zip(drafts, trees, strict=True):
