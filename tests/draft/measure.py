@@ -1,7 +1,7 @@
 """What drafting costs, and what it yields on recorded answers. Prints the tables of docs/methods.
 
-    python -m tests.draft.measure time                          # microseconds
-    python -m tests.draft.measure replay sam sam,grow=0         # tokens a round (needs the optional data)
+python -m tests.draft.measure time                          # microseconds
+python -m tests.draft.measure replay sam sam,grow=0         # tokens a round (needs the optional data)
 """
 
 import sys

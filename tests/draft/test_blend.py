@@ -103,9 +103,7 @@ def test_the_tree_holds_the_most_probable_paths(seed: int, with_corpus: bool, tm
     rng = np.random.default_rng(seed)
     text = rng.integers(1, 5, 40).tolist()
     documents = [rng.integers(1, 5, 25).tolist() for _ in range(3)] if with_corpus else []
-    config = BlendConfig(
-        nodes=12, longest=4, least=0.02, corpus=corpus(tmp_path, documents) if with_corpus else None
-    )
+    config = BlendConfig(nodes=12, longest=4, least=0.02, corpus=corpus(tmp_path, documents) if with_corpus else None)
     drafter = Blend(config)
     drafter.bind(with_tokenizer())
     one = Row(0, text, SamplingParams(max_tokens=6), max_context=1 << 20)

@@ -203,9 +203,11 @@ def test_the_window_s_predictions_are_the_target_s_behind_each_column():
                 spine = list(window.rows[0])
                 context = row.tokens[: len(row) - len(round.accepted[0].tokens)].tolist()
                 step = window.step
-                window.step = lambda root, predicted: [  # type: ignore[method-assign]
-                    grams.append((context, spine[:i], gram)) or gram for i, gram in enumerate(step(root, predicted))
-                ]
+                window.step = (
+                    lambda root, predicted: [  # type: ignore[method-assign]
+                        grams.append((context, spine[:i], gram)) or gram for i, gram in enumerate(step(root, predicted))
+                    ]
+                )
                 super().observe(round)
                 assert int(tree.tokens[0]) == context[-1]
                 window.step = step  # type: ignore[method-assign]

@@ -54,9 +54,7 @@ def mean_accepted(done: list) -> float:
 # The shape -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "levels", "leaves"), [(80, [8, 21, 25, 15, 8, 3], 40), (60, [7, 20, 21, 8, 4], 30)]
-)
+@pytest.mark.parametrize(("size", "levels", "leaves"), [(80, [8, 21, 25, 15, 8, 3], 40), (60, [7, 20, 21, 8, 4], 30)])
 def test_published_shapes(size, levels, leaves):
     template = compile_template(paths_of(size), 8)
     assert len(template.parent) == len(template.rank) == size + 1

@@ -612,9 +612,7 @@ def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) 
 
 def test_transformers_reads_it_as_a_model(world: World, tmp_path: Path) -> None:
     ids = torch.tensor([world.prompts[0]])
-    one, other = (
-        AutoModelForCausalLM.from_pretrained(folder) for folder in (checkpoint(world, tmp_path), world.draft)
-    )
+    one, other = (AutoModelForCausalLM.from_pretrained(folder) for folder in (checkpoint(world, tmp_path), world.draft))
     assert one.config.exits == [1, 2, 4]
     assert torch.equal(one(ids).logits, other(ids).logits)
 

@@ -258,4 +258,3 @@ def _add(found, mass, count, token, probability):  # type: ignore[no-untyped-def
         found[count], mass[count] = token, probability
         count += 1
     return count
-

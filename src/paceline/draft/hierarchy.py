@@ -53,9 +53,7 @@ class HierarchyConfig(Options):
     k: int = option(7, "sequences verified at once, and kept for each token of W; paper: 7", least=1)
     n: int = option(5, "tokens of an n-gram; a draft is n - 1 deep; paper: 5", least=2)
     nodes: int | None = option(None, "most tokens drafted a round; none (paper): all of the k sequences", least=1)
-    past: int = option(
-        0, "tokens of finished requests to remember and learn from, for S; 0 (paper): off", least=0
-    )
+    past: int = option(0, "tokens of finished requests to remember and learn from, for S; 0 (paper): off", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

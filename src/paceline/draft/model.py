@@ -35,9 +35,7 @@ class ModelConfig(SteppingConfig):
     """Options of `model`."""
 
     checkpoint: str = option(help="folder or hub id of the draft model")
-    context: int | None = option(
-        None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1
-    )
+    context: int | None = option(None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1)
 
 
 class Model(Stepping):

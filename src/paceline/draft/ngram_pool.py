@@ -61,9 +61,7 @@ class NgramPoolConfig(Options):
     )
     guesses: int = option(7, "n-grams kept and drafted for each token; paper: as the window", least=1)
     prompt: bool = option(True, "the prompt's n-grams are in the pool too; paper: false")
-    past: int = option(
-        0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0
-    )
+    past: int = option(0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0)
 
 
 class Pool:

@@ -52,9 +52,7 @@ class PromptLookupConfig(Options):
     min_ngram: int | None = option(
         None, "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5", least=1
     )
-    past: int = option(
-        0, "tokens of finished requests to search too, the oldest forgotten first; 0: off", least=0
-    )
+    past: int = option(0, "tokens of finished requests to search too, the oldest forgotten first; 0: off", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -94,9 +94,7 @@ def _load(name: str) -> type[Drafter]:
     """The class of a method."""
     table = _table()
     if name not in table:
-        raise MethodError(
-            f"There is no drafter {name!r}.{meant(name.lower(), table)} Drafters: {', '.join(table)}."
-        )
+        raise MethodError(f"There is no drafter {name!r}.{meant(name.lower(), table)} Drafters: {', '.join(table)}.")
     module, _, attribute = table[name].partition(":")
     try:
         drafter = getattr(importlib.import_module(module), attribute)

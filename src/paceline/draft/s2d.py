@@ -56,9 +56,7 @@ class SortedConfig(ModelConfig):
     stop: stop.Name = option(
         "svip", "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"
     )
-    exits: str | None = option(
-        None, "layers after which a token may leave, as in 2,4,8; none: the trained ones"
-    )
+    exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
     thresholds: str | None = option(
         None,
         "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one for all; "
