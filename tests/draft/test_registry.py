@@ -282,7 +282,8 @@ def test_no_other_code_knows_a_method_by_name():
     root = Path(paceline.__file__).parent
     # "none" is how the engine is told not to draft; it may be spelled out anywhere.
     known = [name for name in names() if name != "none"]
-    own = {f"draft/{registry._table()[name].partition(':')[0].rpartition('.')[2]}.py": {name} for name in known}
+    modules = {name: registry._table()[name].partition(":")[0].rpartition(".")[2] for name in known}
+    own = {f"draft/{module}.py": {name, f"{name}:"} for name, module in modules.items()}
     leaks = {}
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root).as_posix()
