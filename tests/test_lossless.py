@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from paceline.completion import Completion
 from paceline.draft import registry
@@ -31,7 +31,8 @@ from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
+from tests.plain import generate, texts, up_to
 
 NEW = 16
 COMPANY = {1: 3, 3: 5, 8: 8}
@@ -67,26 +68,6 @@ def registered() -> list[str]:
 
 def drafter_of(name: str, answers: Answers) -> Drafter:
     return TEST_DRAFTERS[name](answers) if name in TEST_DRAFTERS else registry.create(name)
-
-
-@torch.inference_mode()
-def generate(model: PreTrainedModel, prompt: Sequence[int], new: int, eos: Sequence[int]) -> list[int]:
-    """Greedy text, prompt included, by transformers."""
-    ids = torch.tensor([prompt])
-    mask = torch.ones_like(ids)
-    out = model.generate(
-        ids, attention_mask=mask, do_sample=False, max_new_tokens=new, eos_token_id=list(eos) or None, pad_token_id=0
-    )
-    return out[0].tolist()
-
-
-def up_to(text: list[int], end: int, start: int) -> list[int]:
-    """`text` up to and with the first `end` at or behind `start`."""
-    return text[: text.index(end, start) + 1] if end in text[start:] else text
-
-
-def texts(prompts: Sequence[Sequence[int]], out: Sequence[Completion]) -> list[list[int]]:
-    return [[*prompt, *done.tokens] for prompt, done in zip(prompts, out, strict=True)]
 
 
 def worked(name: str, out: Sequence[Completion]) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command, make
+from tests import models
+from tests.cli.command import Command
 
 from paceline.bench.record import Answer, read_answers
 
@@ -134,7 +135,7 @@ def test_a_larger_model_says_the_same(
     command: Command, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    small = make(tmp_path / "small")
+    small = models.make_repetitive(tmp_path / "small")
     arguments = ["bench", small, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0, "--dtype", "float32"]
     told = command(*arguments, "--out", tmp_path / "small-run", "--json")
     large = command(*arguments, "--as-large", "5M", "--peer", f"transformers-assisted:{small}",

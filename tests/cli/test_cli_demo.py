@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.cli.conftest import Command
-from tests.conftest import REPOSITORY
+from tests.cli.command import Command
+from tests.paths import REPOSITORY
 
 from paceline.bench.looping import is_looping
 from paceline.cli.demo import _is_there

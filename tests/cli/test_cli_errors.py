@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.conftest import Command, rewrite
+from tests import models
+from tests.cli.command import Command
 
 
 def _changed(model: Path, folder: Path, **entries: object) -> Path:
@@ -69,7 +70,7 @@ def test_weights_of_another_shape(command: Command, tiny: Path, tmp_path: Path) 
 
 def test_a_tokenizer_larger_than_the_vocabulary(command: Command, tiny: Path, tmp_path: Path) -> None:
     model = _changed(tiny, tmp_path, vocab_size=200)
-    rewrite(model, lambda name, tensor: tensor[:200] if tensor.shape[0] == 320 else tensor)
+    models.rewrite(model, lambda name, tensor: tensor[:200] if tensor.shape[0] == 320 else tensor)
     _complains(command, model, "hi", of=("287", "199"))
 
 
@@ -135,7 +136,7 @@ def test_an_option_that_does_not_exist(command: Command, tiny: Path) -> None:
 @pytest.mark.parametrize("more", [(), ("--temperature", "1"), ("--compare",), ("--json",)])
 def test_logits_that_are_not_numbers(command: Command, tiny: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     model = _changed(tiny, tmp_path)
-    rewrite(model, lambda name, tensor: tensor * torch.nan if name == "model.norm.weight" else tensor)
+    models.rewrite(model, lambda name, tensor: tensor * torch.nan if name == "model.norm.weight" else tensor)
     _complains(command, model, "hi", *more, of=("NaN", "weights"))
 
 

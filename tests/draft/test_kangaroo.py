@@ -41,8 +41,8 @@ from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
+from tests.plain import generate, texts, up_to
 from tests.rounds import prompt_run
-from tests.test_lossless import generate, texts, up_to
 
 NEW = 16
 

@@ -8,6 +8,7 @@ import pytest
 from paceline.draft.registry import describe, names
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
+from tests.draft.prompts import PARAMS, PROMPTS, plain
 from tests.fakes import TableTarget
 
 ALONE = [name for name in names() if describe(name).checkpoint != "required"]
@@ -19,25 +20,10 @@ SPECS = [
     "sam,min_match=3+prompt-lookup",
     "sam+none",
 ]
-PARAMS = {
-    "greedy": SamplingParams(max_tokens=60),
-    "greedy, penalised": SamplingParams(max_tokens=40, repetition_penalty=1.3),
-    "sampled": SamplingParams(max_tokens=60, temperature=0.7, top_p=0.9, seed=3),
-    "ends early": SamplingParams(max_tokens=60, temperature=1.0, seed=5, stop_token_ids=[2, 6]),
-    "one token": SamplingParams(max_tokens=1),
-    "two tokens": SamplingParams(max_tokens=2),
-}
-PROMPTS = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9]
-
 
 def answers(target, spec, params, **options):
     done = Engine(target, draft=spec, **options).generate(PROMPTS, params)
     return [(one.tokens, one.finish_reason) for one in done]
-
-
-def plain(target, params):
-    rows = [target.plain(prompt, params) for prompt in PROMPTS]
-    return [(row.new_tokens.tolist(), row.finish_reason) for row in rows]
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -24,7 +24,7 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree
 from tests import drafters, models, native
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
-from tests.draft.test_lossless import PROMPTS, plain
+from tests.draft.prompts import PROMPTS, plain
 from tests.fakes import TableTarget
 from tests.rounds import shown
 
