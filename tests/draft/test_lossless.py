@@ -20,6 +20,12 @@ SPECS = [
     "sam,min_match=3+prompt-lookup",
     "sam+none",
 ]
+KINDS = [
+    *((params, ()) for params in ("greedy", "greedy, penalised", "sampled", "one token")),
+    *((params, (0,)) for params in ("greedy", "sampled", "ends early", "two tokens")),
+]
+"""Names of PARAMS and end tokens: greedy and sampled text with both, the others with one."""
+
 
 def answers(target, spec, params, **options):
     done = Engine(target, draft=spec, **options).generate(PROMPTS, params)
@@ -27,10 +33,9 @@ def answers(target, spec, params, **options):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
-@pytest.mark.parametrize("eos", [(), (0,)], ids=["no eos", "eos is token 0"])
-def test_equals_plain_decoding(spec, params, eos):
-    target = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
+@pytest.mark.parametrize(("kind", "eos"), KINDS)
+def test_equals_plain_decoding(spec, kind, eos):
+    target, params = TableTarget(vocab_size=8, order=2, seed=4, eos=eos), PARAMS[kind]
     expected = plain(target, params)
     assert answers(target, spec, params) == expected
     assert answers(target, spec, params, max_batch=2, prefill_chunk=4) == expected
@@ -40,8 +45,9 @@ def test_equals_plain_decoding(spec, params, eos):
 def test_stops_at_the_end_of_the_context(spec):
     target = TableTarget(vocab_size=8, order=2, seed=4, max_context=45)
     params = SamplingParams(max_tokens=100)
-    assert answers(target, spec, params) == plain(target, params)
-    assert {reason for _, reason in answers(target, spec, params)} == {"context"}
+    given = answers(target, spec, params)
+    assert given == plain(target, params)
+    assert {reason for _, reason in given} == {"context"}
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
