@@ -10,9 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-REPOSITORY = Path(__file__).parent.parent
-SHARED = Path(os.environ.get("PACELINE_SHARED", REPOSITORY.parent / "shared"))
-
+from tests.paths import REPOSITORY, SHARED
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

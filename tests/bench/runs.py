@@ -12,6 +12,16 @@ from paceline.bench.record import Answer, Turn
 TASKS = ("mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 METHODS = {"none": 1.0, "sam": 1.9, "recycling,tree=16": 2.2, "peer:transformers-lookup": 1.4}
 """Methods with their overall speed-ups."""
+RUN = {
+    "model": "m",
+    "fingerprint": "f",
+    "as_large": None,
+    "suite": {"name": "demo", "fingerprint": "s"},
+    "options": {"max_tokens": 8, "methods": ["none", "sam"]},
+    "machine": {"threads": 2},
+    "environment": {"load": 0.1},
+}
+"""What a run is, in its shortest form."""
 WHY = "vLLM is not installed in /opt/python; pip install vllm"
 
 

@@ -8,20 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bench.runs import RUN
 
 from paceline.bench.folder import RunFolder
 from paceline.bench.record import Answer, Turn, settled
 from paceline.errors import PacelineError
-
-RUN = {
-    "model": "m",
-    "fingerprint": "f",
-    "as_large": None,
-    "suite": {"name": "demo", "fingerprint": "s"},
-    "options": {"max_tokens": 8, "methods": ["none", "sam"]},
-    "machine": {"threads": 2},
-    "environment": {"load": 0.1},
-}
 
 
 def answer(question: str = "q", **changes: Any) -> Answer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import make
+from tests import models
 from tests.cost.test_calibrate_peer import Engine
 
 from paceline.bench import calibrations, run
@@ -62,7 +62,7 @@ def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make(tmp_path_factory.mktemp("model"), max_position_embeddings=512))
+    return str(models.make_repetitive(tmp_path_factory.mktemp("model"), max_position_embeddings=512))
 
 
 def plan(model: str, tmp_path: Path) -> Plan:

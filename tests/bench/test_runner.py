@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.bench.test_folder import RUN
+from tests.bench.runs import RUN
 
 from paceline.bench import runner
 from paceline.bench.contestant import Ask, Contestant

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 
 import paceline.engine
 from paceline.cli.drive import Answer, Comparison, Interrupt, drive

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests import models
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 
 RESULT_KEYS = {
     "draft", "category", "mean_accepted_tokens", "answers", "rounds", "new_tokens", "draft_rate", "verified_per_round",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree
 from tests import drafters, models, native
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
-from tests.draft.test_lossless import PROMPTS, plain
+from tests.draft.prompts import PROMPTS, plain
 from tests.fakes import TableTarget
 from tests.rounds import shown
 
@@ -60,14 +61,25 @@ def written(target: Path | str, draft: str, params: SamplingParams | Sequence[Sa
     return Engine(str(target), draft, dtype="float32", device="cpu", **options).generate(TEXTS, params)
 
 
+@cache
+def alone(target: Path) -> list[list[int]]:
+    """What the target writes without drafts."""
+    return [done.tokens for done in written(target, "none")]
+
+
 # Lossless ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("target", "draft"), [("target", "close"), ("target", "foreign"), ("foreign", "close")])
+@pytest.mark.parametrize(
+    ("target", "draft", "rule"),
+    [
+        *(("target", "close", rule) for rule in RULES),
+        *((*pair, rule) for pair in (("target", "foreign"), ("foreign", "close")) for rule in (RULES[1], RULES[-1])),
+    ],
+)
 def test_any_pair_writes_what_the_target_alone_writes(folders, target, draft, rule):
     """A draft model in transformers behind a native target, and the other way round."""
-    expected = [done.tokens for done in written(folders[target], "none")]
+    expected = alone(folders[target])
     for batch in (1, 8):
         out = written(folders[target], f"model:{folders[draft]},stop={rule}", max_batch=batch)
         assert [done.tokens for done in out] == expected
@@ -109,7 +121,7 @@ def test_the_target_drafts_for_itself(folders, temperature):
 
 
 def test_in_front_of_and_behind_another_drafter(folders):
-    expected = [done.tokens for done in written(folders["target"], "none")]
+    expected = alone(folders["target"])
     for spec in (f"sam,min_match=1+model:{folders['close']}", f"model:{folders['close']}+sam"):
         assert [done.tokens for done in written(folders["target"], spec)] == expected
 

@@ -22,7 +22,7 @@ from paceline.replay.tokens import Conversation, Turn
 from paceline.replay.walk import Recording
 from paceline.row import Row
 from paceline.tree import DraftTree
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 RECORDING = Recording(None, (9,), 10)
 

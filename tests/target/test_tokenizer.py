@@ -22,7 +22,7 @@ from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer, _WindowDecoder
 
 TEXT = "Once upon a time, a wölf 狼 met 🐺🐾;\n\n  he said: “naïve”.\t 한국어 ü"
-RANDOM = settings(max_examples=300, deadline=None)
+RANDOM = settings(max_examples=150, deadline=None)
 Ids = Callable[[st.DataObject], list[int]]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import models, native
 from tests.draft.drafting import SPECS, DraftTable, OnModel, Replaying, drafter, like, positions
-from tests.draft.test_lossless import PARAMS, PROMPTS, plain
+from tests.draft.prompts import PARAMS, PROMPTS, plain
 from tests.draft.worlds import confident
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Draft, largest_difference, speculative

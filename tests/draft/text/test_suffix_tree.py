@@ -74,7 +74,7 @@ def worked(tree, work):
     return sequences
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(WORK, st.integers(1, 8))
 def test_counts_are_those_by_hand_whatever_came_and_went(work, depth):
     tree = SuffixTree(depth, 1)
@@ -87,7 +87,7 @@ def test_counts_are_those_by_hand_whatever_came_and_went(work, depth):
         assert count(tree, run) == expected[run]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(WORK, st.integers(1, 8))
 def test_taking_everything_out_leaves_the_root(work, depth):
     tree = SuffixTree(depth, 1)
@@ -149,7 +149,7 @@ def by_hand(sequences, depth, context, most, factor, offset, min_prob, branch):
     return best
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     WORK,
     st.integers(1, 8),

@@ -1,56 +1,31 @@
 """What drafting costs, and what it yields on recorded answers. Prints the tables of docs/methods.
 
-python -m tests.draft.measure time                          # microseconds
-python -m tests.draft.measure replay sam sam,grow=0         # tokens a round (needs the optional data)
+    python benchmarks/copying.py time                          # microseconds
+    python benchmarks/copying.py replay sam sam,grow=0         # tokens a round (needs the optional data)
 """
 
 import sys
-from collections.abc import Callable
 from statistics import median
 from time import perf_counter
+from types import SimpleNamespace
 
-import numpy as np
-
+from material import EOS, VOCAB_SIZE, best, conversations, text
 from paceline.draft.registry import create
 from paceline.draft.text.automaton import SuffixAutomaton
 from paceline.replay.run import OVERALL, Report, start
 from paceline.replay.walk import Recording
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from tests.conftest import SHARED
-from tests.draft.rows import target
-from tests.draft.trace import EOS, conversations
 
 SPECS = ("prompt-lookup", "prompt-lookup,variant=transformers", "prompt-lookup,variant=vllm", "sam")
 CONTEXTS = (256, 2048, 16384)
 ROUNDS, GAINED = 200, 3
-VOCAB_SIZE = 32_000
-
-
-def text(n: int) -> np.ndarray:
-    """Zipf-distributed tokens of which half stand in copied spans, as in text that repeats its prompt."""
-    random = np.random.default_rng(0)
-    tokens = random.zipf(1.2, n) % 32_000
-    for at in range(64, n - 16, 32):
-        origin = random.integers(0, at - 16)
-        tokens[at : at + 16] = tokens[origin : origin + 16]
-    return tokens
-
-
-def best(work: Callable[[], object], times: int = 7) -> float:
-    """Seconds of the fastest of `times` runs: what the work costs when nothing else disturbs it."""
-    seconds = []
-    for _ in range(times):
-        began = perf_counter()
-        work()
-        seconds.append(perf_counter() - began)
-    return min(seconds)
 
 
 def microseconds(spec: str, context: int, nothing: bool) -> float:
     """Median of a `propose` behind `context` tokens and more, GAINED new each time; `nothing`: there is no match."""
     drafter = create(spec)
-    drafter.bind(target())
+    drafter.bind(SimpleNamespace(eos_token_ids=()))  # type: ignore[arg-type]
     tokens = text(context)
     room = ROUNDS * (GAINED + 1)
     one = Row(0, tokens[:context], SamplingParams(max_tokens=room), max_context=1 << 20)
@@ -81,7 +56,7 @@ def print_times() -> None:
 
 def print_replays(specs: list[str]) -> None:
     """What `paceline replay` says of each drafter, in three columns."""
-    answers = conversations(SHARED)
+    answers = conversations()
     report = Report(specs, answers)
     for done in start(answers, specs, Recording(None, (EOS,), VOCAB_SIZE)):
         report.add(done)

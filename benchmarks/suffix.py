@@ -1,6 +1,6 @@
 """What a suffix tree and a suffix array cost. Prints the tables of docs/methods/suffix.md and rest.md.
 
-python -m tests.measure_suffix        # about a minute; processor time, the best of five
+    python benchmarks/suffix.py        # about a minute; processor time, the best of five
 """
 
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from time import process_time
 
 import numpy as np
 
+from material import VOCAB_SIZE, text
 from paceline.draft.rest import Rest, RestConfig
 from paceline.draft.text.suffix_array import SuffixArray, build_part
 from paceline.draft.text.suffix_tree import SuffixTree, warm_up
-from tests.draft.measure import text
 
 DEPTH = 24
 
@@ -64,8 +64,8 @@ def print_arrays() -> None:
         tokens = text(n).astype(np.uint16)
         ends = np.append(np.arange(500, n, 500), n)
         tokens[ends - 1] = 2
-        array = SuffixArray(tokens, ends, build_part(tokens, ends, 32_000)["suffix_positions"])
-        build = seconds(lambda tokens=tokens, ends=ends: build_part(tokens, ends, 32_000), 1)  # type: ignore[misc]
+        array = SuffixArray(tokens, ends, build_part(tokens, ends, VOCAB_SIZE)["suffix_positions"])
+        build = seconds(lambda tokens=tokens, ends=ends: build_part(tokens, ends, VOCAB_SIZE), 1)  # type: ignore[misc]
         contexts = [tokens[i : i + 16].astype(np.int64) for i in range(0, n - 16, n // 2000)]
         find = seconds(lambda array=array, contexts=contexts: [array.longest(one) for one in contexts])  # type: ignore[misc]
         # The 50 most frequent tokens: places enough behind each that `hits` of them are counted.

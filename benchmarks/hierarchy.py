@@ -1,7 +1,7 @@
 """What hierarchy would have had accepted on recorded answers, and what each store had to do with it.
 
-    python -m tests.draft.measure_hierarchy order=WS order=WSL,model=STORE,corpus=STORE     # needs the optional data
-    python -m tests.draft.measure_hierarchy time                                            # the stores' own cost
+    python benchmarks/hierarchy.py order=WS order=WSL,model=STORE,corpus=STORE     # needs the optional data
+    python benchmarks/hierarchy.py time                                            # the stores' own cost
 
 The trace is Vicuna-7B's answers to Spec-Bench. Microseconds are processor time of a round's `propose` on one core.
 Prints the tables of docs/methods.
@@ -15,15 +15,13 @@ from time import perf_counter, thread_time
 
 import numpy as np
 
+from material import EOS, VOCAB_SIZE, best, conversations, text
 from paceline.draft.hierarchy import Hierarchy
 from paceline.draft.registry import create
 from paceline.draft.text.ngrams import ContextNgrams, PastNgrams, build_part
 from paceline.replay.walk import Recording, Tally, replay
 from paceline.row import Row
 from paceline.tree import DraftTree
-from tests.conftest import SHARED
-from tests.draft.measure import best, text
-from tests.draft.trace import EOS, conversations
 
 
 class Watched(Hierarchy):
@@ -82,15 +80,15 @@ def print_times() -> None:
         lookups.append(perf_counter() - updated)
     learn = best(lambda: PastNgrams(2 * len(prompt)).learn(prompt)) / len(prompt)
     insert = best(lambda: ContextNgrams().update(prompt)) / len(prompt)
-    build = best(lambda: build_part(tokens, ends, 32_000), 3) / len(tokens)
+    build = best(lambda: build_part(tokens, ends, VOCAB_SIZE), 3) / len(tokens)
     print(f"a round of 3 tokens: taken in {1e6 * median(updates):.1f} us, looked up {1e6 * median(lookups):.1f} us")
     each = f"a prompt {1e6 * insert:.2f} us, a finished request {1e6 * learn:.2f} us, a corpus {1e6 * build:.2f} us"
     print(f"a token of {each}")
 
 
 def main(options: list[str]) -> None:
-    target = Recording(None, (EOS,), 32_000)
-    turns = [turn for one in conversations(SHARED) for turn in one.turns]
+    target = Recording(None, (EOS,), VOCAB_SIZE)
+    turns = [turn for one in conversations() for turn in one.turns]
     stores = ["| | store | rounds asked | sequences given | rounds it was the best | tokens accepted then |"]
     stores.append("|---|---|---:|---:|---:|---:|")
     print("| | tokens a round | drafted a round | rounds with a draft | microseconds: median | mean | p99 |")
