@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline.bench.run import Plan, Watch, bench
+from paceline.cost.calibrations import Effort
 from tests.cli.conftest import make
 from tests.cost.test_calibrate_peer import Engine
 
 from paceline.bench import calibrations, run
 from paceline.bench.contestant import Ask, NotInstalled
 from paceline.bench.folder import answers_of
-from paceline.bench.record import Answer, Turn
-from paceline.bench.run import Plan, Watch, bench
+from paceline.bench.record import Answer, Reply
 from paceline.bench.runner import Options
 from paceline.cost.calibration import Calibration
-from paceline.cost.calibrations import Effort
 from paceline.cost.predict import pace
 from paceline.errors import PacelineError
 
@@ -42,7 +42,7 @@ class Peer(Engine):
     def open(self) -> None:
         Peer.opened.append(self.name)
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if self.name == Peer.interrupted:
             raise KeyboardInterrupt
         Peer.asked.append((self.name, ask.max_tokens))
@@ -168,7 +168,7 @@ def test_a_peer_that_fails_or_tells_no_rounds_is_asked_no_more(
 ) -> None:
     answer = Peer.answer
 
-    def one_fails(peer: Peer, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def one_fails(peer: Peer, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         turns = answer(peer, prompts, ask)
         if peer.name == "peer:transformers" and ask.max_tokens == 22:
             if tells:

@@ -13,7 +13,7 @@ from tests import models
 from tests.fakes import TableTarget
 
 from paceline.bench import metrics
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Reply
 from paceline.completion import Delta
 from paceline.cost.calibrate import Calibrator, calibrate, calibrate_transformers
 from paceline.cost.calibration import Calibration
@@ -82,7 +82,7 @@ def slowed(drafter: Drafter, wait: Wait) -> Drafter:
     return drafter
 
 
-def turn_of(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> list[Turn]:
+def turn_of(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> list[Reply]:
     """Answers to prompts given together, recorded as a benchmark does."""
     began = perf_counter()
     rows = [engine.add(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)) for prompt in prompts]
@@ -92,7 +92,7 @@ def turn_of(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> li
         arrived += [(perf_counter() - began, delta) for delta in deltas]
     seconds = perf_counter() - began
     return [
-        Turn(
+        Reply(
             row.prompt_length,
             row.new_tokens.tolist(),
             "",
@@ -252,7 +252,7 @@ TABLE = Calibration("paceline", 1, 100, (1, 11, 21), (10.0, 12.0, 16.0), (100, 3
 
 
 def made_up(method: str, rounds: int, tokens: int, nodes: int, seconds: float, **kw: Any) -> Answer:
-    turn = Turn(
+    turn = Reply(
         100,
         [7] * (1 + rounds * tokens),
         "",

@@ -23,7 +23,7 @@ from paceline.target.base import Target
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """gap: how far the lower of the two logits lies below the best of all, exactly computed; noise: how much the
     dtype changes a logit there (the most over the vocabulary)."""
 
@@ -49,11 +49,11 @@ class Judge:
         for reader in (self._exact, *self._own):
             reader.close()
 
-    def verdict(self, prefix: Sequence[int], plain: int, other: int) -> Verdict:
+    def verdict(self, prefix: Sequence[int], plain: int, other: int) -> Judgement:
         """Whether `other` instead of `plain` behind `prefix` (prompt and common tokens) is a tie."""
         exact, noise = self._logits(tuple(prefix))
         gap = float(exact.max() - exact[[plain, other]].min())
-        return Verdict("tie" if gap <= 2 * noise else "bug", round(gap, 6), round(noise, 6))
+        return Judgement("tie" if gap <= 2 * noise else "bug", round(gap, 6), round(noise, 6))
 
     def _both(self, prefix: tuple[int, ...]) -> tuple[torch.Tensor, float]:
         """Logits behind `prefix` in float32, and by how much the target's own differ, computed in two ways."""

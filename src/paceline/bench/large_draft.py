@@ -12,7 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.large import Enlargement, Proportions, cache_home, copy_files, fingerprint_of, large_folder, padded
+from paceline.bench.large import cache_home, copy_files, fingerprint_of, large_folder, padded
+from paceline.bench.proportions import Enlargement, Proportions
 from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.errors import ModelError
 from paceline.records import loads

@@ -19,7 +19,7 @@ import numpy as np
 
 from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
-from paceline.bench.record import Answer, Turn, good
+from paceline.bench.record import Answer, Reply, good
 from paceline.cost import model as cost
 
 BASELINE = "none"
@@ -65,7 +65,7 @@ def accepted_by_depth(answers: Answers) -> list[float] | None:
     return [float(np.mean(accepted[depths >= d] >= d)) for d in range(1, depths.max() + 1)]
 
 
-def _accepted(turn: Turn) -> list[int]:
+def _accepted(turn: Reply) -> list[int]:
     """Drafted tokens kept in each round. An answer may end inside a draft: its last token is then a drafted one."""
     accepted = [n - 1 for n in turn.lengths or ()]
     if turn.runs and turn.runs[-1][0]:
@@ -140,7 +140,7 @@ def speedup_interval(
 
 def tokens_per_second_spec_bench(answers: Answers) -> float | None:
     """As Spec-Bench's speed.py: the mean over questions of new tokens / seconds, each of all turns, then over the
-    repeats. Plain decoding's tokens are those of its text encoded again, less one (`Turn.plain_tokens`).
+    repeats. Plain decoding's tokens are those of its text encoded again, less one (`Reply.plain_tokens`).
 
     Short answers weigh as much as long ones. Meant for questions answered one at a time."""
     speeds = _spec_bench(answers)
@@ -256,7 +256,7 @@ def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
     return speedup(answers, [answer for answer in plain if (answer.group, answer.repeat) not in left_out])
 
 
-def _is_cut(turn: Turn) -> bool:
+def _is_cut(turn: Reply) -> bool:
     return turn.finish != "stop" and len(turn.tokens) < WINDOW
 
 
@@ -381,7 +381,7 @@ def _portions(whole: int, portion: int) -> Iterator[int]:
     return (min(portion, whole - done) for done in range(0, whole, portion))
 
 
-def _turns(answers: Answers) -> Iterator[Turn]:
+def _turns(answers: Answers) -> Iterator[Reply]:
     return (turn for answer in good(answers) for turn in answer.turns)
 
 

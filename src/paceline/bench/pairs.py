@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.bench.record import Answer, Turn, good
+from paceline.bench.record import Answer, Reply, good
 
 Floats = NDArray[np.float64]
 Answers = Sequence[Answer]
@@ -114,11 +114,11 @@ class Pairs:
         return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
 
 
-def _tells_times(turn: Turn) -> bool:
+def _tells_times(turn: Reply) -> bool:
     return bool(turn.times) and len(turn.times or ()) == len(turn.lengths or ())
 
 
-def _measure(turns: Sequence[Turn], decode: bool) -> tuple[float, float]:
+def _measure(turns: Sequence[Reply], decode: bool) -> tuple[float, float]:
     """New tokens and seconds of one turn of a group, all of which have the same seconds."""
     seconds = max(turn.seconds for turn in turns)
     if not decode:
@@ -127,7 +127,7 @@ def _measure(turns: Sequence[Turn], decode: bool) -> tuple[float, float]:
     return sum(_num_after(turn, start) for turn in turns), seconds - start
 
 
-def _num_after(turn: Turn, start: float) -> int:
+def _num_after(turn: Reply, start: float) -> int:
     """Tokens that came later than `start`."""
     return sum(n for n, when in zip(turn.lengths or (), turn.times or (), strict=True) if when > start)
 

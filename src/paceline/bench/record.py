@@ -17,9 +17,12 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.records import loads
 
+PEER = "peer:"
+"""What the names of other engines begin with."""
+
 
 @dataclass
-class Turn:
+class Reply:
     """One turn of an answer.
 
     tokens    the new tokens, an end-of-sequence token included.
@@ -75,7 +78,7 @@ class Answer:
     category: str
     task: str
     group: int
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[Reply] = field(default_factory=list)
     failed: str | None = None
     load: float | None = None  # the machine's load average of one minute, when it was finished
 
@@ -98,7 +101,7 @@ class Answer:
         """PacelineError if the line is not an answer."""
         try:
             found = loads(line)
-            turns = [Turn(**turn) for turn in found.pop("turns")]
+            turns = [Reply(**turn) for turn in found.pop("turns")]
             return cls(turns=turns, **found)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             names = ", ".join(f.name for f in fields(cls))

@@ -24,7 +24,7 @@ from paceline.accept import Accepted
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create, describe, names
 from paceline.errors import MethodError, PacelineError
-from paceline.replay.tokens import Turn
+from paceline.replay.tokens import RecordedAnswer
 from paceline.round import Round, Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -148,14 +148,14 @@ def _gets_through(name: str, target: Facts) -> bool:
     try:
         drafter.bind(target)
         if drafter.needs == Needs():
-            replay(drafter, Turn(np.zeros(4, np.int64), np.zeros(4, np.int64)), 0, Tally())
+            replay(drafter, RecordedAnswer(np.zeros(4, np.int64), np.zeros(4, np.int64)), 0, Tally())
             return True
     except PacelineError:
         pass
     return False
 
 
-def replay(drafter: Drafter, turn: Turn, id: int, tally: Tally) -> None:
+def replay(drafter: Drafter, turn: RecordedAnswer, id: int, tally: Tally) -> None:
     """Replay one answer and add to `tally` what became of the drafts. `id` is a row's: no two rows share one.
 
     The row is dropped at its end as an engine does it, so that a drafter that learns from finished requests does."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.bench.contestant import Ask, Contestant, NotInstalled
 from paceline.bench.peers.setup import Setup
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import ModelError, PacelineError
 
 
@@ -89,7 +89,7 @@ class Plain(Contestant):
             self.llama.close()
             self.llama = None
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if len(prompts) > 1:
             raise PacelineError(f"{self.name} answers 1 at a time, not {len(prompts)}.")
         (prompt,), llama = prompts, self.llama
@@ -156,7 +156,7 @@ class _Rounds:
         del self.llama.eval
 
     def told(self, prompt: int) -> dict[str, Any]:
-        """What a Turn says of the rounds."""
+        """What a Reply says of the rounds."""
         known = [prompt, *[1] * len(self.lengths)]
         nodes = [width - known[i] for i, width in enumerate(self.widths[: len(self.lengths)])]
         return {"lengths": self.lengths, "times": self.times, "nodes": nodes, "depths": nodes}

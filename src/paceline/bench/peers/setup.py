@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from paceline.bench.contestant import Ask
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.target.load import DTYPES, find, read_config
 
@@ -66,13 +66,13 @@ class Setup:
             )
         return min(ask.max_tokens, self.max_context - len(prompt))
 
-    def turn(self, prompt: Sequence[int], tokens: list[int], ask: Ask, **told: Any) -> Turn:
-        """The record of an answer that is cut already; `told` goes into the Turn as it is."""
+    def turn(self, prompt: Sequence[int], tokens: list[int], ask: Ask, **told: Any) -> Reply:
+        """The record of an answer that is cut already; `told` goes into the Reply as it is."""
         if tokens and tokens[-1] in ask.ends:
             finish = "stop"
         else:
             finish = "context" if len(prompt) + ask.max_tokens > self.max_context else "length"
-        return Turn(len(prompt), tokens, self.decode(tokens), finish=finish, **told)
+        return Reply(len(prompt), tokens, self.decode(tokens), finish=finish, **told)
 
 
 def cut(tokens: Sequence[int], ends: Collection[int], room: int) -> list[int]:

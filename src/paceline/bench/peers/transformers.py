@@ -24,7 +24,7 @@ from transformers.utils import is_sklearn_available, logging
 
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.peers.setup import Setup, cut, cut_rounds, folder_of, weight_bytes
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import MethodError, ModelError, PacelineError
 
 
@@ -94,7 +94,7 @@ class Plain(Contestant):
             while perf_counter() - began < seconds:
                 self.model(token).logits.argmax(-1).tolist()
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if len(prompts) > self.max_batch:
             raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
         rooms = [self.setup.room(prompt, ask) for prompt in prompts]
@@ -162,15 +162,6 @@ class _WithModel(Plain):
 
     def forget(self) -> None:
         self._drafting = _drafting(self.config)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        before = self._drafting
-        self.forget()
-        try:
-            yield
-        finally:
-            self._drafting = before
 
 
 class Assisted(_WithModel):
@@ -281,7 +272,7 @@ class _Rounds(BaseStreamer):
         pass
 
     def told(self, prompt: int, total: int) -> dict[str, Any]:
-        """What a Turn says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
+        """What a Reply says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
         padding included, and the first draft."""
         lengths = cut_rounds(self.lengths, total)
         known = [prompt, *[1] * len(lengths)]
