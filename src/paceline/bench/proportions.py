@@ -158,9 +158,10 @@ def _near(small: Shape, params: int) -> Iterator[Shape]:
     for width in WIDTHS:
         for layers in range(1, 1 + max(1, small.hidden_size * width // small.num_layers)):
             least = grown(small, width, layers, small.intermediate_size)
-            slope = num_parameters(replace(least, intermediate_size=least.intermediate_size + 1)) - num_parameters(least)
-            wanted = small.intermediate_size + (params - num_parameters(least)) / slope
-            columns = {64 * math.floor(wanted / 64), 64 * math.ceil(wanted / 64), small.intermediate_size}
+            wider = replace(least, intermediate_size=least.intermediate_size + 1)
+            slope = num_parameters(wider) - num_parameters(least)
+            exact = small.intermediate_size + (params - num_parameters(least)) / slope
+            columns = {64 * math.floor(exact / 64), 64 * math.ceil(exact / 64), small.intermediate_size}
             for mlp in columns:
                 if mlp >= small.intermediate_size:
                     yield replace(least, intermediate_size=mlp)

@@ -167,7 +167,7 @@ class Runner:
         return not failed
 
     def _turns(self, repeat: int) -> Iterator[tuple[int, QuestionGroup, Contestant]]:
-        """Each group with its place in the run and every contestant, in an order that is the same when a run continues."""
+        """Each group, with its place in the run, and each contestant; a run that continues has the same order."""
         for place, group in enumerate(tasks_in_turn(self.groups, lambda group: group.questions[0].task)):
             dice = Random(crc32(repr((self.options.seed, group.number, repeat)).encode()))
             for contestant in dice.sample(self.contestants, len(self.contestants)):

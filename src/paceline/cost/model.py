@@ -94,15 +94,14 @@ class Machine:
 
     bandwidth_share, compute_share  of the datasheet's figures. compute_share None: 0.40 for up to 8 tokens, because
               kernels are not built for so few, rising to 0.60 from 64.
-    step      the host's time for every forward of the target; call: for every draft call; extra: for every round that
-              speculates (sampling, masks, moving keys and values, waiting for the device).
+    step      the host's time for every forward of the target; extra: for every round that speculates
+              (sampling, masks, moving keys and values, waiting for the device).
     error     share by which a prediction may be off, in either direction."""
 
     device: Device
     bandwidth_share: float = 0.80
     compute_share: float | None = None
     step: float = 0.3e-3
-    call: float = 0.05e-3
     extra: float = 0.2e-3
     error: float = 0.10
 
@@ -195,13 +194,11 @@ def interpolate(nodes: ArrayLike, times: ArrayLike, at: ArrayLike) -> Floats:
 class Rounds:
     """Recorded rounds of one request after another, summed up.
 
-    tokens  new tokens; sizes: {nodes verified: number of rounds}; draft_seconds: the drafter's own time, on the host;
-    calls: forwards of a draft model, one after another."""
+    tokens  new tokens; sizes: {nodes verified: number of rounds}; draft_seconds: the drafter's, on the host."""
 
     tokens: float
     sizes: Mapping[int, int]
     draft_seconds: float = 0.0
-    calls: int = 0
 
     @property
     def count(self) -> int:
@@ -235,15 +232,11 @@ def predict(
     size: Size,
     machine: Machine,
     *,
-    draft: Size | None = None,
     batch: int = 1,
     context: int = 0,
 ) -> Prediction:
     """The speed-up of recorded rounds on `machine`: tokens, tree sizes and the drafter's time are kept, forwards are
-    computed anew.
-
-    draft  the draft model, if there is one: its calls are computed too, and `rounds.draft_seconds` should then hold
-    only the drafter's time beside them."""
+    computed anew."""
     plain = forward_seconds(size, machine, 1, batch=batch, context=context) + machine.step
 
     def forward(nodes: Floats) -> Floats:
@@ -251,8 +244,5 @@ def predict(
         times = [forward_seconds(size, machine, n, batch=batch, context=context) + machine.extra for n in nodes]
         return np.where(nodes > 1, np.array(times) + machine.step, plain)
 
-    drafting = rounds.draft_seconds
-    if draft is not None:
-        drafting += rounds.calls * (forward_seconds(draft, machine, 1, batch=batch, context=context) + machine.call)
-    gain = speedup_from_rounds(rounds, forward, drafting)
+    gain = speedup_from_rounds(rounds, forward)
     return Prediction(gain * (1 - machine.error), gain, gain * (1 + machine.error))

@@ -70,7 +70,7 @@ def recorded_rounds(answers: Iterable[Answer]) -> Rounds | None:
         for nodes in _nodes(reply):
             sizes[nodes] = sizes.get(nodes, 0) + 1
     tokens = sum(sum((reply.lengths or [])[1:]) for reply in replies)
-    return Rounds(tokens, sizes, _drafting(replies), sum(reply.calls for reply in replies))
+    return Rounds(tokens, sizes, _drafting(replies))
 
 
 def _has_rounds(reply: Reply) -> bool:
