@@ -71,7 +71,7 @@ class RunFolder:
         _write(self.path / name, value)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the run; None if there is none, or none that can be read."""
+        """A JSON file of the run; None if there is none that can be read."""
         return _read(self.path / name)
 
     def __enter__(self) -> RunFolder:
@@ -154,10 +154,10 @@ def _whole(lines: FileIO, path: Path) -> list[Answer]:
 def _read(file: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is none, or none that can be read."""
     try:
-        found = loads(file.read_bytes())
+        value = loads(file.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _write(file: Path, value: Mapping[str, Any]) -> None:

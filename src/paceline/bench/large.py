@@ -81,7 +81,7 @@ def enlarge(
 
     params: or what was done to a model with the same layers, to do the same to these.
     Raises ModelError for a model or a size that this cannot do, PacelineError if there is no room or `out` exists.
-    Nothing is left behind then."""
+    Nothing is left then."""
     out = Path(out).expanduser()
     if out.exists():
         raise PacelineError(f"{out} exists already; name a new folder")
@@ -159,7 +159,7 @@ class Source:
         self.width_factor = self.layer_factor = 1
 
     def like(self, name: str) -> torch.Tensor:
-        """The tensor of the small model that tensor `name` of the large one comes from, or stands behind."""
+        """The tensor of the small model that tensor `name` of the large one comes from, or comes after."""
         return self.tensors[self._origin(name)[0]]
 
     def enlarged(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -172,8 +172,8 @@ class Source:
         at = re.match(r"model\.layers\.(\d+)\.(.*)", name)
         if at is None:
             return name, False
-        layer, behind = divmod(int(at[1]), self.layer_factor)
-        return f"model.layers.{layer}.{at[2]}", behind > 0
+        layer, added = divmod(int(at[1]), self.layer_factor)
+        return f"model.layers.{layer}.{at[2]}", added > 0
 
 
 def padded(

@@ -37,11 +37,11 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
     """Every (group, repeat).
 
     decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
-            are the tokens that came until then; and groups of which the times are not told."""
+            are the tokens that came until then; and groups of which the times are unknown."""
     together: dict[tuple[int, int], list[Answer]] = {}
     for answer in good(answers):
         together.setdefault((answer.group, answer.repeat), []).append(answer)
-    found = {}
+    cells_by_key = {}
     for (group, repeat), members in together.items():
         if decode and not all(_tells_times(turn) for answer in members for turn in answer.turns):
             continue
@@ -49,8 +49,8 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
         turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
         measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
         questions = frozenset(answer.question for answer in members)
-        found[group, repeat] = Cell(group, repeat, members[0].task, questions, measured)
-    return found
+        cells_by_key[group, repeat] = Cell(group, repeat, members[0].task, questions, measured)
+    return cells_by_key
 
 
 def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | None:

@@ -104,17 +104,17 @@ class Enlargement:
     def read(cls, folder: str | Path) -> Enlargement:
         """What `enlarge` noted in the folder it wrote. ModelError if it wrote none."""
         try:
-            found = loads((Path(folder) / RECORD).read_bytes())
-            small, large = Proportions(**found.pop("small")), Proportions(**found.pop("large"))
-            return cls(small=small, large=large, **found)
+            record = loads((Path(folder) / RECORD).read_bytes())
+            small, large = Proportions(**record.pop("small")), Proportions(**record.pop("large"))
+            return cls(small=small, large=large, **record)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             raise ModelError(f"{folder} is not an enlarged model: it has no readable {RECORD}") from None
 
 
 def parse_size(text: str) -> int:
     """Parameters: "1B" is 10**9; "500M", "1.5B", "300k" and plain numbers too. PacelineError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
-    size = round(float(found[1]) * SIZES[found[2]]) if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.strip().upper())
+    size = round(float(match[1]) * SIZES[match[2]]) if match else 0
     if size < 1:
         raise PacelineError(f"{text!r} is not a size; give a number of parameters such as 1B, 1.5B, 500M or 250000")
     return size
@@ -130,9 +130,9 @@ def num_parameters(s: Shape) -> int:
 def choose_shape(small: Shape, params: int, name: str) -> Shape:
     """The shape of about `params` parameters that is nearest to ordinary proportions."""
     now = num_parameters(small)
-    found = _shapes(small, params) if params > now else []
-    if found:
-        return min(found, key=lambda s: (_oddness(s), abs(num_parameters(s) - params)))
+    shapes = _shapes(small, params) if params > now else []
+    if shapes:
+        return min(shapes, key=lambda s: (_oddness(s), abs(num_parameters(s) - params)))
     smallest = min(num_parameters(s) for s in _neighbours(small))
     if params <= now:
         raise ModelError(

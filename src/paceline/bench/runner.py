@@ -1,7 +1,7 @@
 """The runner: every contestant answers every question, in turns, and every answer is written down at once.
 
 Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
-that drifts is then fair to all, and nobody always comes behind the same one, whose leavings fill the caches. Tasks take
+that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
 turns, too: it is fair to them, and what a stopped run has answered is of every task alike. The warm-up comes before and
 is not recorded. Knows contestants by their interface alone.
 
@@ -106,7 +106,7 @@ Done = set[tuple[str, int, str]]
 
 
 def answered(answers: Iterable[Answer]) -> Done:
-    """Which there are; one that failed is none."""
+    """Those that are there; an answer that failed is not one."""
     return {(answer.method, answer.repeat, answer.question) for answer in good(answers)}
 
 
@@ -137,7 +137,7 @@ class Runner:
     between: Callable[[float], None] = lambda share: None
 
     def run(self) -> bool:
-        """Answer what is not answered yet; whether everything is now. A contestant that fails is left behind."""
+        """Answer what is not answered yet; whether everything is now. A contestant that fails is asked no more."""
         done = answered(self.folder.answers)
         for answer in self.folder.answers:
             self.progress(answer)

@@ -76,8 +76,8 @@ def page(run: BenchRun) -> str:
 def _most(run: BenchRun) -> float:
     """What the bars of speed-ups reach at most, intervals and predictions included."""
     figures = ("speedup", "speedup_high", "predicted")
-    found = [m.get(f, c) for m in run.measured for f in figures for c in (OVERALL, *run.tasks)]
-    return 1.02 * max([1.0, *(value for value in found if value is not None)])
+    values = [m.get(f, c) for m in run.measured for f in figures for c in (OVERALL, *run.tasks)]
+    return 1.02 * max([1.0, *(value for value in values if value is not None)])
 
 
 def _best(run: BenchRun, category: str) -> Method | None:
@@ -105,15 +105,15 @@ def _depths(method: Method, others: Sequence[Method]) -> Markup:
     shares = (method.get("accepted_by_depth") or ())[:DEEPEST]
     if not shares:
         return Markup("")
-    behind = [
-        Curve([(d, 100 * s) for d, s in enumerate(told[:DEEPEST], 1)], (), (FAINT,))
+    faint = [
+        Curve([(d, 100 * s) for d, s in enumerate(accepted[:DEEPEST], 1)], (), (FAINT,))
         for other in others
-        if other is not method and (told := other.get("accepted_by_depth"))
+        if other is not method and (accepted := other.get("accepted_by_depth"))
     ]
     tips = [f"{method.label}: {percent(s, 1)} accepted to depth {d}" for d, s in enumerate(shares, 1)]
     line = Curve([(d, 100 * s) for d, s in enumerate(shares, 1)], tips, [method.color] * len(shares))
     label = f"Accepted by depth, {method.label}"
-    return plot([*behind, line], frame=SMALL, xs=(1, 4, 8, 12, DEEPEST), ys=(0, 50, 100), label=label)
+    return plot([*faint, line], frame=SMALL, xs=(1, 4, 8, 12, DEEPEST), ys=(0, 50, 100), label=label)
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Parts:
 
 def _parts(methods: Sequence[Method]) -> Parts:
     timed = [method for method in methods if method.get("parts_ms")]
-    found = dict.fromkeys(part for method in timed for part in method.get("parts_ms"))
-    names = sorted(found, key=lambda part: PARTS.index(part) if part in PARTS else len(PARTS))
+    parts = dict.fromkeys(part for method in timed for part in method.get("parts_ms"))
+    names = sorted(parts, key=lambda part: PARTS.index(part) if part in PARTS else len(PARTS))
     most = max((sum(method.get("parts_ms").values()) for method in timed), default=0.0)
     return Parts({part: PART_COLORS[i % len(PART_COLORS)] for i, part in enumerate(names)}, most, timed)
 
@@ -137,16 +137,21 @@ def _shown(run: BenchRun) -> tuple[dict[str, str], list[tuple[str, str, list[tup
     """Colours by drafter; and of each task its question with the answers of the fastest methods that tell runs."""
     chosen = []
     for task, by_method in run.shown.items():
-        told = [
+        answers = [
             (method, by_method[method.name])
             for method in run.measured
             if method.kind != "plain"
             and method.name in by_method
             and any(turn.runs for turn in by_method[method.name].turns)
         ][:SHOWN]
-        if told:
-            chosen.append((task, told[0][1].question, told))
+        if answers:
+            chosen.append((task, answers[0][1].question, answers))
     drafters = dict.fromkeys(
-        who for _, _, told in chosen for _, answer in told for turn in answer.turns for who, _, _ in turn.runs if who
+        who
+        for _, _, answers in chosen
+        for _, answer in answers
+        for turn in answer.turns
+        for who, _, _ in turn.runs
+        if who
     )
     return {who: COLORS[i % len(COLORS)] for i, who in enumerate(drafters)}, chosen

@@ -76,7 +76,7 @@ class BenchRun:
     """What a run's folder holds.
 
     about    run.json; summary  summary.json, as they were written.
-    methods  the fastest first; those without a speed-up behind, in the order of the run.
+    methods  the fastest first; those without a speed-up last, in the order of the run.
     tasks    in the order of the summary.
     shown    of each task the first question answered, by method."""
 
@@ -142,12 +142,12 @@ def _is_named(row: dict[str, Any]) -> bool:
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
-        found = loads(file.read_bytes(), parse_constant=lambda _: None)
+        value = loads(file.read_bytes(), parse_constant=lambda _: None)
     except (OSError, ValueError) as error:
         raise PacelineError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise PacelineError(f"{file} is not one JSON object")
-    return found
+    return value
 
 
 def _methods(facts: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> list[Method]:

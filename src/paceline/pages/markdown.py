@@ -28,25 +28,26 @@ def findings(run: BenchRun) -> list[str]:
     ranked = run.ranked
     if not ranked:
         return []
-    best, told = ranked[0], []
+    best, sentences = ranked[0], []
     low, high = best.get("speedup_low"), best.get("speedup_high")
     if low is not None and high is not None:
         doubt = "; it includes 1, so no gain is shown" if low <= 1 < best.get("speedup") else ""
-        told.append(f"The 95 % interval of {best.label} is {interval(low, high)}{doubt}.")
+        sentences.append(f"The 95 % interval of {best.label} is {interval(low, high)}{doubt}.")
         level = [m.label for m in ranked[1:] if (m.get("speedup_high") or 0.0) >= low]
         if level:
-            told.append(f"Intervals that overlap with it: {', '.join(level)}.")
+            sentences.append(f"Intervals that overlap with it: {', '.join(level)}.")
     else:
-        told.append("There are too few answers for an interval.")
+        sentences.append("There are too few answers for an interval.")
     peers = [method for method in ranked if method.kind == "peer"]
     if peers and peers[0] is not best:
-        told.append(f"The fastest peer is {peers[0].label} with {number(peers[0].get('speedup'))}.")
+        sentences.append(f"The fastest peer is {peers[0].label} with {number(peers[0].get('speedup'))}.")
     elif peers and (ours := [method for method in ranked if method.kind == "ours"]):
-        told.append(f"It is a peer; the fastest of our own is {ours[0].label} with {number(ours[0].get('speedup'))}.")
+        gain = number(ours[0].get("speedup"))
+        sentences.append(f"It is a peer; the fastest of our own is {ours[0].label} with {gain}.")
     unranked = [f"{m.label} ({'failed' if m.failed else 'lossy'})" for m in run.measured if m.failed or not m.lossless]
     if unranked:
-        told.append(f"Not ranked: {', '.join(unranked)}.")
-    return told
+        sentences.append(f"Not ranked: {', '.join(unranked)}.")
+    return sentences
 
 
 def setting(run: BenchRun) -> str:

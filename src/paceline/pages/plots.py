@@ -21,7 +21,7 @@ COLORS = (
     "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",
 )  # fmt: skip
 FAINT = "faint"
-"""A colour too, the page's own for what stands behind."""
+"""A colour too, the page's own for what is in the background."""
 
 
 @dataclass(frozen=True)

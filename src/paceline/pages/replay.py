@@ -1,6 +1,6 @@
 """A replay's report as one HTML page: tables and plots, nothing loaded from anywhere, for a phone and for a desk.
 
-    page(told, bases)        # told: what `paceline replay --json` prints
+    page(report, bases)      # report: what `paceline replay --json` prints
 
 The plots are SVG, so that the page is a few dozen kilobytes and needs no script.
 """
@@ -22,9 +22,9 @@ DEEPEST = 16
 """Depths in the plot."""
 
 
-def page(told: dict[str, Any], bases: Sequence[str]) -> str:
+def page(report: dict[str, Any], bases: Sequence[str]) -> str:
     """The page. bases[i] is what drafter i is a variant of; variants of one are joined in the plot over nodes."""
-    results = told["results"]
+    results = report["results"]
     overall = [result for result in results if result["category"] == OVERALL]
     categories = list(dict.fromkeys(result["category"] for result in results))
     base_of = dict(zip(_specs(results), bases, strict=False))
@@ -32,9 +32,9 @@ def page(told: dict[str, Any], bases: Sequence[str]) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("paceline.pages") / "replay.html.jinja").read_text("utf-8"))
     return template.render(
-        told=told,
+        told=report,
         style=style(),
-        name=PurePath(told["trace"]).name,
+        name=PurePath(report["trace"]).name,
         overall=overall,
         color_of=color_of,
         by_category=[

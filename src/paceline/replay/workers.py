@@ -105,7 +105,7 @@ def _hire(job: ReplayJob) -> tuple[BaseProcess, Connection]:
 
 
 def _work(pipe: Connection, job: ReplayJob) -> None:
-    """A worker's life: a task in, conversations out, None behind the last of a task; a user's error ends it."""
+    """A worker's life: a task in, conversations out, None after the last of a task; a user's error ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who shares out
     while True:
         try:

@@ -3,7 +3,7 @@
     Lookup("peer:llama-cpp-lookup:model.gguf", setup, Lookup.Config(checkpoint="model.gguf"))
 
 The file must hold the same model as the benchmark's, its tokens numbered the same. Every call of `Llama.eval` is a
-round: over the prompt, then over the last token and what was drafted behind it.
+round: over the prompt, then over the last token and what was drafted after it.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ class Plain(Contestant):
         finally:
             stream.close()
             rounds.close()
-        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.told(len(prompt)))]
+        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.facts(len(prompt)))]
 
 
 class Lookup(Plain):
-    """LlamaPromptLookupDecoding: what stood behind the first place with the same few tokens."""
+    """LlamaPromptLookupDecoding: what followed the first place with the same few tokens."""
 
     Config = LookupConfig
 
@@ -155,7 +155,7 @@ class _Rounds:
     def close(self) -> None:
         del self.llama.eval
 
-    def told(self, prompt: int) -> dict[str, Any]:
+    def facts(self, prompt: int) -> dict[str, Any]:
         """What a Reply says of the rounds."""
         known = [prompt, *[1] * len(self.lengths)]
         nodes = [width - known[i] for i, width in enumerate(self.widths[: len(self.lengths)])]

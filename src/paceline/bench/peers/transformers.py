@@ -115,8 +115,8 @@ class Plain(Contestant):
         turns = []
         for prompt, row, room in zip(prompts, made, rooms, strict=True):
             tokens = cut(row, ask.ends, room)
-            told = rounds.told(ids.shape[1], len(tokens))
-            turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **told))
+            facts = rounds.facts(ids.shape[1], len(tokens))
+            turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
         return turns
 
     # What the modes of generate() differ in -----------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Plain(Contestant):
 
 
 class Lookup(Plain):
-    """Copies what stood behind the same few tokens (A. Saxena, Prompt Lookup Decoding, 2023)."""
+    """Copies what followed the same few tokens (A. Saxena, Prompt Lookup Decoding, 2023)."""
 
     Config = LookupConfig
     alone = True
@@ -271,7 +271,7 @@ class _Rounds(BaseStreamer):
     def end(self) -> None:
         pass
 
-    def told(self, prompt: int, total: int) -> dict[str, Any]:
+    def facts(self, prompt: int, total: int) -> dict[str, Any]:
         """What a Reply says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
         padding included, and the first draft."""
         lengths = cut_rounds(self.lengths, total)
@@ -334,7 +334,7 @@ def _borrow(setup: Setup, name: str, role: str, lent: ExitStack) -> Any:
     """The model `name`, loaded unless another peer has it already; closing `lent` gives it back, and the last one to
     do so drops it.
 
-    role: a model that is its own draft model is loaded twice, so that the forwards of the two can be told apart."""
+    role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
     key = (str(folder_of(name)), setup.dtype, setup.device, role)
     if key not in _LOADED:
         _LOADED[key] = (_load(key[0], setup.torch_dtype).to(setup.device), 0)

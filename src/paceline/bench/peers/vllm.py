@@ -145,26 +145,26 @@ class Plain(Contestant):
             }
         )
         return [
-            self._turn(prompt, told, ask, room, reply)
-            for prompt, told, room in zip(prompts, reply["answers"], rooms, strict=True)
+            self._turn(prompt, row, ask, room, reply)
+            for prompt, row, room in zip(prompts, reply["answers"], rooms, strict=True)
         ]
 
     def _samples_right(self) -> bool:
         return self.settings["device"] != "cpu" or self.settings["triton"]
 
     def _turn(
-        self, prompt: Sequence[int], told: Mapping[str, Any], ask: Ask, room: int, reply: Mapping[str, Any]
+        self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, room: int, reply: Mapping[str, Any]
     ) -> Reply:
-        tokens = cut(told["tokens"], ask.ends, room)
-        lengths = cut_rounds(told["lengths"], len(tokens))
-        nodes = verified(lengths, told["accepted"], told["drafted"])
+        tokens = cut(row["tokens"], ask.ends, room)
+        lengths = cut_rounds(row["lengths"], len(tokens))
+        nodes = verified(lengths, row["accepted"], row["drafted"])
         return self.setup.turn(
             prompt,
             tokens,
             ask,
             seconds=reply["seconds"],
             lengths=lengths,
-            times=told["times"][: len(lengths)],
+            times=row["times"][: len(lengths)],
             nodes=nodes,
             depths=nodes,
             calls=sum(nodes) if self.draft_bytes else 0,  # a chain: a forward of the draft model a token
@@ -173,7 +173,7 @@ class Plain(Contestant):
 
 
 class Ngram(Plain):
-    """Copies what stood behind the same few tokens; the longest run that occurred before counts."""
+    """Copies what followed the same few tokens; the longest run that occurred before counts."""
 
     Config = NgramConfig
 

@@ -177,7 +177,7 @@ class Engine:
 
     def _told(self, output: Any, began: float) -> dict[str, Any]:
         one = output.outputs[0]
-        # Inside the engine an id has something random behind it.
+        # Inside the engine an id ends in something random.
         mine = [
             (now - began, count)
             for now, request, count in self.heard
