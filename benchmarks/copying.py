@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from material import EOS, VOCAB_SIZE, best, conversations, text
 from paceline.draft.registry import create
 from paceline.draft.text.automaton import SuffixAutomaton
-from paceline.replay.run import OVERALL, Report, start
+from paceline.replay.report import OVERALL, Report
 from paceline.replay.walk import Recording
+from paceline.replay.workers import start
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 

@@ -18,10 +18,9 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 @pytest.fixture(autouse=True)
 def _no_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks in tests do not wake the processor before every answer: their times mean nothing."""
-    from paceline.bench import calibrate_peer, runner
+    from paceline.bench import runner
 
     monkeypatch.setattr(runner, "WAKE", 0.0)
-    monkeypatch.setattr(calibrate_peer, "WAKE", 0.0)
 
 
 @pytest.fixture(scope="session")

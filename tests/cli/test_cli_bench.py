@@ -109,10 +109,6 @@ def test_a_run_without_predictions(command: Command, tiny: Path, suite: Path, tm
     assert "calibrating" not in told.err
     assert not (tmp_path / "run" / "calibration.json").exists()
     assert "were cut off too early to tell" in told.out  # after 8 tokens
-    refused = command(*arguments, "--out", tmp_path / "other", "--calibration", tmp_path / "run")
-    assert refused.code == 2
-    assert "give one of the two" in refused.err
-    assert not (tmp_path / "other").exists()
 
 
 def test_sampled_answers_are_the_plain_ones(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
@@ -155,8 +151,6 @@ def test_a_larger_model_says_the_same(
     assert described["model_name"] == "small as large as 5M"
     peer = described["methods"][-1]
     assert peer["method"] == f"peer:transformers-assisted:{small}"
-    table = json.loads((tmp_path / "large-run" / "calibration.json").read_text())[peer["method"]]
-    assert table["engine"] == peer["method"], "what its draft model takes is found out from the outside"
     assert 0.5 < peer["draft_bytes"] / peer["target_bytes"] < 2  # the draft, the same model here, grew as well
     assert results(told.out)["none", "overall"]["new_tokens"] == results(large.out)["none", "overall"]["new_tokens"]
 

@@ -13,7 +13,9 @@ from tests.bench.runs import TASKS, WHY, answer, make_run
 from paceline.bench.words import DASH, interval, number, percent, size, words
 from paceline.cli import main
 from paceline.errors import PacelineError
-from paceline.pages.bench import markdown, page, read_run
+from paceline.pages.bench import page
+from paceline.pages.bench_run import read_run
+from paceline.pages.markdown import markdown
 
 VOID = {"meta", "br", "wbr"}
 Change = Callable[[dict[str, Any], dict[str, Any]], None]

@@ -16,11 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
+    from paceline.bench.benchmark import Result
     from paceline.bench.record import Answer
-    from paceline.bench.run import Outcome
 
 SPOKEN = 60.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
@@ -60,13 +59,9 @@ def bench(
         str | None,
         typer.Option(help="Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."),
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(help="Folder of another run of this model here: predict from what rounds cost there."),
-    ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option(help="Time rounds, to predict from; of a large model with many peers that takes half an hour."),
+        typer.Option(help="Measure what a round costs here, to predict speed-ups."),
     ] = True,
     template: Annotated[
         str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
@@ -91,17 +86,15 @@ def bench(
     import torch
     import transformers
 
-    from paceline.bench.run import Plan, Watch
-    from paceline.bench.run import bench as run
+    from paceline.bench.benchmark import bench as run
     from paceline.bench.runner import Options
+    from paceline.bench.setting import Benchmark, Watch
     from paceline.cli.drive import Interrupt
 
     transformers.logging.set_verbosity_error()
-    if calibration and not calibrate:
-        raise PacelineError("--calibration is for predictions, and --no-calibrate leaves them out; give one of the two")
     if threads is not None:
         torch.set_num_threads(threads)
-    plan = Plan(
+    benchmark = Benchmark(
         model,
         drafts=draft or (),
         peers=peer or (),
@@ -116,11 +109,10 @@ def bench(
         dtype=dtype,
         device=device,
         calibrate=calibrate,
-        calibration=calibration,
     )
     with Interrupt() as interrupt, _Progress() as progress:
         watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
-        outcome = run(plan, watch)
+        outcome = run(benchmark, watch)
     if as_json:
         told = {"complete": outcome.complete, "disturbed": outcome.disturbed, "results": outcome.results}
         print(json.dumps({"out": str(outcome.out), **told}))
@@ -197,7 +189,7 @@ class _Progress:
             self._err.print(f"{done} of {total} compared", soft_wrap=True)
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: Result) -> None:
     console = Console(file=sys.stdout, highlight=False)
     overall = [result for result in outcome.results if result["category"] == "overall"]
     console.print(_overview(overall))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
     from paceline.cost.replay import Cost
     from paceline.replay.record import Exchange
-    from paceline.replay.run import Report
+    from paceline.replay.report import Report
     from paceline.replay.tokens import Conversation, Transcriber
 
 SIDE_BY_SIDE = 8
@@ -73,10 +73,11 @@ def replay(
     from paceline.cost.replay import read_cost
     from paceline.draft.registry import create
     from paceline.replay.record import read_trace
-    from paceline.replay.run import Report, start
+    from paceline.replay.report import Report
     from paceline.replay.sweep import sweep as swept
     from paceline.replay.tokens import Transcriber, open_tokenizer
     from paceline.replay.walk import Recording, tokens_only
+    from paceline.replay.workers import start
 
     if forward_ms is not None and verify_cost is None:
         raise PacelineError("--forward-ms is there for --verify-cost: add that, flat for instance")
@@ -184,7 +185,7 @@ def _show(report: Report, cost: Cost | None, seconds: float) -> None:
 
 def _overview(report: Report, cost: Cost | None) -> Table:
     from paceline.cost.replay import predict
-    from paceline.replay.run import OVERALL
+    from paceline.replay.report import OVERALL
 
     columns = ["tokens\n/round", "rounds\ndrafted", "verified\n/token", "drafter\nus/round"]
     table = _table(["#", "draft", *columns, *(["speed-up\npredicted"] if cost is not None else [])])
@@ -205,7 +206,7 @@ def _overview(report: Report, cost: Cost | None) -> Table:
 def _fastest(report: Report, cost: Cost) -> str:
     """The drafter that the cost model would choose."""
     from paceline.cost.replay import predict
-    from paceline.replay.run import OVERALL
+    from paceline.replay.report import OVERALL
 
     gains = [predict(report.tallies[s, OVERALL], cost) for s in range(len(report.specs))]
     return report.specs[max(range(len(gains)), key=gains.__getitem__)]
@@ -220,7 +221,7 @@ def _by_category(report: Report, numbers: range) -> Table:
 
 
 def _by_depth(report: Report, numbers: range) -> Table:
-    from paceline.replay.run import OVERALL
+    from paceline.replay.report import OVERALL
 
     table = _table(["depth", *(f"#{s + 1}" for s in numbers)])
     shares = [report.tallies[s, OVERALL].accepted_by_depth() for s in numbers]

@@ -1,12 +1,10 @@
 """Replay many conversations with many drafters, on all cores. Knows no files and no tokenizer's text.
 
-    report = Report(["sam", "prompt-lookup"])
-    for done in start(conversations, report.specs, recording, workers=2):
+    for done in start(conversations, ["sam", "prompt-lookup"], recording, workers=2):
         report.add(done)
-    report.results()
 
-Conversations are shared out in small portions, every drafter on a portion before the next, so that what is done when
-somebody loses patience is nearly the same text for all. A drafter that remembers finished requests (`past`) gets all
+Conversations are shared out in small portions, every drafter on a portion before the next portion, so that a replay
+that is stopped has replayed nearly the same text with all. A drafter that remembers finished requests (`past`) gets all
 conversations in their order from one worker: its figures do not depend on the number of workers.
 """
 
@@ -22,7 +20,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, cast
 
-from paceline.cost.replay import Cost, predict
 from paceline.draft.base import Drafter
 from paceline.errors import PacelineError
 from paceline.replay.tokens import Conversation
@@ -30,8 +27,6 @@ from paceline.replay.walk import Recording, Tally, replay, replayable, warm_up
 
 PORTION = 8
 """Conversations in a portion."""
-
-OVERALL = "overall"
 
 
 class Done(NamedTuple):
@@ -47,7 +42,7 @@ Task = tuple[int, range]
 
 
 @dataclass
-class Job:
+class ReplayJob:
     """What every worker knows. Drafters are made where they are used, once."""
 
     conversations: Sequence[Conversation]
@@ -73,7 +68,7 @@ def start(
     """Replay every conversation with every drafter; closing the iterator stops the workers.
 
     Raises MethodError, before anything is replayed, for a drafter that does not exist or needs more than tokens."""
-    job = Job(conversations, specs, recording)
+    job = ReplayJob(conversations, specs, recording)
     job.drafters = {i: replayable(spec, recording) for i, spec in enumerate(specs)}
     warm_up()
     tasks = _tasks(len(conversations), [_remembers(drafter) for drafter in job.drafters.values()])
@@ -97,20 +92,20 @@ def _remembers(drafter: Drafter) -> bool:
     return bool(getattr(getattr(drafter, "config", None), "past", 0)) or any(map(_remembers, parts))
 
 
-def _hire(job: Job) -> tuple[BaseProcess, Connection]:
+def _hire(job: ReplayJob) -> tuple[BaseProcess, Connection]:
     forks = sys.platform == "linux"
     context: Any = multiprocessing.get_context("fork" if forks else "spawn")
     here, there = context.Pipe()
     # A fork has everything already: conversations, bound drafters, compiled code. Elsewhere drafters are made anew.
-    carried = job if forks else Job(job.conversations, job.specs, job.recording)
+    carried = job if forks else ReplayJob(job.conversations, job.specs, job.recording)
     process = context.Process(target=_work, args=(there, carried), daemon=True)
     process.start()
     there.close()
     return process, here
 
 
-def _work(pipe: Connection, job: Job) -> None:
-    """A worker's life: a task in, conversations out, None behind the last of a task; a user's error ends it."""
+def _work(pipe: Connection, job: ReplayJob) -> None:
+    """A worker's life: a task in, conversations out, None after the last of a task; a user's error ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who shares out
     while True:
         try:
@@ -153,57 +148,3 @@ def _hear(pipe: Connection, worker: BaseProcess) -> Any:
     except EOFError:
         worker.join()
         raise RuntimeError(f"a worker died with exit code {worker.exitcode}") from None
-
-
-class Report:
-    """What is known so far, by drafter and category."""
-
-    def __init__(self, specs: Sequence[str], conversations: Sequence[Conversation]):
-        self.specs = list(specs)
-        self.conversations = conversations
-        named = dict.fromkeys(c.category for c in conversations if c.category not in ("", OVERALL))
-        self.categories = [*named, OVERALL]
-        self.tallies = {(s, name): Tally() for s in range(len(specs)) for name in self.categories}
-
-    def add(self, done: Done) -> None:
-        """Count one conversation."""
-        category = self.conversations[done.conversation].category
-        for name in {category or OVERALL, OVERALL}:
-            self.tallies[done.spec, name] += done.tally
-
-    @property
-    def answers(self) -> int:
-        """Answers in the recording."""
-        return sum(len(conversation.turns) for conversation in self.conversations)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every drafter has replayed every answer."""
-        return all(self.tallies[s, OVERALL].answers == self.answers for s in range(len(self.specs)))
-
-    def results(self, cost: Cost | None = None) -> list[dict[str, Any]]:
-        """One object for every drafter and category with answers, as `--json` prints them."""
-        return [
-            _result(self.specs[s], category, tally, cost)
-            for (s, category), tally in self.tallies.items()
-            if tally.answers
-        ]
-
-
-def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "draft": spec,
-        "category": category,
-        "mean_accepted_tokens": round(tally.mean_accepted_tokens, 4),
-        "answers": tally.answers,
-        "rounds": tally.rounds,
-        "new_tokens": tally.new_tokens,
-        "draft_rate": round(tally.draft_rate, 4),
-        "verified_per_round": round(tally.verified_per_round, 3),
-        "verified_per_token": round(tally.verified_per_token, 3),
-        "draft_us_per_round": round(tally.draft_us_per_round, 2),
-        "accepted_by_depth": [round(share, 4) for share in tally.accepted_by_depth()],
-    }
-    if cost is not None:
-        result["predicted_speedup"] = round(predict(tally, cost), 3)
-    return result

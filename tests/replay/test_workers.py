@@ -16,10 +16,11 @@ import pytest
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.errors import MethodError, PacelineError
-from paceline.replay.run import OVERALL, PORTION, Done, Report, _tasks, start
+from paceline.replay.report import OVERALL, Report
 from paceline.replay.sweep import Variant, sweep
-from paceline.replay.tokens import Conversation, Turn
+from paceline.replay.tokens import Conversation, RecordedAnswer
 from paceline.replay.walk import Recording
+from paceline.replay.workers import PORTION, Done, _tasks, start
 from paceline.row import Row
 from paceline.tree import DraftTree
 from tests.paths import REPOSITORY
@@ -31,7 +32,9 @@ def conversations(count: int, seed: int = 0) -> list[Conversation]:
     random = np.random.default_rng(seed)
     made = []
     for i in range(count):
-        turns = [Turn(random.integers(0, 3, 20), np.append(random.integers(0, 3, 30), 9)) for _ in range(1 + i % 2)]
+        turns = [
+            RecordedAnswer(random.integers(0, 3, 20), np.append(random.integers(0, 3, 30), 9)) for _ in range(1 + i % 2)
+        ]
         made.append(Conversation(("left", "right")[i % 3 == 0], turns))
     return made
 
