@@ -97,3 +97,10 @@ def register() -> str:
     AttentionInterface.register(NAME, block_attention)
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)  # causal by construction, never padded
     return NAME
+
+
+def use_blocks(*models: Any) -> None:
+    """Let transformers models on the CPU compute their attention in blocks."""
+    for model in models:
+        if next(model.parameters()).device.type == "cpu":
+            model.set_attn_implementation(register())

@@ -1,0 +1,54 @@
+"""Distil: train the family's small draft model to say what its target would say.
+
+The draft reads the rows that the target learnt from; the loss is that of `paceline.train.draft`. Both have one
+tokenizer, which is what makes the draft usable at all.
+
+Doesn't know: how drafts are verified.
+
+    python -m paceline.train distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
+    --checkpoints build/draft --tokens 30000000
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.train.draft import DistilLoss
+from paceline.train.drafter import open_teacher
+from paceline.train.llama import DRAFT, ModelConfig
+from paceline.train.zoo.lm import Job, new_model, run_stage
+from paceline.train.zoo.text import CHAT, chat_rows
+from paceline.train.zoo.tokenizer import DOCUMENT, token_id
+
+# Conversations as the target was tuned on them, and plain text. It does not matter where a row is cut: p is the
+# target's on the same tokens.
+DISTIL = replace(
+    CHAT,
+    weights={
+        "sgd": 0.1, "dolly": 0.1, "reading": 0.13, "gsm8k": 0.06, "synth": 0.17,
+        "text/books": 0.11, "text/docs": 0.13, "text/dolly": 0.11, "text/wikitext": 0.02, "text/gsm8k": 0.02,
+        "text/sgd": 0.02, "text/synth": 0.03,
+    },
+    decay_weights={
+        "sgd": 0.12, "dolly": 0.12, "reading": 0.15, "gsm8k": 0.07, "synth": 0.17,
+        "text/books": 0.08, "text/docs": 0.11, "text/dolly": 0.09, "text/wikitext": 0.02, "text/gsm8k": 0.02,
+        "text/sgd": 0.02, "text/synth": 0.03,
+    },
+    rows=32,
+    short=256,
+)  # fmt: skip
+
+
+def distil(job: Job, target: Path, model: ModelConfig = DRAFT) -> bool:
+    """Train a draft of shape `model` for the model in `target`; writes `out` in bfloat16. False when interrupted."""
+    teacher = open_teacher(target)
+    if teacher.config.vocab_size != len(job.tokenizer):
+        raise PacelineError(
+            f"the model in {target} has {teacher.config.vocab_size} tokens and its tokenizer {len(job.tokenizer)}: "
+            "a draft model needs its target's vocabulary"
+        )
+    network = new_model(model, job.tokenizer, job.loop.seed)
+    loss = DistilLoss(network, teacher, token_id(job.tokenizer, DOCUMENT), job.compiled)
+    return run_stage("distil", job, network, loss, chat_rows(job.tokenizer, job.data), torch.bfloat16)
