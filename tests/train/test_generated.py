@@ -159,5 +159,5 @@ def test_recorded_and_generated_answers_go_into_one_file(target: Path, tmp_path:
 def test_answers_without_their_prompts_are_not_learnt_from(target: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "log.jsonl"
     recorded.write_text('{"text": "there", "prompt": "hello"}\n{"text": "there"}\n')
-    with pytest.raises(PacelineError, match=r'log.jsonl: answer 2 has no prompt: a "prompt" or'):
+    with pytest.raises(PacelineError, match=r'log.jsonl: answer 2 has no prompt: give it a "prompt" or'):
         generated_rows(target, answers=[recorded], count=0, out=tmp_path / "own.jsonl")

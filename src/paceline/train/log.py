@@ -15,12 +15,12 @@ from paceline.train.plan import LoopConfig, Progress, seconds_left
 
 
 class Reporter:
-    """The progress line and the log. Silent, and writes nothing, in all processes but the first."""
+    """The progress line and the log. Processes other than the first print and write nothing."""
 
     def __init__(self, config: LoopConfig, log: Path, quiet: bool) -> None:
         self._config, self._log, self._quiet = config, log, quiet
         self._console = Console(stderr=True, quiet=quiet)
-        # Silent where standard error is not a terminal: there, one line at some log points instead.
+        # It shows nothing if standard error is not a terminal; then some log points print a line instead.
         self._status = self._console.status("compiling ...", spinner="line")
         self._since = (0.0, 0)
         self._printed = False
@@ -33,7 +33,7 @@ class Reporter:
         self._status.__exit__(*error)
 
     def start(self, progress: Progress) -> None:
-        """Drop rows that a killed run wrote after its last checkpoint, so that a step stands in the log once."""
+        """Drop rows that a killed run wrote after its last checkpoint, so that no step is logged twice."""
         self._since = (time.monotonic(), progress.tokens)
         if self._quiet:
             return
@@ -45,6 +45,7 @@ class Reporter:
         self._console.print(text)
 
     def step(self, progress: Progress, loss: Tensor, norm: Tensor | float | None, rate: float) -> None:
+        """Note the loss of a step; at every `log_every`-th, log the mean and show it. PacelineError if it is NaN."""
         config = self._config
         progress.losses.append(float(loss))
         if progress.step % config.log_every:

@@ -41,7 +41,7 @@ class StopSignal:
     """SIGINT and SIGTERM ask for a clean stop; a second one ends the process as usual."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -57,7 +57,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
         signal.signal(number, self._before[number])
 
 
@@ -117,8 +117,8 @@ def train(
             progress.step += 1
             progress.tokens += batch["input_ids"].numel()
             progress.seconds = base + time.monotonic() - began
-            # Signals and clocks differ between processes; all must turn the same way.
-            progress.seconds, asked = _agree(accelerator, progress.seconds, stop.asked)
+            # Signals and clocks differ between processes; all must decide the same.
+            progress.seconds, stopping = _agree(accelerator, progress.seconds, stop.requested)
             if on_step:
                 on_step(progress, float(loss))
             reporter.step(progress, loss, norm, rate)
@@ -128,7 +128,7 @@ def train(
             if progress.seconds - saved > 60 * config.save_every:
                 save()
                 saved = progress.seconds
-            if asked or progress.step == stop_after:
+            if stopping or progress.step == stop_after:
                 save()
                 reporter.say(f"stopped at step {progress.step}; the same command goes on from there")
                 return False
@@ -158,10 +158,10 @@ def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batc
     return total if world == 1 else accelerator.reduce(total, "mean")
 
 
-def _agree(accelerator: Accelerator, seconds: float, asked: bool) -> tuple[float, bool]:
+def _agree(accelerator: Accelerator, seconds: float, stopping: bool) -> tuple[float, bool]:
     if accelerator.num_processes == 1:
-        return seconds, asked
-    both = torch.tensor([seconds, float(asked)], dtype=torch.float64, device=accelerator.device)
+        return seconds, stopping
+    both = torch.tensor([seconds, float(stopping)], dtype=torch.float64, device=accelerator.device)
     gathered = accelerator.gather(both[None])
     return float(gathered[0, 0]), bool(gathered[:, 1].any())
 

@@ -73,7 +73,7 @@ def with_options(function: Callable[..., Any]) -> Callable[..., None]:
 
 @dataclass
 class AnswerOptions:
-    """What a target is asked to write, for its drafters to learn from."""
+    """Which answers a target writes, for its drafters to learn from."""
 
     prompts: Annotated[
         list[str] | None, typer.Option(help="NAME=PATH of prompts for the target to answer; may be repeated.")

@@ -97,7 +97,7 @@ def with_prompts(file: Path, tokenizer: Tokenizer) -> Iterator[Reply]:
     """The answers of a file, all of which must come with their prompts: a drafter reads those too."""
     for number, reply in enumerate(read_replies(file, tokenizer), 1):
         if reply.prompt is None:
-            raise PacelineError(f'{file}: answer {number} has no prompt: a "prompt" or "messages" must stand beside it')
+            raise PacelineError(f'{file}: answer {number} has no prompt: give it a "prompt" or "messages"')
         yield reply
 
 

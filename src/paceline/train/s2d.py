@@ -97,7 +97,7 @@ class SortedLoss(nn.Module):
 
 
 def cut(target: Path, layers: int) -> Any:
-    """The model in `target` with its first `layers` layers alone, in float32."""
+    """The model in `target`, of which only the first `layers` layers are kept, in float32."""
     network = open_teacher(target)
     network.model.layers = network.model.layers[:layers]
     network.config.num_hidden_layers = layers
@@ -234,7 +234,7 @@ def sorted_command(
         str | None, typer.Option(help="Layers with an exit, as in 2,3,4; half, three quarters and all if left out.")
     ] = None,
     teacher: Annotated[
-        bool, typer.Option("--teacher", help="Learn the target's distribution as well: for one target alone.")
+        bool, typer.Option("--teacher", help="Learn the target's distribution as well, for a draft that serves one target.")
     ] = False,
     rows: options.BatchRows = 16,
     compiled: options.Compiled = True,

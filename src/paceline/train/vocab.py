@@ -73,16 +73,16 @@ class Counted:
 
 def count_tokens(replies: Iterable[Reply], size: int) -> tuple[Counts, Counts, int]:
     """Counts of the replies to nine tenths of the prompts and to the others, by source, and how many replies there
-    were. A reply whose prompt is not known stands for itself.
+    were. A reply without a known prompt counts as a prompt of its own.
 
     Only ids below `size` are counted: rows of padding mean nothing."""
     sides: tuple[Counts, Counts] = ({}, {})
     prompts: dict[str, dict[object, int]] = {}
     number = 0
     for number, reply in enumerate(replies, 1):
-        asked = prompts.setdefault(reply.source, {})
-        at = asked.setdefault(tuple(reply.prompt) if reply.prompt else number, len(asked) + 1)
-        side = sides[at % ASIDE == 0]
+        numbers = prompts.setdefault(reply.source, {})
+        place = numbers.setdefault(tuple(reply.prompt) if reply.prompt else number, len(numbers) + 1)
+        side = sides[place % ASIDE == 0]
         if reply.source not in side:
             side[reply.source] = torch.zeros(size, dtype=torch.int64)
         ids = torch.tensor([i for i in reply.tokens if i < size], dtype=torch.int64)

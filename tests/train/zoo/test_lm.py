@@ -149,8 +149,8 @@ def test_another_models_checkpoint_is_refused(tokenizer: PreTrainedTokenizerFast
     assert tiny_run(tokenizer, tmp_path, "one", tokens=32)
     loop = LoopConfig(tokens=64, mixed_precision="no")
     other = ModelConfig(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, positions=64)
+    places = tmp_path / "x", tmp_path / "one-run"
     with pytest.raises(PacelineError, match="checkpoint of another model"):
-        places = tmp_path / "x", tmp_path / "one-run"
         pretrain(Job(story(tmp_path), tokenizer, *places, loop, ROWS, compiled=False), other)
 
 

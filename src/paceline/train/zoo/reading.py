@@ -6,28 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.train.zoo.german import german_sentence
-from paceline.train.zoo.words import ITEMS, NAMES, Pair, capitalized, words
+from paceline.train.zoo.words import ITEMS, NAMES, Pair, capitalized, lines, words
 
-SURNAMES = words(
-    "Abbott Brandt Castillo Dietrich Eriksen Fischer Garnier Holloway Ibsen Jansen Keller Lindqvist Moreau "
-    "Novak Okafor Petrov Quinn Rossi Silva Tanaka Ullman Vargas Weber Yilmaz Zeller"
-)
-TOWNS = words(
-    "Ashford Birkdale Carrow Dunmore Elmstead Fairhaven Glenrock Harlow Ironbridge Jasper Kirkwall Larkhill "
-    "Millbrook Northam Oakdale Pinehurst Queensbury Redcliff Stonewell Thornton Upwell Westmere Yarrow"
-)
-BUILDINGS = words("library museum theatre bakery school hospital station hotel harbour observatory mill castle")
-MATERIALS = words(
-    "red brick;grey stone;glass and steel;oak wood;white marble;concrete",
-    ";",
-)
-KNOWN_FOR = words(
-    "its long glass roof;a clock that runs backwards;its collection of old maps;the garden behind it;"
-    "its painted ceiling;a bell made of silver;its view of the river;the oldest lift in the country;"
-    "its honey cake;a family of owls",
-    ";",
-)
-MONTHS = words("January February March April May June July August September October November December")
+SURNAMES, TOWNS, BUILDINGS, MONTHS = (words(name) for name in ("surnames", "towns", "buildings", "months"))
+MATERIALS, KNOWN_FOR = lines("materials"), lines("known_for")
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class SelfCorrection:
     ) -> None:
         self.network, self.mixture, self.prompts, self.config, self.pad = network, mixture, prompts, config, pad
         self.own: list[tuple[list[int], list[int]]] = []
-        self.asked = 0
+        self.answered = 0
         self.caught: list[float] = []  # share of answers that repeated themselves, by round
 
     def next(self, progress: float) -> Batch:
@@ -117,20 +117,20 @@ class SelfCorrection:
         config = self.config
         self.own = []
         length = self.mixture.config.length
-        chosen = [order_of(self.prompts, self.asked + i, config.seed) for i in range(config.prompts)]
-        self.asked += config.prompts
-        for prompt, answer in answers(self.network, chosen, config, seed=self.asked):
+        chosen = [order_of(self.prompts, self.answered + i, config.seed) for i in range(config.prompts)]
+        self.answered += config.prompts
+        for prompt, answer in answers(self.network, chosen, config, seed=self.answered):
             if rows := correction(prompt, answer, config, length):
                 self.own.append(rows)
         self.caught.append(len(self.own) / config.prompts)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mixture": self.mixture.state_dict(), "own": self.own, "asked": self.asked, "caught": self.caught}
+        return {"mixture": self.mixture.state_dict(), "own": self.own, "asked": self.answered, "caught": self.caught}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.mixture.load_state_dict(state["mixture"])
         self.own = [(ids, marks) for ids, marks in state["own"]]
-        self.asked, self.caught = state["asked"], state["caught"]
+        self.answered, self.caught = state["asked"], state["caught"]
 
 
 def order_of(prompts: Sequence[list[int]], index: int, seed: int) -> list[int]:

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from transformers import PreTrainedTokenizerFast
 
@@ -44,7 +45,7 @@ PRETRAIN = DataConfig(
         "sgd": 0.1, "dolly": 0.28, "books": 0.1, "wikitext": 0.01, "gsm8k": 0.1, "docs": 0.11, "synth": 0.3,
     },
 )  # fmt: skip
-# A quarter is the text of pretraining again: tuned on answers alone, the model forgets how to read it.
+# A quarter is the text of pretraining again: tuned on answers only, the model forgets how to read it.
 CHAT = DataConfig(
     length=512,
     rows=16,
@@ -61,8 +62,6 @@ CHAT = DataConfig(
     decay_from=0.7,
 )  # fmt: skip
 
-
-# --- text to rows ------------------------------------------------------------------------------------------------
 
 
 def render(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[Rendered]:
@@ -86,13 +85,10 @@ def render(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) ->
             answer = message["role"] == "assistant"
             text = next(encoded).ids
             ids += [special[f"<|{message['role']}|>"], *text, special[END], *newline]
-            # The newline after the role belongs to the prompt; the one after the end is nobody's.
+            # The newline after the role belongs to the prompt; the one after the end is not learnt either.
             learn += [False] * (1 + len(newline)) + [answer] * (len(text) - len(newline) + 1) + [False] * len(newline)
         rendered.append((ids, learn))
     return rendered
-
-
-# --- sources to documents ----------------------------------------------------------------------------------------
 
 
 def load_documents(
@@ -107,13 +103,8 @@ def load_documents(
         training.setdefault(source.name, []).extend(kept)
         valid.setdefault(source.name, []).extend(held)
     for name, documents in training.items():
-        size, most = 0, len(documents)
-        for index, document in enumerate(documents):
-            size += len(document.plain())
-            if size > config.characters:
-                most = index + 1
-                break
-        training[name] = documents[:most]
+        sizes = accumulate(len(document.plain()) for document in documents)
+        training[name] = documents[: 1 + next((i for i, n in enumerate(sizes) if n > config.characters), len(documents))]
     if config.generated:
         made = synth.generate(config.generated, config.seed, *reading_material(training))
         training["synth"], valid["synth"] = split(made, config.held_out)
@@ -121,7 +112,7 @@ def load_documents(
 
 
 def reading_material(documents: dict[str, list[Document]]) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Short passages, and (question, answer, passage) whose answer stands in the passage, for synth.py."""
+    """Short passages, and (question, answer, passage) where the passage contains the answer, for synth.py."""
     passages: list[str] = []
     facts: list[tuple[str, str, str]] = []
     for document in (d for group in documents.values() for d in group if d.context):
@@ -138,9 +129,7 @@ def reading_material(documents: dict[str, list[Document]]) -> tuple[list[str], l
     return passages, facts
 
 
-def short_answers(
-    rendered: Iterable[Rendered], longest: int, length: int
-) -> Iterable[Rendered]:
+def short_answers(rendered: Iterable[Rendered], longest: int, length: int) -> Iterable[Rendered]:
     """Single-turn conversations that fit a row and whose answer is short."""
     for ids, learn in rendered:
         if len(ids) <= length and sum(learn) <= longest:
@@ -148,7 +137,7 @@ def short_answers(
 
 
 def reading_record(rng: random.Random, document: Document) -> Document:
-    """A record with a passage, in one of the forms such prompts come in."""
+    """A record with a passage, in one of the usual forms of such prompts."""
     instruction, context = document.fields["instruction"], document.context
     forms = [
         f"{instruction}\n\n{context}",

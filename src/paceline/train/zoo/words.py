@@ -1,12 +1,22 @@
-"""Word lists and helpers that several kinds of generated examples share."""
+"""The words that generated examples are made of (words.toml), and what several kinds of them share."""
+
+import tomllib
+from importlib.resources import files
 
 Pair = tuple[str, str]
 """(prompt, answer), or the same sentence in two languages."""
 
+_LISTS: dict[str, str] = tomllib.loads(files(__package__).joinpath("words.toml").read_text("utf-8"))
 
-def words(text: str, between: str = " ") -> list[str]:
-    """The words of a list that is written as one text."""
-    return text.split(between)
+
+def words(name: str) -> list[str]:
+    """A list of words."""
+    return _LISTS[name].split()
+
+
+def lines(name: str) -> list[str]:
+    """A list of entries that contain spaces."""
+    return _LISTS[name].strip().splitlines()
 
 
 def capitalized(text: str) -> str:
@@ -14,9 +24,4 @@ def capitalized(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-NAMES = words(
-    "Anna Ben Clara David Emma Felix Greta Hannah Jonas Julia Karl Lena Lukas Maria Max Nina Oskar Paul Sarah Tom"
-)
-ITEMS = words(
-    "apples books coins cards eggs flowers letters marbles oranges pencils photos plates shells stamps tickets"
-)
+NAMES, ITEMS = words("names"), words("items")
