@@ -12,7 +12,6 @@ Doesn't know: language models, drafters, tokenizers, text.
 
 import signal
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
@@ -67,22 +66,20 @@ def train(
     config: LoopConfig,
     run: Path,
     validation: dict[str, list[Batch]] | None = None,
-    log: Path | None = None,
     stop_after: int | None = None,
-    on_step: Callable[[Progress, float], None] | None = None,
 ) -> bool:
     """Train `module` in place until the budget is spent; True when it is, False when a signal stopped the run.
 
-    `run` holds the checkpoint; a run folder that already has one is resumed. `stop_after` (steps) acts as a signal
-    would, for tests.
-    """
+    run         folder of checkpoint and log; if it has a checkpoint, the run goes on from there
+    validation  held-out batches by source
+    stop_after  a step after which to stop as a signal would; for tests"""
     torch.manual_seed(config.seed)
     accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available())
     first = accelerator.is_main_process
     optimisers = make_optimisers(module, config)
     prepared, *wrapped = accelerator.prepare(module, *optimisers)
     checkpoint = run / "checkpoint.safetensors"
-    reporter = Reporter(config, log or run / "log.jsonl", quiet=not first)
+    reporter = Reporter(config, run / "log.jsonl", quiet=not first)
     progress = Progress()
     if checkpoint.exists():
         progress = load_checkpoint(checkpoint, module, optimisers, stream)
@@ -119,8 +116,6 @@ def train(
             progress.seconds = base + time.monotonic() - began
             # Signals and clocks differ between processes; all must decide the same.
             progress.seconds, stopping = _agree(accelerator, progress.seconds, stop.requested)
-            if on_step:
-                on_step(progress, float(loss))
             reporter.step(progress, loss, norm, rate)
             if progress.seconds - validated > 60 * config.validate_every:
                 check()

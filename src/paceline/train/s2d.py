@@ -234,7 +234,7 @@ def sorted_command(
         str | None, typer.Option(help="Layers with an exit, as in 2,3,4; half, three quarters and all if left out.")
     ] = None,
     teacher: Annotated[
-        bool, typer.Option("--teacher", help="Learn the target's distribution as well, for a draft that serves one target.")
+        bool, typer.Option("--teacher", help="Learn the target's distribution as well: for one target only.")
     ] = False,
     rows: options.BatchRows = 16,
     compiled: options.Compiled = True,

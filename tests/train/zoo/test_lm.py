@@ -118,7 +118,12 @@ def test_a_signal_saves_and_stops(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     from paceline.train.loop import train
 
     class Source:
+        steps = 0
+
         def next(self, progress: float) -> dict[str, torch.Tensor]:
+            self.steps += 1
+            if self.steps == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
             return {"input_ids": torch.ones(1, 2)}
 
         def state_dict(self) -> dict[str, int]:
@@ -134,13 +139,11 @@ def test_a_signal_saves_and_stops(tokenizer: PreTrainedTokenizerFast, tmp_path: 
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             return (input_ids @ self.weight).square().sum()
 
-    def at_step_three(progress: Progress, loss: float) -> None:
-        if progress.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     handler = signal.getsignal(signal.SIGTERM)
     config = LoopConfig(minutes=10, mixed_precision="no")
-    assert not train(Square(), Source(), config, tmp_path, on_step=at_step_three)
+    source = Source()
+    assert not train(Square(), source, config, tmp_path)
+    assert source.steps == 3
     assert (tmp_path / "checkpoint.safetensors").exists()
     assert signal.getsignal(signal.SIGTERM) == handler
 

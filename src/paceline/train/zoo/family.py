@@ -38,8 +38,9 @@ ANSWERS = 12_000
 
 @dataclass(frozen=True)
 class Step:
-    """One command. done: the file that it writes last; parallel: it can use several processes; threaded: it gets as many
-    threads instead."""
+    """One command.
+
+    done: the file that it writes last; parallel: it can use several processes; threaded: it gets threads instead."""
 
     name: str
     arguments: tuple[str, ...]

@@ -23,7 +23,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _hashes(tokens: NDArray[np.integer], n: int) -> Keys:
-    """Hash of every n-gram, in order: [len - n + 1]. Among 10^8 n-grams a collision has a probability of about 10^-3."""
+    """Hash of every n-gram, in order: [len - n + 1]. Among 10^8 n-grams, collisions have a probability of 10^-3."""
     count = max(len(tokens) - n + 1, 0)
     keys = np.zeros(count, np.uint64)
     for place in range(n):

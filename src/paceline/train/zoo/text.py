@@ -104,7 +104,8 @@ def load_documents(
         valid.setdefault(source.name, []).extend(held)
     for name, documents in training.items():
         sizes = accumulate(len(document.plain()) for document in documents)
-        training[name] = documents[: 1 + next((i for i, n in enumerate(sizes) if n > config.characters), len(documents))]
+        last = next((i for i, size in enumerate(sizes) if size > config.characters), len(documents))
+        training[name] = documents[: last + 1]
     if config.generated:
         made = synth.generate(config.generated, config.seed, *reading_material(training))
         training["synth"], valid["synth"] = split(made, config.held_out)
