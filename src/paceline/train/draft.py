@@ -109,7 +109,7 @@ def train_draft(
 
 @options.with_options
 def command(
-    own: options.DrafterOptions,
+    setup: options.DrafterOptions,
     lr: options.Rate = 2e-3,
     layers: Annotated[int, typer.Option(help="Layers of the draft model.", min=1)] = 3,
     hidden: Annotated[int, typer.Option(help="Its width, a multiple of 64.", min=64)] = 128,
@@ -126,7 +126,7 @@ def command(
     if hidden % 64:
         raise PacelineError(f"--hidden is {hidden}; heads are 64 wide, so it is a multiple of 64")
     shape = ModelConfig(hidden=hidden, layers=layers, heads=hidden // 64, kv_heads=1, intermediate=3 * hidden)
-    run, answers = own.prepare()
-    loop = own.loop(answers, PASSES, peak_lr=lr)
-    config = DraftConfig(model=shape, length=own.length, rows=rows)
-    return train_draft(own.target, answers, own.out, run, loop, config, compiled)
+    run, answers = setup.prepare()
+    loop = setup.loop(answers, PASSES, peak_lr=lr)
+    config = DraftConfig(model=shape, length=setup.length, rows=rows)
+    return train_draft(setup.target, answers, setup.out, run, loop, config, compiled)

@@ -207,7 +207,7 @@ def table(fits: Mapping[str, Any]) -> list[str]:
 
 @options.with_options
 def kangaroo_command(
-    own: options.DrafterOptions,
+    setup: options.DrafterOptions,
     lr: options.Rate = 1e-3,
     exit: Annotated[
         int | None, typer.Option(help="Layers of the target that draft, 0 or more; an eighth if left out.")
@@ -221,8 +221,8 @@ def kangaroo_command(
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     adapter is measured on held-out answers, beside the target's own norm and head in its place.
     """
-    exit = exit_of(own.target, exit)
-    run, answers = own.prepare()
+    exit = exit_of(setup.target, exit)
+    run, answers = setup.prepare()
     # AdamW with its usual decay, as in the paper; the authors' rate, 5e-5, is for 7 billion parameters.
-    loop = own.loop(answers, PASSES, optimiser="adamw", peak_lr=lr, weight_decay=0.01)
-    return train_adapter(own.target, answers, own.out, run, loop, exit, LessonConfig(length=own.length, rows=rows))
+    loop = setup.loop(answers, PASSES, optimiser="adamw", peak_lr=lr, weight_decay=0.01)
+    return train_adapter(setup.target, answers, setup.out, run, loop, exit, LessonConfig(length=setup.length, rows=rows))

@@ -1,11 +1,11 @@
-"""Options that several training commands share. Imports no torch: help must not wait for it.
+"""Options that several training commands share. Imports no torch, so that the help of commands without it is quick.
 
 A command takes a group of options as one argument, whose fields become options of the command line:
 
     @with_options
-    def command(own: DrafterOptions, lr: Rate = 1e-3) -> bool:
-        run, answers = own.prepare()
-        loop = own.loop(answers, passes=10, peak_lr=lr)
+    def command(setup: DrafterOptions, lr: Rate = 1e-3) -> bool:
+        run, answers = setup.prepare()
+        loop = setup.loop(answers, passes=10, peak_lr=lr)
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ Minutes = Annotated[
     float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)
 ]
 Tokens = Annotated[
-    int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure the untrained drafter.", min=0)
+    int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure without training.", min=0)
 ]
 Threads = Annotated[int, typer.Option(help="torch threads.")]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.")]

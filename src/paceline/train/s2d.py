@@ -225,7 +225,7 @@ def save(lesson: Lesson, network: Any, out: Path, facts: Mapping[str, Any]) -> N
 
 @options.with_options
 def sorted_command(
-    own: options.DrafterOptions,
+    setup: options.DrafterOptions,
     lr: options.Rate = 3e-4,
     layers: Annotated[
         int | None, typer.Option(help="Layers of the draft; half of the target's if left out.", min=1)
@@ -248,10 +248,10 @@ def sorted_command(
     thresholds that should be fastest for this target are written beside the draft.
     """
     config = SortedConfig(
-        layers=layers, exits=_exits(exits), teacher=teacher, length=own.length, rows=rows
+        layers=layers, exits=_exits(exits), teacher=teacher, length=setup.length, rows=rows
     )
-    run, answers = own.prepare()
-    return train_sorted(own.target, answers, own.out, run, own.loop(answers, PASSES, peak_lr=lr), config, compiled)
+    run, answers = setup.prepare()
+    return train_sorted(setup.target, answers, setup.out, run, setup.loop(answers, PASSES, peak_lr=lr), config, compiled)
 
 
 def _exits(text: str | None) -> tuple[int, ...] | None:

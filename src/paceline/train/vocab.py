@@ -220,7 +220,7 @@ def _table(rows: Sequence[Coverage]) -> list[str]:
 
 @options.with_options
 def command(
-    own: options.AnswerOptions,
+    setup: options.AnswerOptions,
     target: Annotated[
         Path, typer.Argument(exists=True, help="Folder of the target; with --text, its SentencePiece file will do.")
     ],
@@ -250,12 +250,12 @@ def command(
     cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
     there.
     """
-    options.use_threads(own.threads)
+    options.use_threads(setup.threads)
     if bool(out) == bool(check_file):
         raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")
     files = [*(text or []), *(more or [])]
-    if own.generate and out:
-        files.append(own.answer(target, place_of(out).with_suffix(".answers.jsonl")))
+    if setup.generate and out:
+        files.append(setup.answer(target, place_of(out).with_suffix(".answers.jsonl")))
     if not files:
         raise PacelineError("there is nothing to count: name recorded answers, --text, or say how many to --generate")
     if check_file:

@@ -113,3 +113,15 @@ def test_the_vocabulary_says_what_it_covers(tmp_path: Path) -> None:
     kept = Vocabulary(torch.tensor([0, 2]), torch.tensor([5, 0, 9]), (), "", {"coverage": [covered]})
     save_vocabulary(tmp_path / FILE, kept)
     assert vocabulary_part(tmp_path).splitlines()[-1] == "| 1,024 | 50.0% | 75.0% |"
+
+
+def test_the_shipped_card_is_what_the_command_writes() -> None:
+    """All but the answers, for which the models would have to run."""
+    models = Path(__file__).parents[3] / "models"
+    answers = [Answer("chat", "Hello?", "Hi!", 10, ended=True, loops=False)]
+    drafters = [models / "demo-kangaroo", models / "demo-sorted"]
+    text = card(models / "demo", models / "demo-draft", drafters, answers, [], "| practice |")
+    shipped = (models / "README.md").read_text()
+    beginning, end = "| kind | prompts | ended", "### What it cannot do"
+    assert text.split(beginning)[0] == shipped.split(beginning)[0]
+    assert text.split(end)[1] == shipped.split(end)[1]
