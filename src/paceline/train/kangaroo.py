@@ -225,4 +225,5 @@ def kangaroo_command(
     run, answers = setup.prepare()
     # AdamW with its usual decay, as in the paper; the authors' rate, 5e-5, is for 7 billion parameters.
     loop = setup.loop(answers, PASSES, optimiser="adamw", peak_lr=lr, weight_decay=0.01)
-    return train_adapter(setup.target, answers, setup.out, run, loop, exit, LessonConfig(length=setup.length, rows=rows))
+    config = LessonConfig(length=setup.length, rows=rows)
+    return train_adapter(setup.target, answers, setup.out, run, loop, exit, config)

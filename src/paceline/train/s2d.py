@@ -247,11 +247,10 @@ def sorted_command(
     saves; the same command goes on from there. At the end every exit is measured on held-out answers, and the
     thresholds that should be fastest for this target are written beside the draft.
     """
-    config = SortedConfig(
-        layers=layers, exits=_exits(exits), teacher=teacher, length=setup.length, rows=rows
-    )
+    config = SortedConfig(layers=layers, exits=_exits(exits), teacher=teacher, length=setup.length, rows=rows)
     run, answers = setup.prepare()
-    return train_sorted(setup.target, answers, setup.out, run, setup.loop(answers, PASSES, peak_lr=lr), config, compiled)
+    loop = setup.loop(answers, PASSES, peak_lr=lr)
+    return train_sorted(setup.target, answers, setup.out, run, loop, config, compiled)
 
 
 def _exits(text: str | None) -> tuple[int, ...] | None:

@@ -161,6 +161,7 @@ def chat_rows(tokenizer: PreTrainedTokenizerFast, data: DataConfig) -> Build:
     pad = token_id(tokenizer, DOCUMENT)
 
     def build(name: str, documents: list[Document]) -> dict[str, Rows]:
+        """Rows by group from the documents of one source."""
         rng = random.Random(data.seed)
         groups: dict[str, list[Document]] = {}
         for document in documents:
