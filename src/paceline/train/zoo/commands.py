@@ -143,7 +143,8 @@ def settle(stage: StageOptions, model: Model, lr: Rate = 2e-4) -> bool:
     python -m paceline.train settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
     --checkpoints build/settle --tokens 2000000
     """
-    from paceline.train.zoo.settle import SETTLE, settle
+    from paceline.train.zoo.settle import settle
+    from paceline.train.zoo.text import SETTLE
 
     return settle(stage.job(model, SETTLE, peak_lr=lr, warmup_steps=20, decay=0.5), model)
 
@@ -155,7 +156,8 @@ def distil(stage: StageOptions, model: Model, lr: Rate = 2e-3) -> bool:
     python -m paceline.train distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
     --checkpoints build/draft --tokens 40000000
     """
-    from paceline.train.zoo.distil import DISTIL, distil
+    from paceline.train.zoo.distil import distil
+    from paceline.train.zoo.text import DISTIL
 
     return distil(stage.job(model, DISTIL, peak_lr=lr), model)
 

@@ -9,7 +9,6 @@ Doesn't know: how drafts are verified.
     --checkpoints build/draft --tokens 30000000
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,26 +18,8 @@ from paceline.train.draft import DistilLoss
 from paceline.train.drafter import open_teacher
 from paceline.train.llama import DRAFT, ModelConfig
 from paceline.train.zoo.lm import Job, new_model, run_stage
-from paceline.train.zoo.text import CHAT, chat_rows
+from paceline.train.zoo.text import chat_rows
 from paceline.train.zoo.tokenizer import DOCUMENT, token_id
-
-# Conversations as the target was tuned on them, and plain text. It does not matter where a row is cut: p is the
-# target's on the same tokens.
-DISTIL = replace(
-    CHAT,
-    weights={
-        "sgd": 0.1, "dolly": 0.1, "reading": 0.13, "gsm8k": 0.06, "synth": 0.17,
-        "text/books": 0.11, "text/docs": 0.13, "text/dolly": 0.11, "text/wikitext": 0.02, "text/gsm8k": 0.02,
-        "text/sgd": 0.02, "text/synth": 0.03,
-    },
-    decay_weights={
-        "sgd": 0.12, "dolly": 0.12, "reading": 0.15, "gsm8k": 0.07, "synth": 0.17,
-        "text/books": 0.08, "text/docs": 0.11, "text/dolly": 0.09, "text/wikitext": 0.02, "text/gsm8k": 0.02,
-        "text/sgd": 0.02, "text/synth": 0.03,
-    },
-    rows=32,
-    short=256,
-)  # fmt: skip
 
 
 def distil(job: Job, target: Path, model: ModelConfig = DRAFT) -> bool:

@@ -16,7 +16,7 @@ Doesn't know: drafters, benchmarks.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,8 @@ from paceline.train.loss import IGNORE
 from paceline.train.rows import Mixture
 from paceline.train.sources import Document, assistant
 from paceline.train.zoo.lm import Job, LmLoss, run_stage
-from paceline.train.zoo.text import CHAT, chat_rows, render
+from paceline.train.zoo.text import chat_rows, render
 from paceline.train.zoo.tokenizer import DOCUMENT, token_id
-
-# The mixture of chat tuning, with more of the plain text that it had too little of.
-MORE = {"text/synth": 0.07, "text/docs": 0.09}
-SETTLE = replace(CHAT, weights=CHAT.weights | MORE, decay_weights=CHAT.decay_weights | MORE)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""From text to rows: documents of several sources in the chat template, and the mixtures of the family's stages.
+"""From text to rows: documents of several sources in the chat template, and what a batch of every stage is made of
+(stages.toml).
 
 Documents are laid end to end, every token learnt, or conversations are packed whole into rows, of which what the
 assistant says is learnt.
@@ -8,9 +9,12 @@ Doesn't know: models. Test splits stay out because nobody passes them in.
 
 import random
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from itertools import accumulate
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -36,32 +40,8 @@ class DataConfig(MixtureConfig):
     validation_rows: int = 16
 
 
-PRETRAIN = DataConfig(
-    length=1024,
-    short=256,
-    rows=16,
-    weights={"sgd": 0.12, "dolly": 0.2, "books": 0.2, "wikitext": 0.01, "gsm8k": 0.07, "docs": 0.2, "synth": 0.2},
-    decay_weights={
-        "sgd": 0.1, "dolly": 0.28, "books": 0.1, "wikitext": 0.01, "gsm8k": 0.1, "docs": 0.11, "synth": 0.3,
-    },
-)  # fmt: skip
-# A quarter is the text of pretraining again: tuned on answers only, the model forgets how to read it.
-CHAT = DataConfig(
-    length=512,
-    rows=16,
-    weights={
-        "sgd": 0.08, "dolly": 0.1, "reading": 0.2, "gsm8k": 0.06, "synth": 0.32,
-        "text/books": 0.05, "text/docs": 0.07, "text/dolly": 0.06, "text/wikitext": 0.01, "text/gsm8k": 0.02,
-        "text/sgd": 0.01, "text/synth": 0.02,
-    },
-    decay_weights={
-        "sgd": 0.07, "dolly": 0.1, "reading": 0.22, "gsm8k": 0.06, "synth": 0.31,
-        "text/books": 0.05, "text/docs": 0.07, "text/dolly": 0.06, "text/wikitext": 0.01, "text/gsm8k": 0.02,
-        "text/sgd": 0.01, "text/synth": 0.02,
-    },
-    decay_from=0.7,
-)  # fmt: skip
-
+STAGE_FILE: dict[str, Any] = tomllib.loads(files(__package__).joinpath("stages.toml").read_text("utf-8"))
+PRETRAIN, CHAT, SETTLE, DISTIL = (DataConfig(**STAGE_FILE[stage]) for stage in ("pretrain", "chat", "settle", "distil"))
 
 
 def render(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[Rendered]:
