@@ -126,14 +126,13 @@ def chunked_cross_entropy(
     weight: Tensor,
     labels: Tensor,
     unwanted: Tensor | None = None,
-    strength: float = 1.0,
     chunk: int = CHUNK,
     compiled: bool = False,
 ) -> Tensor:
     """Mean cross-entropy of `hidden @ weight.T` over the labelled positions.
 
     hidden [..., D], weight [V, D], labels [...] with IGNORE where not trained. `unwanted` [...] names, for each
-    position, a token that should be unlikely (IGNORE: none): `strength` times -log(1 - p) of it is added.
+    position, a token that should be unlikely (IGNORE: none); -log(1 - p) of it is added.
     """
     labels, hidden = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
     unwanted = torch.full_like(labels, IGNORE) if unwanted is None else unwanted.reshape(-1)
@@ -146,7 +145,7 @@ def chunked_cross_entropy(
         hidden = pad(hidden, (0, 0, 0, rest))
         labels, unwanted = pad(labels, (0, rest), value=IGNORE), pad(unwanted, (0, rest), value=IGNORE)
     like = (labels != IGNORE).float() / count
-    unlike = (unwanted != IGNORE).float() * (strength / count)
+    unlike = (unwanted != IGNORE).float() / count
     targets = (labels.clamp_min(0), unwanted.clamp_min(0), like, unlike)
     step = _compiled(_chunk) if compiled else _chunk
     loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, targets, (), chunk)

@@ -47,7 +47,6 @@ class SettleConfig:
     ngram: int = 4  # tokens of an n-gram whose return is a repeat
     tolerated: float = 0.25  # share of repeats an answer may have
     rows: int = 8  # rows of own answers in a batch, added to those of the mixture
-    strength: float = 1.0  # of unlikelihood against likelihood, a token
     seed: int = 0
 
 
