@@ -58,7 +58,7 @@ def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make(tmp_path_factory.mktemp("model"), max_position_embeddings=512))
+    return str(make_repetitive(tmp_path_factory.mktemp("model"), max_position_embeddings=512))
 
 
 def plan(model: str, tmp_path: Path) -> Benchmark:
