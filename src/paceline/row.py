@@ -64,7 +64,7 @@ class Request(Protocol):
         """Committed tokens."""
 
 
-class Decoder(Protocol):
+class Detokenizer(Protocol):
     """Turns a growing list of tokens into text, token by token."""
 
     def push(self, token: int) -> str:
@@ -129,7 +129,7 @@ class Row:
         *,
         max_context: int,
         eos_token_ids: Sequence[int] = (),
-        decoder: Decoder | None = None,
+        detokenizer: Detokenizer | None = None,
     ):
         self.id = id
         self.params = params
@@ -148,7 +148,7 @@ class Row:
         self._sent = 0
         self._source = ""
         self._written: deque[tuple[str, int]] = deque()
-        self._decoder = decoder
+        self._detokenizer = detokenizer
         self._max_length = min(self.prompt_length + params.max_tokens, max_context)
         self._context_first = self.prompt_length + params.max_tokens > max_context
         self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
@@ -234,13 +234,13 @@ class Row:
         if self.finish_reason is None:
             self.finish_reason, self.error = reason, error
             if reason == "error":
-                self._decoder = None  # it may be what failed
+                self._detokenizer = None  # it may be what failed
             self.finish_text()
 
     def _ends_with(self, token: int) -> bool:
         """Push `token` into the text and say whether the answer ends here; the text never shows an end token."""
         ends = token in self._end_tokens
-        found = not ends and self._decoder is not None and self._write(self._decoder.push(token))
+        found = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
         if ends or found:
             self.finish_reason = "stop"
         elif self._length >= self._max_length:
@@ -250,10 +250,10 @@ class Row:
         return self.finish_reason is not None
 
     def finish_text(self) -> None:
-        """Release text held back by the decoder; no more comes after it."""
-        if self._decoder is not None:
-            self._write(self._decoder.flush())
-            self._decoder = None
+        """Release text held back by the detokenizer; no more comes after it."""
+        if self._detokenizer is not None:
+            self._write(self._detokenizer.flush())
+            self._detokenizer = None
 
     def _write(self, text: str) -> bool:
         """Append to the answer's text; True if that completes a stop string: the text then ends before it."""
@@ -264,7 +264,7 @@ class Row:
         found = [at for at in ends if at >= 0]
         if found:
             self.text = self.text[: min(found)]
-            self._decoder = None
+            self._detokenizer = None
         elif text:
             self._written.append((self._source, len(self.text)))
         return bool(found)

@@ -18,6 +18,7 @@ from paceline.cli.prompts import Job
 from paceline.cli.repeats import Repeated, doubts, once, steady
 from paceline.cli.run import comparison
 from paceline.cli.show import CONTROLS, Screen
+from paceline.completion import Delta
 from paceline.engine import Engine
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -362,3 +363,31 @@ def test_seconds_are_the_engine_s_alone(tiny: Path) -> None:
     assert naps.taken == 10
     assert answer.seconds < 0.7
     assert np.array_equal(answer.row.new_tokens, engine.generate([[*answer.row.tokens[:-10]]], job.params)[0].tokens)
+
+
+def test_ctrl_c_ends_a_run_between_two_rounds(tiny: Path) -> None:
+    """Of an answer under way what there is comes, even while its prompt is read; of one not begun nothing does."""
+    jobs = [Job(i, "the cat " * 10, SamplingParams(max_tokens=30, ignore_eos=True)) for i in range(3)]
+    engine, interrupt = Engine(tiny, max_batch=2, prefill_chunk=8), Interrupt()
+    step, rounds = engine.step, iter(range(100))
+
+    def press() -> list[Delta]:
+        interrupt.pressed = next(rounds) == 1
+        return step()
+
+    engine.step = press  # type: ignore[method-assign]
+    first, second = drive(engine, jobs, False, interrupt, lambda *_: None, lambda *_: None)
+    assert engine.rounds == 2
+    assert [first.job.index, second.job.index] == [0, 1]
+    assert {first.row.finish_reason, second.row.finish_reason, first.row.num_new} == {"abort", 0}
+    assert first.seconds == second.seconds == engine.profile.seconds
+    assert not engine.has_work
+
+
+def test_seconds_begin_with_the_answer_s_own_first_round(tiny: Path) -> None:
+    """An answer that waits for room is not charged for those before it."""
+    jobs = [Job(i, "the cat", SamplingParams(max_tokens=8, ignore_eos=True)) for i in range(4)]
+    engine = Engine(tiny)
+    answers = list(drive(engine, jobs, None, Interrupt(), lambda *_: None, lambda *_: None))
+    assert all(answer.seconds > 0 for answer in answers)
+    assert sum(answer.seconds for answer in answers) == pytest.approx(engine.profile.seconds)

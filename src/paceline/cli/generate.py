@@ -90,8 +90,9 @@ def generate(
         screen.note(f"error: {one_line(error)}")
     with ExitStack() as stack:
         lines = _lines(out, as_json, stack)
-        engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, batch=batch)
-        engine.clock.exact = profile  # on an accelerator a lap means nothing unless it waits, and waiting costs time
+        engine = open_engine(
+            model, draft, dtype=dtype, device=device, threads=threads, max_batch=batch, exact_profile=profile
+        )
         stack.callback(screen.end_line)
         run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()))
         run.compare(jobs) if compare else run.answer(jobs)

@@ -21,7 +21,7 @@ from paceline.target.attention import attend
 from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
-from paceline.target.layout import Layout, familiar, plan
+from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import Linear
 from paceline.target.ops import TorchOps
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
@@ -213,7 +213,7 @@ class Decoder(CachedTarget):
         attention for numbers of queries and keys (benchmarks/shapes.py). Drafts come in all sizes, rows without drafts
         in few."""
         nodes = sum(len(segment.tokens) - segment.start for segment in segments)
-        padding = familiar(nodes) - nodes
+        padding = padded_size(nodes) - nodes
         if not self.head.packed or nodes == len(segments):
             return 0
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0

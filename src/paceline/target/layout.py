@@ -32,7 +32,7 @@ and in a draft. A multiple of 16 would do for that; with this many fewer numbers
 compile kernels (benchmarks/shapes.py)."""
 
 
-def familiar(count: int) -> int:
+def padded_size(count: int) -> int:
     """The least number of nodes from `count` on that forwards are padded to, where every number wants kernels of its
     own: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ... 96, 112, ... 256, 288, ...; a fourth more nodes at most."""
     steps = ((4, 1), (16, 2), (32, 4), (96, 8), (256, 16), (512, 32))
