@@ -236,7 +236,7 @@ def test_a_file_of_prompts(command: Command, tiny: Path, tmp_path: Path, batch: 
         "",
         '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": true}',
         '{"prompt": "the dog", "temperature": 1.5, "seed": 4, "id": 7}',
-        '{"prompt": "and then", "max_tokens": 3, "ignore_eos": true}',
+        '{"prompt": "and then", "max_tokens": 3, "ignore_eos": true, "logprobs": 1}',
     )
     result = command("generate", tiny, "-p", path, "--json", "-n", 8, "--batch", batch)
     records = {r["index"]: r for r in map(json.loads, result.out.splitlines())}
@@ -247,6 +247,8 @@ def test_a_file_of_prompts(command: Command, tiny: Path, tmp_path: Path, batch: 
     assert records[2]["seed"] == 4
     assert "seed" not in records[0]
     assert records[3]["new_tokens"] == 3
+    assert [entry["top"][0][1] for entry in records[3]["logprobs"]] == [e["logprob"] for e in records[3]["logprobs"]]
+    assert "logprobs" not in records[0]
     alone = json.loads(command("generate", tiny, "the cat", "-n", 8, "--json").out)
     assert records[0]["text"] == alone["text"]
 
@@ -298,7 +300,7 @@ def test_broken_lines_are_named_and_the_rest_is_done(command: Command, tiny: Pat
     assert "'max_tokens'" in said["6"]
     assert "exactly one" in said["7"]
     assert "temperature" in said["9"]
-    assert '"3"' in said["10"]
+    assert "'3'" in said["10"]
     assert "UTF-8" in said["13"]
     assert "128" in said["14"]
 
@@ -387,7 +389,7 @@ def test_ctrl_c_ends_a_run_between_two_rounds(tiny: Path) -> None:
 def test_seconds_begin_with_the_answer_s_own_first_round(tiny: Path) -> None:
     """An answer that waits for room is not charged for those before it."""
     jobs = [Job(i, "the cat", SamplingParams(max_tokens=8, ignore_eos=True)) for i in range(4)]
-    engine = Engine(tiny)
+    engine = Engine(tiny, max_batch=1)
     answers = list(drive(engine, jobs, None, Interrupt(), lambda *_: None, lambda *_: None))
     assert all(answer.seconds > 0 for answer in answers)
     assert sum(answer.seconds for answer in answers) == pytest.approx(engine.profile.seconds)

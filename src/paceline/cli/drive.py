@@ -48,7 +48,7 @@ class Interrupt:
 
 @dataclass
 class Answer:
-    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's time from the row's first round on."""
+    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's, from the row's first round on."""
 
     job: Job
     row: Row
@@ -79,6 +79,8 @@ class Answer:
             "seconds_by_part": {part: round(seconds, 6) for part, seconds in row.stats.seconds.items()},
             "finish_reason": row.finish_reason,
         }
+        if row.params.logprobs is not None:
+            record["logprobs"] = [entry._asdict() for entry in row.logprobs]
         if row.error:
             record["error"] = row.error
         if not row.params.is_greedy:

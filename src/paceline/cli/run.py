@@ -46,7 +46,7 @@ class Run:
         watch = self._stream if streams else _look_away
         with self.screen.progress(len(jobs), shown=self._many and not streams) as bar:
             for answer in drive(self.engine, jobs, self.chat, self.interrupt, self._refuse, watch):
-                with bar.aside():
+                with bar.hidden():
                     self._show(answer, streamed=streams)
                 bar.advance()
 
@@ -67,7 +67,7 @@ class Run:
         jobs = [with_seed(job) for job in jobs]
         with self.screen.progress(len(jobs), shown=True) as bar:
             for repeated in steady(turn, self.interrupt) if often else map(once, turn(0)):
-                with bar.aside():
+                with bar.hidden():
                     self._show_both(repeated)
                 bar.advance()
 
