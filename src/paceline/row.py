@@ -54,11 +54,11 @@ class Request(Protocol):
 
     @property
     def expected_length(self) -> int:
-        """Tokens worth making room for at once."""
+        """Tokens to make room for at once."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has come to its end, and was not given up: worth learning from."""
+        """Whether the answer has ended and was not given up, so that drafters may learn from it."""
 
     def __len__(self) -> int:
         """Committed tokens."""
@@ -186,7 +186,7 @@ class Row:
 
     @property
     def expected_length(self) -> int:
-        """Tokens worth making room for at once: the prompt and a page of answer."""
+        """Tokens to make room for at once: the prompt and up to 256 of the answer."""
         return min(self._max_length, self.prompt_length + 256)
 
     @property
@@ -196,12 +196,12 @@ class Row:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the row is past its prompt: it has a token of its own, and only that one is not in the cache."""
+        """Whether the row is past its prompt: only its last token, which is new, is not in the cache."""
         return self._length > self.prompt_length and self.cached == self._length - 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has come to its end, and was not given up: worth learning from."""
+        """Whether the answer has ended and was not given up, so that drafters may learn from it."""
         return self.finish_reason in ("stop", "length", "context")
 
     @property
@@ -240,8 +240,8 @@ class Row:
     def _ends_with(self, token: int) -> bool:
         """Push `token` into the text and say whether the answer ends here; the text never shows an end token."""
         ends = token in self._end_tokens
-        found = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
-        if ends or found:
+        stops = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
+        if ends or stops:
             self.finish_reason = "stop"
         elif self._length >= self._max_length:
             self.finish_reason = "context" if self._context_first else "length"
@@ -259,15 +259,15 @@ class Row:
         """Append to the answer's text; True if that completes a stop string: the text then ends before it."""
         old = len(self.text)
         self.text += text
-        # There was none before, so one that is there now ends in the new text.
-        ends = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
-        found = [at for at in ends if at >= 0]
-        if found:
-            self.text = self.text[: min(found)]
+        # The old text has no stop string, so one that is there now ends in the new text.
+        places = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
+        cuts = [place for place in places if place >= 0]
+        if cuts:
+            self.text = self.text[: min(cuts)]
             self._detokenizer = None
         elif text:
             self._written.append((self._source, len(self.text)))
-        return bool(found)
+        return bool(cuts)
 
     def take_pieces(self) -> list[tuple[str, str]]:
         """(source, text) of the text that is new since the last call and can no longer change, in order; source as
@@ -279,7 +279,7 @@ class Row:
             safe -= max((_overlap(self.text, stop) for stop in self.params.stop), default=0)
         pieces: list[tuple[str, str]] = []
         while self._sent < safe:
-            # What a stop string cut short has no entry of its own.
+            # Text that a stop string cut short has no entry.
             source, end = self._written[0] if self._written else (self._source, safe + 1)
             text = self.text[self._sent : min(end, safe)]
             if pieces and pieces[-1][0] == source:

@@ -5,7 +5,7 @@
 
 Of a `Config` it reads: a field's default is the option's; its type says how the value is read (int, float, bool, str,
 Literal, or one of these `| None`); `metadata["help"]` says what it means; `metadata["in_front"]` is the default where
-another one stands behind it. A field named `checkpoint` takes the checkpoint: without a default it must be given.
+another drafter follows it. A field named `checkpoint` takes the checkpoint: without a default it must be given.
 Knows no name.
 """
 
@@ -37,7 +37,7 @@ class OptionInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """One name with what belongs to it; the texts are not read yet."""
+    """One name with its checkpoint and options, as texts."""
 
     name: str
     checkpoint: str | None
@@ -45,12 +45,12 @@ class Part:
 
 
 def split(spec: str) -> list[str]:
-    """Cut at every + that a name follows, so that a path may hold others ("model:./c++/checkpoint")."""
+    """Split at every + that a name follows, so that a path may contain others ("model:./c++/checkpoint")."""
     return re.split(r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))", spec.strip())
 
 
 def parse(part: str, spec: str = "") -> Part:
-    """`part` of `spec` taken apart; MethodError if it is not of the form."""
+    """Parse `part` of `spec`; MethodError if it does not have the form."""
     spec = spec or part
     head, *pairs = re.split(r",(?=\s*[A-Za-z_][\w-]*=)", part)
     name, colon, checkpoint = head.partition(":")
@@ -66,25 +66,24 @@ def parse(part: str, spec: str = "") -> Part:
 
 
 def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[str, Any]:
-    """What `part` says of the fields of `config` (None: there are no options), read; defaults are left to it.
+    """The fields of `config` (None: there are no options) that `part` gives, converted; the others keep their defaults.
 
-    Raises MethodError for an option or a value that does not exist, and for a checkpoint that is missing or not
-    wanted."""
+    Raises MethodError for an unknown option or a wrong value, and for a checkpoint that is missing or not wanted."""
     known, hints = _fields(config), typing.get_type_hints(config or object)
-    found = _checkpoint(part, known.pop("checkpoint", None))
+    given = _checkpoint(part, known.pop("checkpoint", None))
     for key, text in part.options.items():
         if key not in known:
             exist = f"Its options: {', '.join(known)}." if known else "It has no options."
             raise MethodError(f"{part.name} has no option {key!r}.{meant(key, known)} {exist}")
-        found[key] = _read(text, hints[key], f"{part.name}: {key}")
+        given[key] = _read(text, hints[key], f"{part.name}: {key}")
     for key, field in known.items():
-        if in_front and key not in found and "in_front" in field.metadata:
-            found[key] = field.metadata["in_front"]
-    return found
+        if in_front and key not in given and "in_front" in field.metadata:
+            given[key] = field.metadata["in_front"]
+    return given
 
 
 def options(config: type | None) -> tuple[OptionInfo, ...]:
-    """Every option of `config`; the checkpoint is none."""
+    """Every option of `config`, without the checkpoint."""
     known, hints = _fields(config), typing.get_type_hints(config or object)
     known.pop("checkpoint", None)
     return tuple(_option(field, hints[field.name]) for field in known.values())
@@ -97,7 +96,7 @@ def takes_checkpoint(config: type | None) -> Takes:
 
 
 def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
-    """The checkpoint as the config wants it, or MethodError if it is missing or not wanted."""
+    """The checkpoint as a field of the config; MethodError if it is missing or not wanted."""
     if part.checkpoint:
         if field is None:
             raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")
