@@ -144,12 +144,11 @@ class Engine:
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
         """A tree by row id; without drafts for rows whose drafter has just failed at another."""
-        trees = [DraftTree.root(row.last_token) for row in rows]
         if rows:
             with self._failures.of(rows):
-                drafts = stamp(self.drafter.propose(rows), self.drafter)
-                trees = [_rooted(tree, row, self.drafter) for row, tree in zip(rows, drafts, strict=True)]
-        return {row.id: tree for row, tree in zip(rows, trees, strict=True)}
+                trees = stamp(self.drafter.propose(rows), self.drafter)
+                return {row.id: _rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
+        return {row.id: DraftTree.root(row.last_token) for row in rows}
 
     def _verify(self, round: Round) -> None:
         """ONE forward of the target over all segments."""
@@ -168,7 +167,7 @@ class Engine:
         """The acceptance rule over rows that have logits; a piece of a prompt is kept whole."""
         speaking = [i for i, segment in enumerate(round.segments) if segment.num_logits]
         round.accepted = [Accepted(list(range(len(segment.tokens))), []) for segment in round.segments]
-        spoken = round.only(speaking)
+        spoken = round if len(speaking) == len(round) else round.only(speaking)
         with self._failures.of(spoken.rows):
             decided = accept(spoken.rows, spoken.trees, [spoken.logits(i) for i in range(len(spoken))], self.rule)
             for i, accepted in zip(speaking, decided, strict=True):
@@ -215,6 +214,8 @@ class Engine:
 
     def _without_failed(self, round: Round) -> None:
         """Take rows that have failed out of the round."""
+        if not self._failures.rows:
+            return
         kept = [i for i, row in enumerate(round.rows) if row.finish_reason != "error"]
         if len(kept) < len(round):
             vars(round).update(vars(round.only(kept)))
