@@ -49,8 +49,8 @@ class _Watch:
     def __init__(self, failures: Failures, rows: Sequence[Row]):
         self.failures, self.rows = failures, rows
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> _Watch:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
