@@ -21,8 +21,8 @@ PIECES = [b"", b"a", b"b", b"ab", b"ba", b" ", b"\xc3", b"\xa9", b"aab", "é€"
 
 
 def row(params: SamplingParams, prompt: Sequence[int] = (1, 2), max_context: int = 1000, text: bool = True) -> Row:
-    decoder = Spelling(PIECES) if text else None
-    return Row(0, prompt, params, max_context=max_context, eos_token_ids=[END], decoder=decoder)
+    detokenizer = Spelling(PIECES) if text else None
+    return Row(0, prompt, params, max_context=max_context, eos_token_ids=[END], detokenizer=detokenizer)
 
 
 def result(of: Row) -> tuple[list[int], str, str | None]:

@@ -69,7 +69,7 @@ class Part:
 
 
 def split(spec: str) -> list[str]:
-    """Cut at every + that a name follows, so that a path may hold others ("model:./c++/checkpoint")."""
+    """Split at every + that a name follows, so that a path may contain others ("model:./c++/checkpoint")."""
     return re.split(r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))", spec.strip())
 
 
@@ -122,7 +122,7 @@ def takes_checkpoint(config: type | None) -> Takes:
 
 
 def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
-    """The checkpoint as the config wants it, or MethodError if it is missing or not wanted."""
+    """The checkpoint as a field of the config; MethodError if it is missing or not wanted."""
     if part.checkpoint:
         if field is None:
             raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")

@@ -353,7 +353,7 @@ def test_prompts_need_a_target_whose_head_can_be_asked():
 def with_tokenizer(vocab_size: int = 30, fingerprint: str = "f00d") -> TableTarget:
     target = TableTarget(vocab_size, order=1, seed=5)
     speller = Spelling([b"x"] * vocab_size)
-    target.tokenizer = SimpleNamespace(fingerprint=fingerprint, name="toy", decoder=lambda _: speller)  # type: ignore
+    target.tokenizer = SimpleNamespace(fingerprint=fingerprint, name="toy", detokenizer=lambda _: speller)  # type: ignore
     return target
 
 

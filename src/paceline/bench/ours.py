@@ -103,12 +103,12 @@ def _params(ask: Ask, count: int) -> list[SamplingParams]:
 
 def _runs(row: Row, tokenizer: Tokenizer) -> list[tuple[str, str, int]]:
     """Text of every run; a character made of several tokens belongs to the run that completes it."""
-    decoder, tokens, at = tokenizer.decoder(), row.new_tokens.tolist(), 0
+    detokenizer, tokens, at = tokenizer.detokenizer(), row.new_tokens.tolist(), 0
     runs = []
     for who, count in row.runs:
-        runs.append((who, "".join(map(decoder.push, tokens[at : at + count])), count))
+        runs.append((who, "".join(map(detokenizer.push, tokens[at : at + count])), count))
         at += count
-    if runs and (rest := decoder.flush()):
+    if runs and (rest := detokenizer.flush()):
         who, text, count = runs[-1]
         runs[-1] = (who, text + rest, count)
     return runs

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.errors import PacelineError
+from paceline.records import write_whole
 
 PAGE = "report.html"
 
@@ -41,16 +42,5 @@ def report(
         print(table(run), end="")
     else:
         file = out if out is not None else folder / PAGE
-        _write(file, page(run))
+        write_whole(file, page(run))
         print(f"wrote {file}")
-
-
-def _write(file: Path, text: str) -> None:
-    """A whole page or none."""
-    draft = file.with_name(file.name + ".part")
-    try:
-        draft.write_text(text, "utf-8")
-        draft.replace(file)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error

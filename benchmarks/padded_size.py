@@ -1,7 +1,7 @@
-"""Tokens a second of a fresh process, pass by pass, with forwards of familiar numbers of nodes and of exact ones.
+"""Tokens a second of a fresh process, pass by pass, with forwards padded to sizes that have kernels, and not padded.
 
-    python benchmarks/familiar.py models/demo --prompts questions.jsonl -d sam -d recycling
-    python benchmarks/familiar.py models/demo --prompts questions.jsonl -d sam -d recycling --exact
+    python benchmarks/padded_size.py models/demo --prompts questions.jsonl -d sam -d recycling
+    python benchmarks/padded_size.py models/demo --prompts questions.jsonl -d sam -d recycling --exact
 
 A line of the prompts file is one of Spec-Bench's, {"turns": [...]}, of which the first is asked.
 """
@@ -18,7 +18,7 @@ from paceline.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 
 EVERY, LETTERS, TOKENS, PASSES = 24, 1500, 128, 3
-"""Each 24th question, cut at so many letters; tokens of an answer; how often they are all asked."""
+"""Every 24th question is taken, cut to LETTERS characters; TOKENS per answer; PASSES over all of them."""
 
 
 def main() -> None:
