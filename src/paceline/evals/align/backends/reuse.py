@@ -1,0 +1,109 @@
+"""Prefix reuse in our engine: a request whose prompt begins like an earlier one starts from its keys and values.
+
+Align3's three requests share a growing prefix, Self-Refine's and a judge's begin with the same turns. When a row ends,
+its slot of the cache is parked instead of freed; when a row starts, the parked slot that shares the longest beginning
+with its prompt is wound back to it and taken over, and only the rest of the prompt is run.
+
+It stands on three seams of the engine: `Decoder.cache` (here a cache that parks), `Drafter.start` and `Drafter.drop`
+(which see a row between slot and first round), and `Row.slot` and `Row.cached`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.accept import Accepted
+from paceline.draft.base import Drafter
+from paceline.errors import ModelError
+from paceline.row import Row
+from paceline.target.base import Target, Verdict
+from paceline.target.cache import RaggedCache
+from paceline.target.decoder import Decoder
+from paceline.tree import DraftTree, IntArray
+
+SHORTEST = 16
+"""Tokens that must be shared for a slot to be taken over."""
+
+
+class ParkingCache(RaggedCache):
+    """A cache whose dropped rows stay until they are freed."""
+
+    def drop_row(self, slot: int) -> None:
+        """Keep the row; `free` is for good."""
+
+    def free(self, slot: int) -> None:
+        """Drop a row for good."""
+        super().drop_row(slot)
+
+    def wind_back(self, slot: int, length: int) -> None:
+        """Forget all but the row's first `length` tokens; nothing is moved."""
+        self._check(slot)
+        self._lengths[slot] = min(length, self._lengths[slot])
+
+
+class Reuse(Drafter):
+    """Wraps a drafter and hands rows the parked slots. parked: slots kept at most; saved: tokens not run, by row id."""
+
+    def __init__(self, inner: Drafter, parked: int):
+        self.inner, self.name, self.needs = inner, inner.name, inner.needs
+        self.weight_bytes = inner.weight_bytes
+        self.saved: dict[int, int] = {}
+        self._parked: OrderedDict[int, IntArray] = OrderedDict()
+        self._most = parked
+        self._cache: ParkingCache | None = None
+
+    def bind(self, target: Target) -> None:
+        """Give the target a cache that parks. Raises ModelError unless it is our own decoder."""
+        if not isinstance(target, Decoder) or self.needs.hidden_layers or self.needs.callback_layer is not None:
+            raise ModelError("prefix reuse works with our own decoder, and drafters that need no hidden states")
+        s = target.shape
+        self._cache = ParkingCache(
+            s.num_layers, s.num_kv_heads, s.head_dim, s.max_context, target.dtype, target.device
+        )
+        target.cache = self._cache
+        self.inner.bind(target)
+
+    def start(self, row: Row) -> None:
+        slot, shared = self._best(row)
+        if shared >= SHORTEST:
+            self._take(row, slot, shared)
+        self.saved[row.id] = row.cached
+        self.inner.start(row)
+
+    def _best(self, row: Row) -> tuple[int, int]:
+        """The parked slot with the longest common beginning, and its length; the prompt's last token is always run."""
+        shared = {slot: common(tokens, row.tokens[:-1]) for slot, tokens in self._parked.items()}
+        slot = max(shared, key=lambda one: shared[one], default=-1)
+        return slot, shared.get(slot, 0)
+
+    def _take(self, row: Row, slot: int, shared: int) -> None:
+        assert self._cache is not None
+        self._cache.free(row.slot)
+        del self._parked[slot]
+        self._cache.wind_back(slot, shared)
+        row.slot, row.cached = slot, shared
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        return self.inner.propose(rows)
+
+    def observe(
+        self, rows: Sequence[Row], trees: Sequence[DraftTree], verdict: Verdict, accepted: Sequence[Accepted]
+    ) -> None:
+        self.inner.observe(rows, trees, verdict, accepted)
+
+    def drop(self, row: Row) -> None:
+        assert self._cache is not None
+        self._parked[row.slot] = row.tokens[: row.cached].copy()
+        while len(self._parked) > self._most:
+            self._cache.free(self._parked.popitem(last=False)[0])
+        self.inner.drop(row)
+
+
+def common(a: IntArray, b: IntArray) -> int:
+    """Length of the longest common beginning of two int64 arrays."""
+    short = min(len(a), len(b))
+    different = np.flatnonzero(a[:short] != b[:short])
+    return int(different[0]) if len(different) else short
