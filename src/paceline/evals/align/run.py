@@ -48,6 +48,7 @@ class Plan:
 class Progress:
     """How far a run is; `watch` sees it after every item. stop: set it, and no more items are begun."""
 
+    total: int = 0
     done: int = 0
     found: int = 0
     failed: int = 0
@@ -59,6 +60,7 @@ class Progress:
 
 async def run(plan: Plan, store: Store, progress: Progress) -> None:
     """Work through the plan. Raises PacelineError when nothing works any more, or the folder cannot be written."""
+    progress.total = plan.total
     jobs = iter([(item, method) for item in plan.data.items for method in plan.methods])
     workers = [asyncio.create_task(_work(plan, store, progress, jobs)) for _ in range(plan.concurrency)]
     try:
@@ -110,7 +112,7 @@ class Job:
         scorer = plan.scorer.label if plan.scorer is not None and self.method.chooses else None
         return digest(
             [
-                self.item.id, self.item.digest, self.scenario.digest, self.method.identity, plan.backend.label,
+                self.item.id, shown_digest(self.item, self.scenario), self.method.identity, plan.backend.label,
                 asdict(plan.setting), prompts.VERSION, scorer,
             ]
         )  # fmt: skip
@@ -159,6 +161,7 @@ class Job:
                 "generation": self.key,
                 **self._about(),
                 "judge": judge.label,
+                "judge_id": digest(judge.identity),
                 "verdicts": [[verdict.rule, verdict.mark, verdict.analysis] for verdict in judgement.verdicts],
                 "cut": judgement.cut,
                 "tokens": account(judgement.calls),
@@ -168,7 +171,13 @@ class Job:
 
     def _about(self) -> dict[str, Any]:
         item = self.item
-        return {"item": item.id, "scenario": item.scenario, "label": item.label, "method": self.method.label}
+        return {
+            "item": item.id,
+            "digest": shown_digest(item, self.scenario),
+            "scenario": item.scenario,
+            "label": item.label,
+            "method": self.method.label,
+        }
 
     def note(self, error: Exception) -> None:
         """Write down what went wrong; the whole trace if it is not an error that we know of."""
@@ -183,6 +192,11 @@ class Job:
         if calls := getattr(error, "calls", None):
             row["calls"] = [asdict(call) for call in calls]
         self.store.errors.append(row)
+
+
+def shown_digest(item: Item, scenario: Scenario) -> str:
+    """Of an item and its rules: a row with another digest is of a text that has changed since."""
+    return digest([item.digest, scenario.digest])
 
 
 def account(calls: Sequence[Call]) -> dict[str, Any]:

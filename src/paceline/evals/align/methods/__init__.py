@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from paceline.errors import MethodError, meant
@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[Run, type | None]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """A method with its options. label: as it was asked for, "align3,steps=13"; it is unique in a run."""
+    """A method with its options. label: its name and the options that are not its defaults, "align3,steps=13"."""
 
     name: str
     label: str
@@ -76,13 +76,20 @@ def _one(text: str) -> Method:
         raise MethodError(f"{name} has no options.")
     config = None if config_class is None else config_class(**values(part, config_class))
     _positive(name, config)
-    label = ",".join([name, *(f"{key}={value}" for key, value in part.options.items())])
-    return Method(name, label, config)
+    return Method(name, _label(name, config), config)
+
+
+def _label(name: str, config: Any) -> str:
+    changed = [f for f in fields(config) if getattr(config, f.name) != f.default] if config is not None else []
+    return ",".join([name, *(f"{f.name}={getattr(config, f.name)}" for f in changed)])
+
+
+MAY_BE_ZERO = ("iterations", "rounds", "step_tokens")
 
 
 def _positive(name: str, config: Any) -> None:
-    """Counts are 1 or more; iterations and rounds may be 0."""
+    """Counts are 1 or more, but for those of MAY_BE_ZERO."""
     for key, value in (asdict(config) if config is not None else {}).items():
-        least = 0 if key in ("iterations", "rounds") else 1
-        if isinstance(value, int) and value < least:
+        least = 0 if key in MAY_BE_ZERO else 1
+        if isinstance(value, int) and not isinstance(value, bool) and value < least:
             raise MethodError(f"{name}: {key} is {value}; it must be {least} or more.")
