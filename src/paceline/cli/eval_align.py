@@ -29,7 +29,9 @@ SPOKEN = 60.0
 def align(
     model: Annotated[
         str,
-        typer.Option(help="URL[,URL...][#name] of an OpenAI-compatible server, up to /v1; or a folder, for our engine."),
+        typer.Option(
+            help="URL[,URL...][#name] of an OpenAI-compatible server, up to /v1; or a folder, for our engine."
+        ),
     ],
     data: Annotated[
         str, typer.Option(help="SpecBench's folder or hub id, one's own .yaml or .md, sample, or sample,items=N.")
@@ -45,8 +47,9 @@ def align(
     limit: Annotated[int | None, typer.Option(help="Most items, scenarios and labels in turn.", min=1)] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command goes on in it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print answers too; they may be harmful, hence not by default.")]
-    = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print answers too; they may be harmful, hence not by default.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens of a request.", min=1)] = 4200,
     temperature: Annotated[
         float | None, typer.Option("--temperature", "-t", help="0 is greedy. [default: the server's; our engine: 0]")
@@ -68,7 +71,8 @@ def align(
         Literal["joint", "sequential"], typer.Option(help="All rules in one call, or a call for each rule.")
     ] = "joint",
     judge_form: Annotated[
-        Literal["tags", "json"], typer.Option(help="What a joint judge replies in; json brings a schema for the server.")
+        Literal["tags", "json"],
+        typer.Option(help="What a joint judge replies in; json brings a schema for the server."),
     ] = "tags",
     judge_max_tokens: Annotated[int, typer.Option(help="Most new tokens of a judge's reply.", min=1)] = 4200,
     judge_sees: Annotated[
@@ -83,10 +87,12 @@ def align(
     ] = None,
     alpha: Annotated[float, typer.Option(help="What a safe answer is worth that keeps no behavioural rule.")] = 0.3,
     compat: Annotated[
-        bool, typer.Option("--compat", help="The official code's choices: --judge-sees plain --max-chars 8000 --na strict.")
+        bool,
+        typer.Option("--compat", help="The official code's choices: --judge-sees plain --max-chars 8000 --na strict."),
     ] = False,
     reward: Annotated[
-        str, typer.Option(help="What best-of-n and tpo choose by: judge, a scoring server's URL, a reward model's folder.")
+        str,
+        typer.Option(help="What best-of-n and tpo choose by: judge, a scoring server's URL, a reward model's folder."),
     ] = "judge",
     concurrency: Annotated[int, typer.Option(help="Items under way at once.", min=1)] = 8,
     tries: Annotated[int, typer.Option(help="Attempts at a request.", min=1)] = 8,

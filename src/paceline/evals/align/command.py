@@ -44,7 +44,7 @@ class Wish:
     judges: Sequence[str] = ()
     scenarios: Sequence[str] = ()
     limit: int | None = None
-    decoding: Decoding = Decoding()
+    decoding: Decoding = field(default_factory=Decoding)
     plain_prompts: bool = False
     rules_first: bool = False
     thinking: bool = False
@@ -58,7 +58,7 @@ class Wish:
     compat: bool = False
     reward: str = "judge"
     concurrency: int = 8
-    retry: Retry = Retry()
+    retry: Retry = field(default_factory=Retry)
     timeout: float = 600.0
     stream: bool = True
     tokenizer: str | None = None
@@ -110,9 +110,8 @@ async def _run(wish: Wish, data: Data, methods: list[Method], names: list[str], 
             raise PacelineError("two judges have the same name; a run tells judges apart by their models")
         plan = Plan(data, methods, backend, judges, _setting(wish), _scorer(wish, methods, judges), wish.concurrency)
         about = describe(wish, plan)
-        with Store.open(wish.out, about) as store:
-            with _Interrupt(progress):
-                await run(plan, store, progress)
+        with Store.open(wish.out, about) as store, _Interrupt(progress):
+            await run(plan, store, progress)
     finally:
         for one in backends.values():
             await one.close()
@@ -127,9 +126,7 @@ async def open_backend(spec: str, wish: Wish, key_env: str | None) -> Backend:
     if not is_url(spec):
         from paceline.evals.align.backends.local import Local
 
-        return Local(
-            spec, wish.draft, reuse=wish.reuse, batch=wish.concurrency, dtype=wish.dtype, device=wish.device
-        )
+        return Local(spec, wish.draft, reuse=wish.reuse, batch=wish.concurrency, dtype=wish.dtype, device=wish.device)
     urls, model = parse(spec)
     key = None
     if key_env is not None and not (key := os.environ.get(key_env)):

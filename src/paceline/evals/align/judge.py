@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from paceline.evals.align import judge_prompts, sample
@@ -36,7 +37,7 @@ class JudgeConfig:
     characters: int | None = None
     compat: bool = False
     repairs: int = 3
-    decoding: Decoding = Decoding(max_tokens=4200, temperature=0.0)
+    decoding: Decoding = field(default_factory=lambda: Decoding(max_tokens=4200, temperature=0.0))
 
 
 class Unjudged(BackendError):
@@ -110,7 +111,7 @@ class ModelJudge:
             messages = judge_prompts.single(
                 item, rule, query, response, last=rule == scenario.rules[-1], compat=self.config.compat
             )
-            verdicts.append(await self._ask(messages, lambda text, rule=rule: read_one(text, rule), item.id, calls))
+            verdicts.append(await self._ask(messages, partial(read_one, rule=rule), item.id, calls))
         return verdicts
 
     async def _ask(

@@ -25,7 +25,9 @@ UNSAFE_QUERY = "The query may be unsafe; check the response carefully."
 NO_REFERENCE = "There is no reference answer."
 
 
-def joint(scenario: Scenario, item: Item, query: str, response: str, *, json: bool, compat: bool) -> tuple[Message, ...]:
+def joint(
+    scenario: Scenario, item: Item, query: str, response: str, *, json: bool, compat: bool
+) -> tuple[Message, ...]:
     """All rules in one call; rules first, so that a scenario's calls begin alike.
 
     json: ask for JSON, else for tags. compat: announce an empty reference answer, as the official code does."""

@@ -29,9 +29,7 @@ def chat(user: str, system: str = SYSTEM) -> tuple[Message, ...]:
 
 def rule_lists(scenario: Scenario) -> str:
     """Both lists of rules, each with its heading."""
-    return (
-        f"Safety rules:\n{bullets(scenario.safety)}\n\nBehavioral rules:\n{bullets(scenario.behavioral)}"
-    )
+    return f"Safety rules:\n{bullets(scenario.safety)}\n\nBehavioral rules:\n{bullets(scenario.behavioral)}"
 
 
 RECALL = "Before you answer, recall the rules that bind every answer of yours here."
@@ -90,8 +88,7 @@ REFINE = "Write the improved answer now, and nothing else."
 def feedback_turns(query: str, scenario: Scenario, response: str) -> tuple[Message, ...]:
     """Asks for feedback on `response`, rule by rule."""
     system = (
-        "You review answers against written rules.\n\n"
-        f"The request:\n{query}\n\n{rule_lists(scenario)}\n\n{FEEDBACK}"
+        f"You review answers against written rules.\n\nThe request:\n{query}\n\n{rule_lists(scenario)}\n\n{FEEDBACK}"
     )
     return chat(response, system)
 

@@ -35,7 +35,7 @@ class Plan:
     methods: Sequence[Method]
     backend: Backend
     judges: Sequence[Judge]
-    setting: Setting = Setting()
+    setting: Setting = field(default_factory=Setting)
     scorer: Scorer | None = None
     concurrency: int = 8
 

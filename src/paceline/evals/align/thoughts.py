@@ -39,13 +39,13 @@ def said(reply: Reply, markers: Markers, before: str | None = None, keep_open: b
         thought, _, response = text.rpartition(markers.close)
     elif thinking and not reply.reasoning:
         if not keep_open:
-            why = "the budget ended within the thought" if reply.finish_reason == "length" else "the thought never ended"
+            why = (
+                "the budget ended within the thought" if reply.finish_reason == "length" else "the thought never ended"
+            )
             return Said((before or "") + text, "", reply.finish_reason, why, True)
         thought, response = "", text
     else:
         thought, response = reply.reasoning, text
     thought = thought if before is not None else thought.strip().removeprefix(markers.open)
     response = response.strip()
-    return Said(
-        (before or "") + thought, response, reply.finish_reason, None if response else "the answer is empty"
-    )
+    return Said((before or "") + thought, response, reply.finish_reason, None if response else "the answer is empty")

@@ -30,7 +30,7 @@ class Rule:
 
     @property
     def id(self) -> str:
-        """"safety/3"."""
+        """ "safety/3"."""
         return f"{self.kind}/{self.index}"
 
 

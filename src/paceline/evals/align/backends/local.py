@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 
 from paceline.draft.base import Drafter
@@ -169,10 +170,8 @@ class Local:
                 "draft_tokens": stats.draft_tokens,
             },
         )
-        try:
+        with suppress(InvalidStateError):  # it was cancelled meanwhile
             work.future.set_result(Reply(row.text, call))
-        except InvalidStateError:  # cancelled meanwhile
-            pass
 
 
 def _turn(request: Request) -> str:

@@ -60,9 +60,7 @@ class Reuse(Drafter):
         if not isinstance(target, Decoder) or self.needs.hidden_layers or self.needs.callback_layer is not None:
             raise ModelError("prefix reuse works with our own decoder, and drafters that need no hidden states")
         s = target.shape
-        self._cache = ParkingCache(
-            s.num_layers, s.num_kv_heads, s.head_dim, s.max_context, target.dtype, target.device
-        )
+        self._cache = ParkingCache(s.num_layers, s.num_kv_heads, s.head_dim, s.max_context, target.dtype, target.device)
         target.cache = self._cache
         self.inner.bind(target)
 

@@ -37,7 +37,7 @@ async def align3(task: Task, config: Align3Config) -> Generation:
     """One growing assistant turn; all requests but the last stop where the thought would end."""
     markers, turn = task.setting.markers, prompts.chat(task.turn)
     prefix, glue = "", f"{markers.open}\n"
-    *first, last = config.steps
+    *first, last = list(config.steps)
     for step in first:
         forced = glue + prompts.step_text(step, task.scenario)
         prefix += forced

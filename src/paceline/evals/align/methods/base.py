@@ -19,10 +19,10 @@ class Setting:
     adversarial  ask the disguised prompt, else the plain one. rules_first: see `prompts.augmented`.
     keep_open    take a thought that never ended for the answer, as the official code does."""
 
-    decoding: Decoding = Decoding()
+    decoding: Decoding = field(default_factory=Decoding)
     adversarial: bool = True
     rules_first: bool = False
-    markers: Markers = Markers()
+    markers: Markers = field(default_factory=Markers)
     keep_open: bool = False
 
 
@@ -69,9 +69,7 @@ class Task:
         self.calls.append(reply.call)
         return reply
 
-    async def answer(
-        self, messages: Sequence[prompts.Message], phase: str = "answer", *, sample: int = 0
-    ) -> Said:
+    async def answer(self, messages: Sequence[prompts.Message], phase: str = "answer", *, sample: int = 0) -> Said:
         """One completion without a prefix, parted into thought and answer."""
         return self.read(await self.ask(messages, phase, sample=sample))
 

@@ -21,7 +21,9 @@ class TpoConfig:
     """samples answers a round; rounds after the first answers."""
 
     samples: int = field(default=5, metadata={"help": "answers a round; paper 5"})
-    rounds: int = field(default=2, metadata={"help": "rounds of critique and revision after the first answers; paper 2"})
+    rounds: int = field(
+        default=2, metadata={"help": "rounds of critique and revision after the first answers; paper 2"}
+    )
 
 
 async def tpo(task: Task, config: TpoConfig) -> Generation:
