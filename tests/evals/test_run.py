@@ -79,7 +79,6 @@ def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
         second = go(rough, tmp_path / "rough")
         assert rough.statuses[429] > 0
         assert rough.statuses[500] > 0
-        assert rough.most_at_once <= 7  # six slots, and perhaps one that was given up and still hangs
     assert second.complete
     assert figures(first) == figures(second)
     verdicts = [
@@ -155,7 +154,7 @@ def test_ctrl_c_ends_with_what_is_under_way(tmp_path: Path) -> None:
 
 
 def poisoned(body: dict[str, Any], attempt: int) -> str | None:
-    return "400" if "Korvana or Bellmoor" in json.dumps(body) and not is_judge(body) else None
+    return "400" if "Korvana or Bellmoor?" in json.dumps(body) and not is_judge(body) else None
 
 
 def test_poisoned_items_go_aside_and_are_tried_again(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ def _failed(folder: Path) -> Counter[tuple[str, str]]:
 
 
 def _figures(group: Group, scoring: Scoring) -> dict[str, Any]:
+    # Sorted, so that resampling does not depend on which answer was ready first.
+    group.scores.sort(key=lambda pair: (pair[0], pair[1].sar, pair[1].behavior, pair[1].safe))
     scores = [one for _, one in group.scores]
     figures: dict[str, Any] = {
         "answers": group.answers,
