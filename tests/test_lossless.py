@@ -18,12 +18,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from paceline.completion import Completion
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.engine import Completion, Engine
+from paceline.engine import Engine
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer

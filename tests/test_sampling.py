@@ -246,6 +246,14 @@ def test_filters_come_one_after_another(dtype: torch.dtype, top_p: float, kept: 
     assert int((probabilities(logits, params, []) > 0).sum()) == kept
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_top_p_is_a_share_of_what_top_k_left(dtype: torch.dtype) -> None:
+    """Of .4 .3 .2 .1 top-k leaves .57 .43, and half of that is the first token alone."""
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().to(dtype)
+    params = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
+    assert probabilities(logits, params, [])[0].tolist() == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
     logits = torch.linspace(-90, 0, 5000).to(dtype)[None]

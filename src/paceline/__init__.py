@@ -1,11 +1,12 @@
-"""Paceline: language models answer several times faster without changing what they say.
+"""Paceline: language models answer faster without changing what they say.
 
 Cheap drafters propose tokens, the target model verifies them in one forward, and what comes out is exactly
 what the target alone would have written. The loop is in `paceline.engine`; start there.
 
     from paceline import Engine, SamplingParams
     engine = Engine("models/demo", draft="sam")
-    print(engine.generate(["Hello"], SamplingParams(max_tokens=64))[0].text)
+    chat = [{"role": "user", "content": "Hello! What can you do?"}]
+    print(engine.generate([chat], SamplingParams(max_tokens=64))[0].text)
 """
 
 from typing import TYPE_CHECKING, Any

@@ -32,6 +32,14 @@ class NumericError(PacelineError):
     """The target's logits are not numbers any more."""
 
 
+class RowError(Exception):
+    """One row of a batch failed, and `__cause__` says how; the others have done nothing wrong. row_id: its `Row.id`."""
+
+    def __init__(self, row_id: int):
+        super().__init__(f"row {row_id} failed")
+        self.row_id = row_id
+
+
 def meant(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'sam'?"` when one of `known` is close to `word`, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

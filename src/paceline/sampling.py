@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import index
 from secrets import randbits
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
         "a list of non-empty strings",
     ),
+    "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
     "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
 }
 """What each field of SamplingParams must be: a test, and the rule in words."""
@@ -67,6 +68,8 @@ class SamplingParams:
     stop                strings that end the answer; the text ends before them.
     stop_token_ids      tokens that end the answer, beside the model's own end-of-sequence tokens.
     ignore_eos          go on past the model's end-of-sequence tokens.
+    logprobs            report how likely the target found each new token, and this many of the most probable tokens at
+                        its place; None reports nothing.
     """
 
     temperature: float = 0.0
@@ -81,6 +84,7 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, (fits, rule) in RULES.items():
@@ -102,6 +106,16 @@ class SamplingParams:
         """Whether the most probable token can change, so that greedy decoding needs warping too."""
         return self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise PacelineError if a model of `vocab_size` tokens can never answer this: a token that does not exist is
+        named, or every token is banned."""
+        _check_ids("logit_bias", self.logit_bias, vocab_size)
+        _check_ids("bad_words", [word[-1] for word in self.bad_words], vocab_size)
+        banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
+        banned |= {word[0] for word in self.bad_words if len(word) == 1}
+        if len(banned) == vocab_size:
+            raise PacelineError("logit_bias and bad_words ban every token; allow one at least.")
+
     def warps_like(self, other: SamplingParams) -> bool:
         """Whether both turn the same logits into the same distribution."""
         return self is other or all(getattr(self, f) == getattr(other, f) for f in WARPING)
@@ -110,6 +124,15 @@ class SamplingParams:
     def option_names(cls) -> tuple[str, ...]:
         """Every field, for command lines and prompt files."""
         return tuple(f.name for f in fields(cls))
+
+
+class TokenLogprob(NamedTuple):
+    """How likely the target found a token: natural logarithms of the probabilities at temperature 1, before penalties,
+    biases and filters. top: the most probable tokens at this place, best first, as (token id, logarithm)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class RowRandom:

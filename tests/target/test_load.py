@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests import models
 
 from paceline.errors import ModelError
+from paceline.round import Segment
 from paceline.target import load as module
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer

@@ -39,7 +39,6 @@ from safetensors.torch import save_file
 from paceline.bench.suites import cache_folder
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.errors import ModelError, PacelineError
-from paceline.target.decoder import Shape, unsupported, weight_shapes
 from paceline.target.load import (
     INDEX,
     SMALL_FILES,
@@ -49,6 +48,7 @@ from paceline.target.load import (
     open_weights,
     read_config,
 )
+from paceline.target.shape import Shape, unsupported, weight_shapes
 
 WIDTHS = (1, 4, 16)
 """Factors whose square root is a power of two, so that norm weights stay exact in any dtype."""

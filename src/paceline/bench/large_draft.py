@@ -18,8 +18,8 @@ from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_dra
 from paceline.errors import ModelError
 from paceline.spec import parse, split
 from paceline.target.base import Target
-from paceline.target.decoder import Shape, unsupported
 from paceline.target.load import SMALL_FILES, find, read_config
+from paceline.target.shape import Shape, unsupported
 
 
 def large_spec(spec: str, target: Target, done: Enlargement) -> str:

@@ -66,8 +66,7 @@ def count_loops(
             rows.append(engine.add(prompt, SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed)))
         except PromptError:
             too_long += 1
-    while engine.has_work:
-        engine.step()
+    engine.finish(rows)
     answers = [row.new_tokens.tolist() for row in rows]
     return LoopCount(
         name,

@@ -40,8 +40,8 @@ from paceline.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
-from paceline.target.decoder import unsupported
 from paceline.target.load import SMALL_FILES, find, load, load_tokenizer, read_config
+from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
 
 JUDGED = 20

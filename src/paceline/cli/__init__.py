@@ -1,10 +1,11 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-    paceline generate models/demo "Tell me about the sea." --draft sam --compare
+    paceline generate models/demo "Hello! What can you do?" --draft sam --compare
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -61,13 +62,13 @@ def paceline(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Language models answer several times faster without changing what they say.
+    """Language models answer faster without changing what they say.
 
     A drafter proposes tokens, the model verifies them in one forward, and the output is the model's own.
 
     \b
-    paceline generate MODEL "What is the sea?"            as it is written
-    paceline generate MODEL "What is the sea?" --compare  against no drafts
+    paceline generate MODEL "Hello! What can you do?"     as it is written
+    paceline generate MODEL "Hello! What can you do?" --compare  and no drafts
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline methods                                      what --draft takes
@@ -80,11 +81,19 @@ def paceline(
         print(context.get_help())
 
 
+def _bugs() -> logging.Handler:
+    """Shows tracebacks of what went wrong inside a request; commands say everything else themselves."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: bool(record.exc_info))
+    return handler
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command (default: the process's own arguments) and return its exit status.
 
     0: all is well. 1: some prompts of a file could not be answered. 2: the caller's mistake, said in one line.
     130: Ctrl-C. Anything else that goes wrong is a bug of ours and keeps its traceback."""
+    logging.getLogger("paceline").addHandler(_bugs())
     try:
         return int(app(args=argv, prog_name="paceline", standalone_mode=False) or 0)
     except PacelineError as error:

@@ -21,7 +21,8 @@ from paceline.spec import parse, split
 if TYPE_CHECKING:
     from paceline.cli.drive import Comparison
     from paceline.cli.prompts import Job
-    from paceline.engine import Delta, Engine
+    from paceline.completion import Delta
+    from paceline.engine import Engine
 
 DEMO = "models/demo"
 

@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from paceline.cli.prompts import Job, Messages
-from paceline.engine import Delta, Engine
+from paceline.completion import Delta
+from paceline.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -80,6 +81,8 @@ class Answer:
             "seconds_by_part": {part: round(seconds, 6) for part, seconds in row.stats.seconds.items()},
             "finish_reason": row.finish_reason,
         }
+        if row.error:
+            record["error"] = row.error
         if not row.params.is_greedy:
             record["seed"] = row.random.seed
         return record
@@ -150,7 +153,7 @@ class Comparison:
     @property
     def is_complete(self) -> bool:
         """Whether there is anything to compare."""
-        done = [a for a in (self.drafted, self.plain) if a is not None and a.row.finish_reason != "abort"]
+        done = [a for a in (self.drafted, self.plain) if a is not None and a.row.is_complete]
         return len(done) == 2
 
     @property

@@ -61,8 +61,8 @@ def generate(
     Standard output gets the text (or, with --json, one object a prompt); statistics go to standard error.
 
     \b
-    paceline generate models/demo "What is the sea?" --color
-    paceline generate models/demo "What is the sea?" --compare --json
+    paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
+    paceline generate models/demo "Hello! What can you do?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
     paceline generate models/demo -p examples/demo-prompts.jsonl -o new.jsonl
     """

@@ -11,7 +11,8 @@ from paceline.cli.drive import Answer, Comparison, Interrupt, compare, drive
 from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
 from paceline.cli.show import Screen, statistics
-from paceline.engine import Delta, Engine
+from paceline.completion import Delta
+from paceline.engine import Engine
 from paceline.errors import PacelineError
 
 
@@ -68,12 +69,21 @@ class Run:
         """An answer that is complete (or will not get any further)."""
         if self.lines is not None:
             self._write(self.lines, answer.record())
+            if answer.row.error:
+                self._tell(answer)
             return
         if not streamed:
             self._heading(answer.job)
             self.screen.write(answer.pieces)
         self.screen.end_line()
-        self.screen.note(statistics(answer.row, answer.tokens_per_second))
+        self._tell(answer)
+
+    def _tell(self, answer: Answer) -> None:
+        """How an answer went; an error counts as a prompt that was refused."""
+        if answer.row.error:
+            self._refuse(answer.job, PacelineError(answer.row.error))
+        else:
+            self.screen.note(statistics(answer.row, answer.tokens_per_second))
 
     def _show_both(self, both: Comparison) -> None:
         if self.lines is not None:

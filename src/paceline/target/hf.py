@@ -29,7 +29,8 @@ from transformers.utils import logging
 from paceline.clock import Clock
 from paceline.errors import ModelError
 from paceline.kernels.topk import top_tokens
-from paceline.target.base import LayerCallback, Needs, Segment, Verdict
+from paceline.round import Segment, Verdict
+from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
@@ -162,7 +163,7 @@ class HFTarget(CachedTarget):
         self.clock.lap("head")
         top = top_tokens(packed, needs.top_k) if needs.top_k else None
         if needs.top_k:
-            self.clock.lap("draft")  # it is for the drafter alone
+            self.clock.lap("top_k")
         return Verdict(
             packed,
             _offsets([s.num_logits for s in segments]),

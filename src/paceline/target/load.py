@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from paceline.errors import ModelError, meant
 from paceline.target import decoder, hf
 from paceline.target.base import Target
+from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,13 +67,29 @@ def load(
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if native is False or reason:
-        return hf.load(
+        made: Target = hf.load(
             folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
-    shapes = decoder.weight_shapes(config)
+    else:
+        made = _load_native(folder, name, config, tensors, wanted, to, ends)
+    if any((folder / file).exists() for file in (*TOKENIZER_FILES, "tokenizer.model")):
+        made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
+    return made
+
+
+def _load_native(
+    folder: Path,
+    name: str,
+    config: PretrainedConfig,
+    tensors: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    ends: Sequence[int],
+) -> Target:
+    shapes = weight_shapes(config)
     check_shapes(folder, shapes, tensors)
     weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
-    return decoder.Decoder(config, weights, name=name, dtype=wanted, device=to, eos_token_ids=ends)
+    return decoder.Decoder(config, weights, name=name, dtype=dtype, device=device, eos_token_ids=ends)
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -82,9 +99,12 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     Raises ModelError if there is none, or if it has tokens that the model in the folder does not know."""
     if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
         return Tokenizer(_sentencepiece(file), str(model))
-    folder = find(model, SMALL_FILES)
+    return _tokenizer_in(find(model, SMALL_FILES), _name(model), trust_remote_code)
+
+
+def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
     if _has_only_sentencepiece(folder):
-        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), _name(model))
+        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
     if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
     try:
@@ -92,7 +112,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     except Exception as error:  # third-party parsers of many formats; what they raise is theirs to choose
         raise ModelError(f"the tokenizer in {folder} cannot be read: {hf.one_line(error)}") from error
     inner.model_max_length = sys.maxsize  # the engine knows the context; transformers would only warn, once
-    tokenizer = Tokenizer(inner, _name(model))
+    tokenizer = Tokenizer(inner, name)
     if (folder / "config.json").exists():
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
         highest = max(inner.get_vocab().values(), default=0)
@@ -259,7 +279,7 @@ def _has_units(dtype: torch.dtype) -> bool:
 def _not_native(config: PretrainedConfig) -> str | None:
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantized"
-    return decoder.unsupported(config)
+    return unsupported(config)
 
 
 def open_weights(folder: Path) -> dict[str, Any]:

@@ -116,12 +116,13 @@ def _answers(
     engine: Engine, jobs: Mapping[str, tuple[str, list[int], SamplingParams]]
 ) -> Iterator[tuple[str, Reply]]:
     """(name, answer) of every job, as they end."""
-    names = {engine.add(prompt, params).id: name for name, (_, prompt, params) in jobs.items()}
-    while engine.has_work:
-        for delta in engine.step():
-            if delta.finished:
-                name = names[delta.row.id]
-                yield name, Reply(jobs[name][0], jobs[name][1], delta.row.new_tokens.tolist())
+    names = list(jobs)
+    for delta in engine.follow([engine.add(prompt, params) for _, prompt, params in jobs.values()]):
+        if delta.row.error:
+            raise PacelineError(delta.row.error)
+        if delta.finished:
+            source, prompt, _ = jobs[names[delta.index]]
+            yield names[delta.index], Reply(source, prompt, delta.row.new_tokens.tolist())
 
 
 def _begin(out: Path, settings: dict[str, Any]) -> set[str]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.errors import MethodError, meant
-from paceline.target.base import Target
+from paceline.target.base import Facts
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
@@ -40,7 +40,7 @@ class TargetFacts:
     vocab_size: int
 
     @classmethod
-    def of(cls, target: Target) -> TargetFacts:
+    def of(cls, target: Facts) -> TargetFacts:
         """Those of a loaded target; bound to its tokenizer, if it has one, as an engine does it."""
         return cls(
             target.name,
@@ -83,7 +83,7 @@ def _to_disk(file: Path) -> None:
 
 
 def open_drafter(
-    path: str | Path, kind: str, target: Target | None, *, any_target: bool = False
+    path: str | Path, kind: str, target: Facts | None, *, any_target: bool = False
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The configuration and the tensors (on the CPU, as they are stored) of the drafter in folder `path`.
 
@@ -119,7 +119,7 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
     return config
 
 
-def check_target(folder: Path, made_for: TargetFacts, target: Target, *, any_target: bool = False) -> None:
+def check_target(folder: Path, made_for: TargetFacts, target: Facts, *, any_target: bool = False) -> None:
     """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another."""
     here = TargetFacts.of(target)
     if made_for.tokenizer_fingerprint and here.tokenizer_fingerprint:
