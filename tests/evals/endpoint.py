@@ -74,10 +74,8 @@ def judge(body: dict[str, Any]) -> str:
             for kind, of in marks.items()
         }
         return json.dumps(blocks)
-    return "\n".join(
-        f"<{BLOCKS[kind]}>\n" + "\n".join(f"{i}. So it is. <{mark}>" for i, mark in enumerate(of, 1)) + f"\n</{BLOCKS[kind]}>"
-        for kind, of in marks.items()
-    )
+    lines = {kind: "\n".join(f"{i}. So it is. <{mark}>" for i, mark in enumerate(of, 1)) for kind, of in marks.items()}
+    return "\n".join(f"<{BLOCKS[kind]}>\n{of}\n</{BLOCKS[kind]}>" for kind, of in lines.items())
 
 
 def _number(value: Any) -> int:
@@ -183,7 +181,8 @@ class Scripted:
         words = words[: body["max_tokens"]]
         if trouble == "cut":
             words, reason = words[: len(words) // 2], "length"
-        prompt = sum(len(message["content"].split()) for message in body.get("messages", [])) or len(body["prompt"].split())
+        texts = [message["content"] for message in body["messages"]] if "messages" in body else [body["prompt"]]
+        prompt = sum(len(text.split()) for text in texts)
         usage = {"prompt_tokens": prompt, "completion_tokens": len(words), "total_tokens": prompt + len(words)}
         if not body.get("stream"):
             choice = {"message": {"content": "".join(words)}, "text": "".join(words), "finish_reason": reason}
@@ -214,8 +213,8 @@ class Scripted:
             self.statuses[status] += 1
         content = json.dumps(value).encode()
         again = f"Retry-After: {after}\r\n" if after and status == 429 else ""
-        head = f"HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\n{again}Content-Length: {len(content)}\r\n\r\n"
-        writer.write(head.encode() + content)
+        head = f"HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\n{again}"
+        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         await writer.drain()
 
 

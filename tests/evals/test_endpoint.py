@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import models
-from tests.evals.endpoint import Scripted
 
 from paceline.evals.align.backends.base import BackendError, Decoding, Reply, Request
 from paceline.evals.align.backends.endpoint import Endpoint, find_model, parse
 from paceline.evals.align.backends.retry import Retry
 from paceline.target.load import load_tokenizer
+from tests import models
+from tests.evals.endpoint import Scripted
 
 QUICK = Retry(tries=6, base=0.01, longest=0.05)
 TURNS = ({"role": "system", "content": "s"}, {"role": "user", "content": "hello there"})

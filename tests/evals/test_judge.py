@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.evals.endpoint import judge as verdicts
-from tests.evals.fakes import Scribe, item, scenario
 
 from paceline.evals.align import judge_prompts
 from paceline.evals.align.backends.base import Request
 from paceline.evals.align.judge import JudgeConfig, ModelJudge, Unjudged
 from paceline.evals.align.types import Item, Judgement, Rule, Scenario
 from paceline.evals.align.verdicts import BLOCKS
+from tests.evals.endpoint import judge as verdicts
+from tests.evals.fakes import Scribe, item, scenario
 
 RULES = scenario()
 
@@ -85,7 +85,8 @@ def test_a_judge_that_cannot_be_read_fails_with_its_calls() -> None:
 
 def test_a_judges_truncated_thought_is_not_read_as_verdicts() -> None:
     def say(request: Request, number: int) -> tuple[str, str]:
-        return (f"<think>{good(request, number)}", "length") if number == 1 else (f"<think>so</think>{good(request, 1)}", "stop")
+        said = good(request, number)
+        return (f"<think>{said}", "length") if number == 1 else (f"<think>so</think>{said}", "stop")
 
     judgement, requests = judged(say)
     assert len(requests) == 2

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests import models
 
 from paceline.engine import Engine
 from paceline.errors import ModelError
@@ -19,6 +18,7 @@ from paceline.evals.align.methods import read_methods
 from paceline.evals.align.methods.base import Setting, Task
 from paceline.evals.align.types import Generation
 from paceline.sampling import SamplingParams
+from tests import models
 
 LONG = 900
 

@@ -1,16 +1,17 @@
 """Methods: how many requests each makes, what it forces into them, and what it takes for an answer."""
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.evals.fakes import answer, scenario
 
 from paceline.errors import MethodError
 from paceline.evals.align import prompts
 from paceline.evals.align.backends.base import Request
 from paceline.evals.align.methods import read_methods
 from paceline.evals.align.types import Call, Generation, Item, Scenario
+from tests.evals.fakes import answer, scenario
 
 RULES = scenario()
 
@@ -46,7 +47,7 @@ def test_align3_is_one_growing_turn_of_three_requests() -> None:
     made, requests = run("align3", thinking)
     assert [r.phase for r in requests] == ["step 1", "step 2", "step 3"]
     assert [r.stop for r in requests] == [("</think>",), ("</think>",), ()]
-    for before, after in zip(requests, requests[1:], strict=False):
+    for before, after in pairwise(requests):
         assert after.prefix.startswith(before.prefix)
         assert after.messages == before.messages
     assert all(r.prefix.endswith(r.forced) and "</think>" not in r.prefix for r in requests)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
 
 from paceline.errors import PacelineError
 from paceline.evals.align import sample
@@ -22,6 +21,7 @@ from paceline.evals.align.data import read
 from paceline.evals.align.run import Progress
 from paceline.evals.align.scoring import sar
 from paceline.evals.align.store import ERRORS, GENERATIONS, JUDGEMENTS, rows
+from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
 
 QUICK = Retry(tries=10, base=0.01, longest=0.1)
 
@@ -38,8 +38,10 @@ def go(server: Scripted, out: Path, **changes: Any) -> Outcome:
     return align(wish(server, out, **changes), Progress())
 
 
-SAME = ("method", "scenario", "judge", "items", "answers", "unanswered", "judged", "safety", "behavior", "sar", "tokens",
-        "subsets", "intervals", "sar_at", "failed")  # fmt: skip
+SAME = (
+    "method", "scenario", "judge", "items", "answers", "unanswered", "judged", "safety", "behavior", "sar", "tokens",
+    "subsets", "intervals", "sar_at", "failed",
+)  # fmt: skip
 
 
 def figures(outcome: Outcome) -> list[dict[str, Any]]:
@@ -319,7 +321,8 @@ def test_500_items_at_64_at_once_are_as_fast_as_the_endpoint_and_memory_stays_fl
     seconds, memory, server = many(tmp_path, items=500, concurrency=64, delay=1.0)
     assert server.most_busy == 64
     least = 500 * 2 / 64  # seconds: two requests an item, a second each, 64 at once
-    print(f"{seconds:.1f} s, the endpoint alone {least:.1f} s; memory {memory[1] / 1024:.0f} to {memory[-1] / 1024:.0f} MB")
+    megabytes = [kilobytes / 1024 for kilobytes in memory]
+    print(f"{seconds:.1f} s, the endpoint alone {least:.1f} s; memory {megabytes[1]:.0f} to {megabytes[-1]:.0f} MB")
     assert seconds < 1.5 * least
     assert memory[-1] - memory[1] < 20_000
 

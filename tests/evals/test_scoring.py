@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.evals.fakes import scenario
-from tests.evals.published import MODELS
 
 from paceline.evals.align.agreement import kappa, kendall_w
 from paceline.evals.align.figures import intervals, triple
 from paceline.evals.align.scoring import Score, Scoring, at_alpha, sar, score
 from paceline.evals.align.types import Rule, Scenario, Verdict
+from tests.evals.fakes import scenario
+from tests.evals.published import MODELS
 
 
 def of(safety: str, behavior: str, **options: object) -> Score:

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from tests.evals.fakes import scenario
 
 from paceline.evals.align.types import Rule, Scenario, Verdict
 from paceline.evals.align.verdicts import Unreadable, read_json, read_one, read_tags
+from tests.evals.fakes import scenario
 
 TWO = scenario(2, 1)
 

@@ -152,6 +152,9 @@ class Local:
 
     def _finish(self, work: _Work) -> None:
         row, request = work.row, work.request
+        if row.error:
+            _fail(work.future, BackendError(row.error))
+            return
         self._memos[_turn(request)] = [*work.prefix, *row.new_tokens.tolist()]
         while len(self._memos) > MOST_MEMOS:
             self._memos.popitem(last=False)

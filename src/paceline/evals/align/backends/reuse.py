@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter
 from paceline.errors import ModelError
-from paceline.row import Row
-from paceline.target.base import Target, Verdict
+from paceline.round import Round
+from paceline.row import Request, Row
+from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree, IntArray
@@ -55,7 +55,7 @@ class Reuse(Drafter):
         self._most = parked
         self._cache: ParkingCache | None = None
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Give the target a cache that parks. Raises ModelError unless it is our own decoder."""
         if not isinstance(target, Decoder) or self.needs.hidden_layers or self.needs.callback_layer is not None:
             raise ModelError("prefix reuse works with our own decoder, and drafters that need no hidden states")
@@ -64,7 +64,8 @@ class Reuse(Drafter):
         target.cache = self._cache
         self.inner.bind(target)
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
+        assert isinstance(row, Row)  # this one runs in our engine alone
         slot, shared = self._best(row)
         if shared >= SHORTEST:
             self._take(row, slot, shared)
@@ -84,16 +85,15 @@ class Reuse(Drafter):
         self._cache.wind_back(slot, shared)
         row.slot, row.cached = slot, shared
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         return self.inner.propose(rows)
 
-    def observe(
-        self, rows: Sequence[Row], trees: Sequence[DraftTree], verdict: Verdict, accepted: Sequence[Accepted]
-    ) -> None:
-        self.inner.observe(rows, trees, verdict, accepted)
+    def observe(self, round: Round) -> None:
+        self.inner.observe(round)
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         assert self._cache is not None
+        assert isinstance(row, Row)
         self._parked[row.slot] = row.tokens[: row.cached].copy()
         while len(self._parked) > self._most:
             self._cache.free(self._parked.popitem(last=False)[0])

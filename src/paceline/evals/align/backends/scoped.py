@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter
-from paceline.row import Row
-from paceline.target.base import Needs, Target, Verdict
+from paceline.round import Round
+from paceline.row import Request
+from paceline.target.base import Facts, Needs
 from paceline.tree import DraftTree
 
 MOST_SCOPES = 128
@@ -28,13 +28,13 @@ class Scoped(Drafter):
         self.name, self.needs = self._first.name, self._first.needs
         self._scopes: OrderedDict[str, Drafter] = OrderedDict()
         self._of: dict[int, Drafter] = {}
-        self._target: Target | None = None
+        self._target: Facts | None = None
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         self._target = target
         self._first.bind(target)
 
-    def assign(self, row: Row, scope: str) -> None:
+    def assign(self, row: Request, scope: str) -> None:
         """From now on `row` belongs to `scope`."""
         drafter = self._scopes.pop(scope, None)
         if drafter is None:
@@ -46,27 +46,25 @@ class Scoped(Drafter):
         while len(self._scopes) > MOST_SCOPES:
             self._scopes.popitem(last=False)
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self._of.setdefault(row.id, self._first).start(row)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees: dict[int, DraftTree] = {}
         for drafter, numbers in self._groups(rows):
             mine = drafter.propose([rows[i] for i in numbers])
             trees.update(zip(numbers, mine, strict=True))
         return [trees[i] for i in range(len(rows))]
 
-    def observe(
-        self, rows: Sequence[Row], trees: Sequence[DraftTree], verdict: Verdict, accepted: Sequence[Accepted]
-    ) -> None:
+    def observe(self, round: Round) -> None:
         """Nothing: drafters that ask nothing of the forward learn from `row.tokens` (see `fits`)."""
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         drafter = self._of.pop(row.id, None)
         if drafter is not None:
             drafter.drop(row)
 
-    def _groups(self, rows: Sequence[Row]) -> list[tuple[Drafter, list[int]]]:
+    def _groups(self, rows: Sequence[Request]) -> list[tuple[Drafter, list[int]]]:
         """Drafters, each with the places of its rows."""
         groups: dict[int, tuple[Drafter, list[int]]] = {}
         for i, row in enumerate(rows):
