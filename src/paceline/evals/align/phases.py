@@ -6,6 +6,7 @@ A phase is what a request is for: "step 1" to "step 3" of align3, "answer", "fee
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ SUMS = ("requests", "prefilled", "cached", "injected", "generated", "rounds", "d
 def by_phase(folder: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
     """One row a method and phase, in the order they are met; nothing if the model was asked over HTTP."""
     sums: dict[tuple[str, str], dict[str, float]] = {}
-    for file in (GENERATIONS, JUDGEMENTS, ERRORS):
-        for row in rows(folder / file) if file == ERRORS else planned_rows(folder / file, about):
-            for call in row.get("calls") or ():
-                if call["speculation"] is not None:
-                    _add(sums.setdefault((row["method"], call["phase"]), dict.fromkeys(SUMS, 0)), call)
+    failed = {row["key"]: row for row in rows(folder / ERRORS)}  # the last try alone, where there were several
+    for row in chain(*(planned_rows(folder / file, about) for file in (GENERATIONS, JUDGEMENTS)), failed.values()):
+        for call in row.get("calls") or ():
+            if call["speculation"] is not None:
+                _add(sums.setdefault((row["method"], call["phase"]), dict.fromkeys(SUMS, 0)), call)
     return [{"method": method, "phase": phase, **_figures(one)} for (method, phase), one in sums.items()]
 
 

@@ -1,7 +1,7 @@
 """The run: every item by every method, judged, written down as soon as it is there, and nothing done twice.
 
 A bounded number of items is under way at once; each is answered, then judged. What is in the folder already is
-skipped, what failed before is tried again, and one item that fails never stops the others.
+skipped, what failed before is tried again after all others, and one item that fails never stops the others.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from paceline.errors import PacelineError
@@ -61,8 +62,9 @@ class Progress:
 async def run(plan: Plan, store: Store, progress: Progress) -> None:
     """Work through the plan. Raises PacelineError when nothing works any more, or the folder cannot be written."""
     progress.total = plan.total
-    jobs = iter([(item, method) for item in plan.data.items for method in plan.methods])
-    workers = [asyncio.create_task(_work(plan, store, progress, jobs)) for _ in range(plan.concurrency)]
+    jobs = [Job(plan, store, item, method) for item in plan.data.items for method in plan.methods]
+    queue = iter(sorted(jobs, key=lambda job: job.key in store.errors))
+    workers = [asyncio.create_task(_work(plan, progress, queue)) for _ in range(plan.concurrency)]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -71,11 +73,10 @@ async def run(plan: Plan, store: Store, progress: Progress) -> None:
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _work(plan: Plan, store: Store, progress: Progress, jobs: Iterator[tuple[Item, Method]]) -> None:
-    for item, method in jobs:
+async def _work(plan: Plan, progress: Progress, queue: Iterator[Job]) -> None:
+    for job in queue:
         if progress.stop:
             return
-        job = Job(plan, store, item, method)
         try:
             worked = await job.do()
         except Exception as error:
@@ -105,7 +106,7 @@ class Job:
     def scenario(self) -> Scenario:
         return self.plan.data.scenarios[self.item.scenario]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Of the generation: everything that decides it."""
         plan = self.plan
