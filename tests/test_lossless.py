@@ -208,7 +208,7 @@ def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
     """The demo model in float32, the demo's prompts and two more, and transformers' answers."""
     target, tokenizer = load(demo, dtype="float32", device="cpu"), load_tokenizer(demo)
     model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32)
-    lines = (REPOSITORY / "examples" / "demo-prompts.jsonl").read_text("utf-8").splitlines()
+    lines = (REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts.jsonl").read_text("utf-8").splitlines()
     asked = [*map(json.loads, lines), {"prompt": "Hello!"}, {"prompt": "Copy: one two one two one two one"}]
     prompts = [
         tokenizer.encode_chat(one.get("messages") or [{"role": "user", "content": one["prompt"]}]) for one in asked

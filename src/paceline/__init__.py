@@ -12,18 +12,18 @@ what the target alone would have written. The loop is in `paceline.engine`; star
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
-from paceline.tree import DraftTree
 
 if TYPE_CHECKING:
     from paceline.engine import Engine
     from paceline.sampling import SamplingParams
+    from paceline.tree import DraftTree
 
 __version__ = "0.1.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # These bring torch and transformers with them; `paceline --help` should not wait for that.
+    # These bring torch and transformers, or NumPy, with them; `paceline --help` should not wait for that.
     if name == "Engine":
         from paceline.engine import Engine
 
@@ -32,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from paceline.sampling import SamplingParams
 
         return SamplingParams
+    if name == "DraftTree":
+        from paceline.tree import DraftTree
+
+        return DraftTree
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

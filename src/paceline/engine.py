@@ -23,6 +23,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import perf_counter
 
+import torch
+
 from paceline.accept import LOSSLESS, Accepted, Rule, accept
 from paceline.clock import Clock, Profile
 from paceline.completion import Completion, Delta
@@ -37,6 +39,7 @@ from paceline.schedule import Ragged, Schedule, Turn
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.threads import Threads
 from paceline.tree import DraftTree, IntArray
 
 log = logging.getLogger("paceline")
@@ -59,6 +62,8 @@ class Engine:
     tokenizer      another one than the model's own.
     rule           the acceptance rule; every one but the default says whether it is lossless.
     schedule       which rows run when; by default `Ragged(max_batch, prefill_chunk)`.
+    threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
+                   fewer while other processes want the cores.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         rule: Rule = LOSSLESS,
         schedule: Schedule | None = None,
+        threads: int | None = None,
     ):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
@@ -93,6 +99,9 @@ class Engine:
         self.waiting: deque[Row] = deque()
         self.clock = Clock()
         self.drafter.clock = self.clock
+        if threads is not None:
+            self.target.threads = Threads(threads)
+        self._threads = torch.get_num_threads()
         self.rounds = 0
         self._next_id = 0
         self._failed: list[Row] = []
@@ -101,7 +110,7 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One round: what each row gained. Rows that ended have left when it returns."""
-        with self._booked() as round:
+        with self._booked() as round, self._on_threads(round):
             self._admit()
             self._draft(round, self.schedule.select(self.rows))
             self._verify(round)
@@ -325,6 +334,19 @@ class Engine:
             booked = PARTS.get(part, "bookkeeping")
             for row in round.rows:
                 row.stats.seconds[booked] = row.stats.seconds.get(booked, 0.0) + share
+
+    @contextmanager
+    def _on_threads(self, round: Round) -> Iterator[None]:
+        """Run a round on as many processor threads as pay now. The number changes in the middle of an answer only where
+        that cannot change its tokens."""
+        threads, may_change = self.target.threads, not self.rows or self.target.same_on_any_threads
+        self._threads = threads.begin(keep=None if may_change else self._threads)
+        try:
+            yield
+        finally:
+            nodes = sum(segment.num_run for segment in round.segments)
+            has_prompts = any(segment.is_prompt for segment in round.segments)
+            threads.end(None if has_prompts or not nodes else (self.drafter.name, len(round), nodes.bit_length()))
 
     @property
     def profile(self) -> Profile:

@@ -23,7 +23,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_con
     """Token ids of a prompt, int64 [n], checked against the model's vocabulary and context.
 
     Raises PromptError for a prompt that is empty, not readable, or leaves no room for an answer."""
-    ids = np.asarray(_ids(prompt, tokenizer))
+    ids = np.asarray(_ids(prompt, tokenizer, max_context))
     if not ids.size:
         raise PromptError("The prompt is empty; give it at least one token.")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -39,7 +39,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_con
     return tokens
 
 
-def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
+def _ids(prompt: Prompt, tokenizer: Tokenizer | None, max_context: int) -> Sequence[int]:
     if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
         raise PromptError(
             f"A prompt is text, a list of token ids or a list of messages, not {type(prompt).__name__}; "
@@ -51,4 +51,5 @@ def _ids(prompt: Prompt, tokenizer: Tokenizer | None) -> Sequence[int]:
         return prompt  # type: ignore[return-value]
     if tokenizer is None:
         raise PromptError("This engine has no tokenizer; give the prompt as token ids.")
+    tokenizer.refuse_long(prompt, max_context)  # type: ignore[arg-type]
     return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)  # type: ignore[arg-type]

@@ -16,28 +16,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from paceline.errors import NumericError, PacelineError
+from paceline.errors import NumericError, PacelineError, shortened
 from paceline.kernels.softmax import keep_best, softmax_of_row, token_at
 from paceline.tree import IntArray
 
 COLDEST = 1e-6
 """Lowest temperature above greedy: colder than this, logits divided by it could overflow."""
+MOST = 2**31 - 1
+"""Largest count: what the compiled functions take."""
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda t: t == 0 or COLDEST <= t < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
-    "top_k": (lambda k: index(k) >= 0, "a whole number, 0 (all tokens) or more"),
+    "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
+    "top_k": (lambda k: 0 <= index(k) <= MOST, f"a whole number, 0 (all tokens) to {MOST:,}"),
     "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
     "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1"),
-    "repetition_penalty": (lambda r: 0 < r < math.inf, "above 0 (1 is off)"),
+    "repetition_penalty": (lambda r: 0 < r + 0.0 < math.inf, "above 0 (1 is off)"),
     "logit_bias": (
-        lambda bias: all(index(i) >= 0 and b < math.inf for i, b in bias.items()),
+        lambda bias: all(index(i) >= 0 and b + 0.0 < math.inf for i, b in bias.items()),
         "a mapping from token ids to numbers (-inf bans a token)",
     ),
     "bad_words": (
         lambda words: all(len(w) > 0 and all(index(i) >= 0 for i in w) for w in words),
         "sequences of at least one token id",
     ),
-    "max_tokens": (lambda n: index(n) >= 1, "a whole number, 1 or more"),
+    "max_tokens": (lambda n: 1 <= index(n) <= MOST, f"a whole number, 1 or more (at most {MOST:,})"),
     "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
     "stop": (
         lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
@@ -91,10 +93,10 @@ class SamplingParams:
             value = getattr(self, name)
             try:
                 good = fits(value)
-            except (TypeError, AttributeError):  # not even of the right kind
+            except (TypeError, AttributeError, OverflowError):  # of another kind, or too large
                 good = False
             if not good:
-                raise PacelineError(f"{name} is {value!r}; it must be {rule}.")
+                raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
 
     @property
     def is_greedy(self) -> bool:

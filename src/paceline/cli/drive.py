@@ -201,15 +201,16 @@ def compare(
     interrupt: Interrupt,
     refused: Refused,
     watch: Watch,
+    turn: int = 0,
 ) -> Iterator[Comparison]:
-    """Answer every job with both engines, which share a target.
+    """Answer every job with both engines, which share a target. In odd turns the drafts go first.
 
     Both are warmed up before, and they take turns at going first, batch by batch: a machine that slows down or speeds
     up meanwhile favours neither. Rows that sample get one seed for both."""
     for one in (plain, engine):
         warm_up(one)
-    jobs = [_with_seed(job) for job in jobs]
-    for n, start in enumerate(range(0, len(jobs), engine.max_batch)):
+    jobs = [with_seed(job) for job in jobs]
+    for n, start in enumerate(range(0, len(jobs), engine.max_batch), turn):
         batch: Sequence[Job] = jobs[start : start + engine.max_batch]
         answers: dict[Engine, dict[int, Answer]] = {engine: {}, plain: {}}
         for one in (plain, engine) if n % 2 == 0 else (engine, plain):
@@ -223,7 +224,8 @@ def compare(
                 yield Comparison(job, drafted, baseline)
 
 
-def _with_seed(job: Job) -> Job:
+def with_seed(job: Job) -> Job:
+    """The job with a seed, if it needs one: so that it is answered alike whenever it is."""
     if job.params.is_greedy or job.params.seed is not None:
         return job
     return replace(job, params=replace(job.params, seed=secrets.randbelow(2**31)))

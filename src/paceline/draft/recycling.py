@@ -25,7 +25,6 @@ Where we differ from the paper's code (github.com/Luowaterbi/TokenRecycling), an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +39,7 @@ from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.store import HEADER, open_store, writing
 from paceline.errors import MethodError, StoreError
 from paceline.kernels.topk import top_tokens
+from paceline.records import loads
 from paceline.round import Round
 from paceline.row import Request
 from paceline.target.base import Facts, Needs
@@ -228,7 +228,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
     text = Path(file).read_text("utf-8")
     if not text.lstrip().startswith("["):
         return [tuple(map(int, word)) for word in text.split()]
-    paths = json.loads(text)
+    paths = loads(text)
     if not all(isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths):
         raise ValueError("in JSON a path is a list of whole numbers")
     return [tuple(path) for path in paths]

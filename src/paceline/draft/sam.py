@@ -244,7 +244,10 @@ class _Past:
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()
-        self._text = np.empty(capacity, np.int32)
+        try:
+            self._text = np.empty(capacity, np.int32)
+        except (MemoryError, ValueError, OverflowError):  # the latter two: more than an address can say
+            raise MethodError(f"sam: past is {2 * capacity}; there is no memory for that many tokens.") from None
 
     def has_room(self, count: int) -> bool:
         """Whether so many tokens fit in, or there is nothing that could be forgotten for them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from paceline.clock import Clock
 from paceline.round import Segment, Verdict
 from paceline.target.tokenizer import Tokenizer
+from paceline.threads import Threads
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Target(ABC):
     so is weight_bytes, the bytes of weights that a forward over one token reads: all but the input embedding, of which
     it reads one row, unless that is the output head as well. weights_fingerprint tells one training from another.
     `tokenizer` is the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
-    `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there.
+    `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there. `threads` are those of all
+    engines of this target; with `same_on_any_threads` its logits are, bit for bit, the same on any number of them.
     """
 
     vocab_size: int
@@ -87,6 +90,12 @@ class Target(ABC):
     device: torch.device
     clock: Clock
     tokenizer: Tokenizer | None = None
+    same_on_any_threads = False
+
+    @cached_property
+    def threads(self) -> Threads:
+        """Chosen by how rounds of this target fare; on an accelerator the processor's hardly matter."""
+        return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     def check(self, needs: Needs) -> None:  # noqa: B027
         """Raise ModelError if this target cannot give a drafter what it needs."""

@@ -108,6 +108,9 @@ class Decoder(CachedTarget):
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
+        linears = [self.head, *(one for b in self.blocks for one in (b.qkv, b.out, b.gate_up, b.down))]
+        # oneDNN and MKL add in an order that hangs on the number of threads; our products and attention do not.
+        self.same_on_any_threads = all(linear.panels is not None for linear in linears)
         self.cache = self.new_cache(s.num_layers)
         self.clock = Clock()
 

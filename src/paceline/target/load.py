@@ -9,7 +9,6 @@ is unpickled, and no code from the folder runs unless asked for. Whatever is wro
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
+from paceline.records import loads
 from paceline.target import decoder, hf
 from paceline.target.base import Target
+from paceline.target.checks import check_config, check_layers, check_numbers, end_tokens
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
@@ -60,12 +61,15 @@ def load(
     wanted = _dtype(dtype)
     name, folder = _name(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
+    check_config(config, folder / "config.json")
     tensors = open_weights(folder)
     wanted = wanted or _own_dtype(config, tensors, to)
     ends = _eos_token_ids(folder, config)
     reason = _not_native(config)
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
+    if getattr(config, "quantization_config", None) is None:
+        check_numbers(folder, [key for key in tensors if key.endswith(".weight")], tensors)
     if native is False or reason:
         made: Target = hf.load(
             folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
@@ -88,6 +92,7 @@ def _load_native(
 ) -> Target:
     shapes = weight_shapes(config)
     check_shapes(folder, shapes, tensors)
+    check_layers(folder, config.num_hidden_layers, tensors)
     weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
     return decoder.Decoder(config, weights, name=name, dtype=dtype, device=device, eos_token_ids=ends)
 
@@ -214,9 +219,9 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} is not valid JSON: {hf.one_line(error)}") from error
+        raise ModelError(f"{file} cannot be read: {hf.one_line(error)}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{file} should hold a JSON object, not a {type(found).__name__}")
     return found
@@ -224,12 +229,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     """Tokens that end an answer: those of config.json and of generation_config.json together."""
-    found: set[int] = set()
+    own = getattr(config.get_text_config(), "eos_token_id", None)
     generation = folder / "generation_config.json"
     texts = _read_json(generation) if generation.exists() else {}
-    for ids in (getattr(config.get_text_config(), "eos_token_id", None), texts.get("eos_token_id")):
-        found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    return tuple(sorted(found))
+    return tuple(sorted(end_tokens(own, folder / "config.json") | end_tokens(texts.get("eos_token_id"), generation)))
 
 
 def _dtype(word: str | torch.dtype) -> torch.dtype | None:
@@ -288,6 +291,9 @@ def open_weights(folder: Path) -> dict[str, Any]:
     for file in _weight_files(folder):
         try:
             opened = safe_open(file, framework="pt")
+        except OSError as error:
+            why = "it is a folder" if file.is_dir() else error.strerror or hf.one_line(error)
+            raise ModelError(f"{file} cannot be read as weights: {why}") from error
         except SafetensorError as error:
             with file.open("rb") as raw:
                 pointer = raw.read(30).startswith(b"version https://git-lfs")

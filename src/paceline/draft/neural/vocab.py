@@ -31,6 +31,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline.errors import MethodError
+from paceline.records import loads
 from paceline.target.base import Facts, Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
@@ -174,7 +175,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
             names = set(opened.keys())
             wanted = {n for n in names if n in ("keep", "counts", OFFSETS, MEMBERS) or n.startswith("must.")}
             tensors = {name: opened.get_tensor(name) for name in sorted(wanted)}
-            header: dict[str, Any] = json.loads((opened.metadata() or {}).get("paceline", "{}"))
+            header: dict[str, Any] = loads((opened.metadata() or {}).get("paceline", "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         raise MethodError(f"{file} cannot be read as a vocabulary ({error}); make it again") from None
     if "keep" not in tensors and OFFSETS not in tensors:
