@@ -1,8 +1,8 @@
-"""Two alignment runs of one plan beside each other, phase by phase, as a Markdown table: drafts and prefix reuse against
-plain decoding.
+"""Two alignment runs of one plan beside each other, phase by phase, as a Markdown table: drafts and prefix reuse
+against plain decoding.
 
-    paceline eval align --model models/demo -t 0 --dtype float32 --concurrency 1 ... --out runs/ours
-    paceline eval align --model models/demo -t 0 --dtype float32 --concurrency 1 ... --draft none --no-reuse --out runs/plain
+    paceline eval align --model models/demo -t 0 --dtype float32 --concurrency 1 --out runs/ours
+    paceline eval align --model models/demo -t 0 --dtype float32 --concurrency 1 --out runs/plain --draft none --no-reuse
     python benchmarks/align_phases.py runs/ours runs/plain
 
 Prompt tokens that are run, tokens a round and the engine's seconds; and whether every answer and thought is identical.

@@ -59,6 +59,12 @@ def test_without_streams_and_without_usage() -> None:
     assert (reply.call.prefilled, reply.call.generated) == (None, None)
 
 
+def test_text_that_no_file_can_hold_is_mended() -> None:
+    with Scripted(lambda body: "half \ud83d of it") as server:
+        (reply,) = ask(server, request())
+    assert reply.text == "half ? of it"
+
+
 def test_samples_have_seeds_of_their_own() -> None:
     with Scripted(echo) as server:
         ask(server, request(), request(sample=2))

@@ -155,6 +155,33 @@ def test_ctrl_c_ends_with_what_is_under_way(tmp_path: Path) -> None:
     assert sorted(generations) == sorted(judged)
 
 
+def test_a_second_ctrl_c_breaks_off(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Scripted(delay=1.0) as server:
+        options = ["--model", f"{server.url}#m", "--method", "vanilla", "--concurrency", "2", "--out", str(out)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "eval", "align", *options], stderr=subprocess.PIPE, text=True
+        )
+        _wait_for(out, 1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said.splitlines() == ["interrupted"]
+
+
+def test_what_failed_before_is_tried_after_all_others(tmp_path: Path) -> None:
+    with Scripted(trouble=poisoned) as bad:
+        go(bad, tmp_path / "run", methods="vanilla")
+        before = len(bad.requests)
+        go(bad, tmp_path / "run", methods="vanilla,raw", concurrency=1)
+        later = [body["messages"][1]["content"] for body in bad.requests[before:] if not is_judge(body)]
+    # Of each: 10 answers by raw that work, and 2 by either method that do not.
+    assert len(later) == 14
+    assert sum("Korvana or Bellmoor?" in text for text in later[-2:]) == 2
+
+
 def poisoned(body: dict[str, Any], attempt: int) -> str | None:
     return "400" if "Korvana or Bellmoor?" in json.dumps(body) and not is_judge(body) else None
 

@@ -86,7 +86,10 @@ def align(wish: Wish, progress: Progress) -> Outcome:
     data, methods = read(wish.data, wish.scenarios, wish.limit), read_methods(wish.methods)
     names = list(wish.judges) or ([CHECKS] if wish.data.split(",")[0] == "sample" else [])
     _check(wish, methods, names)
-    return asyncio.run(_run(wish, data, methods, names, progress))
+    try:
+        return asyncio.run(_run(wish, data, methods, names, progress))
+    except asyncio.CancelledError:  # a second Ctrl-C
+        raise KeyboardInterrupt from None
 
 
 def _check(wish: Wish, methods: Sequence[Method], judges: Sequence[str]) -> None:

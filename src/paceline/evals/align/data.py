@@ -9,7 +9,6 @@ columns safety_spec_1.. and behavioral_spec_1..; unused columns are empty.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from paceline.errors import PacelineError, meant
 from paceline.evals.align import sample
 from paceline.evals.align.types import Data, Item, Kind, Rule, Scenario
+from paceline.records import loads, objects
 
 PROMPTS, RULES, ABOUT = "prompts.json", "specifications.json", "scenario.json"
 TABLES = (".parquet", ".jsonl", ".json")
@@ -126,7 +126,7 @@ def _repository(folder: Path) -> tuple[Scenario, list[Item]]:
 
 def _json(file: Path, kind: type) -> Any:
     try:
-        value = json.loads(file.read_text("utf-8"))
+        value = loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}") from None
     if not isinstance(value, kind):
@@ -199,11 +199,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
             rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
             return rows
-        text = path.read_text("utf-8")
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.split("\n") if line.strip()]
-        value = json.loads(text)
-        return list(value)
+            return [row for _, row in objects(path, DataError, "a prompt with its rules")]
+        return list(loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     except ImportError:

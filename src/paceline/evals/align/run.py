@@ -17,7 +17,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.evals.align import prompts
 from paceline.evals.align.backends.base import Backend
-from paceline.evals.align.judge import Judge
+from paceline.evals.align.judge import Judge, Unjudged
 from paceline.evals.align.methods import Method
 from paceline.evals.align.methods.base import Setting, Task
 from paceline.evals.align.scorers import Scorer
@@ -82,7 +82,7 @@ async def _work(plan: Plan, progress: Progress, queue: Iterator[Job]) -> None:
         except Exception as error:
             job.note(error)
             progress.failed += 1
-            progress.in_a_row += 1
+            progress.in_a_row += not isinstance(error, Unjudged)  # whose backend answers, if not well
             progress.last_error = f"{type(error).__name__}: {error}"
             if progress.in_a_row > plan.concurrency + HOPELESS:
                 raise PacelineError(f"{progress.in_a_row} items failed in a row; the last: {error}") from error

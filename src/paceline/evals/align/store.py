@@ -12,13 +12,13 @@ again. Rows are never changed. Only their keys and places are kept in memory.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.records import Appender, NotJSON, as_object, loads, write_whole
 
 RUN, GENERATIONS, JUDGEMENTS, ERRORS = "run.json", "generations.jsonl", "judgements.jsonl", "errors.jsonl"
 KIND = "align"
@@ -26,21 +26,21 @@ KIND = "align"
 
 
 class Lines:
-    """Rows of a file by their "key"; a later row of a key would replace an earlier one."""
+    """Rows of a file by their "key"; a later row of a key takes the place of an earlier one."""
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = path.open("a+b", buffering=0)
         self._at: dict[str, int] = {}
+        self._file = Appender.open(path, then="; what is there is safe, and the same command goes on")
         self._end = self._index()
 
     def _index(self) -> int:
         """Note where rows are; cut off a torn last line. Returns the file's length."""
         at = 0
-        with self.path.open("rb") as lines:
+        with self.path.open("r+b") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
-                    self._file.truncate(at)
+                    lines.truncate(at)
                     break
                 self._at[str(parse(line, self.path).get("key"))] = at
                 at += len(line)
@@ -62,18 +62,10 @@ class Lines:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row in one piece; if that fails the file is as it was."""
-        line = (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "replace")
-        rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            self._file.truncate(self._end)
-            raise PacelineError(
-                f"{self.path} cannot be written: {error.strerror}; what is there is safe, and the same command goes on"
-            ) from error
+        line = json.dumps(row, ensure_ascii=False)
+        self._file.append([line])
         self._at[str(row.get("key"))] = self._end
-        self._end += len(line)
+        self._end += len(line.encode()) + 1
 
     def close(self) -> None:
         self._file.close()
@@ -100,7 +92,7 @@ class Store:
             store = cls(path)
         except OSError as error:
             raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
-        write_whole(path / RUN, about)
+        write_whole(path / RUN, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return store
 
     def __enter__(self) -> Store:
@@ -127,18 +119,15 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 def parse(line: bytes, path: Path) -> dict[str, Any]:
     """A line's object; PacelineError if it is none."""
     try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise PacelineError(f"{path} holds a line that is not JSON ({error}); mend or remove that line") from None
-    if not isinstance(row, dict):
-        raise PacelineError(f"{path} holds a line that is not a JSON object; mend or remove that line")
-    return row
+        return as_object(line, "a row of a run")
+    except NotJSON as error:
+        raise PacelineError(f"{path} holds a line that is {error}; mend or remove that line") from None
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder holds an alignment run."""
     try:
-        about = json.loads((path / RUN).read_text("utf-8"))
+        about = loads((path / RUN).read_bytes())
     except (OSError, ValueError):
         return False
     return isinstance(about, dict) and about.get("kind") == KIND
@@ -148,15 +137,8 @@ def read_about(path: Path) -> dict[str, Any]:
     """run.json of a folder; PacelineError if it holds no alignment run."""
     if not is_run(path):
         raise PacelineError(f"{path} holds no alignment run; paceline eval align --out makes one")
-    about: dict[str, Any] = json.loads((path / RUN).read_text("utf-8"))
+    about: dict[str, Any] = loads((path / RUN).read_bytes())
     return about
-
-
-def write_whole(file: Path, value: Any) -> None:
-    """A whole JSON file or none."""
-    draft = file.with_name(file.name + ".part")
-    draft.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(draft, file)
 
 
 def _check(path: Path, about: Mapping[str, Any]) -> None:

@@ -92,7 +92,9 @@ class Endpoint:
                 yield response
         except httpx2.TimeoutException as error:
             raise Passing(f"{host.url} timed out ({type(error).__name__})") from None
-        except httpx2.TransportError as error:
+        except httpx2.InvalidURL as error:
+            raise BackendError(f"{host.url} is no address: {error}") from None
+        except httpx2.HTTPError as error:
             raise Passing(f"{host.url} broke off: {error or type(error).__name__}") from None
 
     async def _complain(self, host: Host, response: httpx2.Response) -> None:
@@ -142,7 +144,7 @@ class Endpoint:
             generated=generated,
             tries=tries,
         )
-        reply = Reply("".join(parts.text), call, "".join(parts.reasoning))
+        reply = Reply(_text(parts.text), call, _text(parts.reasoning))
         if parts.finish_reason == "length" and generated is not None and generated < request.decoding.max_tokens:
             raise CutShort(reply)
         return reply
@@ -160,7 +162,7 @@ async def find_model(url: str, key: str | None = None) -> str:
         async with httpx2.AsyncClient(headers=headers, timeout=CONNECT_SECONDS) as client:
             response = await client.get(f"{url.rstrip('/')}/models")
             names = [str(one["id"]) for one in response.raise_for_status().json()["data"]]
-    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise BackendError(
             f"{url}/models cannot be read ({error or type(error).__name__}); is the server up? "
             "A model is named behind a #: http://host:8000/v1#model"
@@ -180,6 +182,11 @@ def parse(spec: str) -> tuple[list[str], str]:
     """Addresses and the model's name, "" if it is not given, of "URL[,URL...][#model]"."""
     urls, _, model = spec.partition("#")
     return [url.strip() for url in urls.split(",") if url.strip()], model.strip()
+
+
+def _text(pieces: list[str]) -> str:
+    """Pieces joined; half a surrogate pair, which JSON may hold and no file can, becomes a question mark."""
+    return "".join(pieces).encode("utf-8", "replace").decode()
 
 
 def _seconds(text: str | None) -> float | None:

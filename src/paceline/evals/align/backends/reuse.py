@@ -56,13 +56,16 @@ class Reuse(Drafter):
         self._cache: ParkingCache | None = None
 
     def bind(self, target: Facts) -> None:
-        """Give the target a cache that parks. Raises ModelError unless it is our own decoder."""
-        if not isinstance(target, Decoder) or self.needs.hidden_layers or self.needs.callback_layer is not None:
-            raise ModelError("prefix reuse works with our own decoder, and drafters that need no hidden states")
+        """Give the target a cache that parks. Raises ModelError unless target and drafter can do with it."""
+        if not isinstance(target, Decoder):
+            raise ModelError("prefix reuse needs a model that our own decoder runs; give --no-reuse")
         s = target.shape
         self._cache = ParkingCache(s.num_layers, s.num_kv_heads, s.head_dim, s.max_context, target.dtype, target.device)
         target.cache = self._cache
         self.inner.bind(target)
+        self.needs = self.inner.needs
+        if self.needs.hidden_layers or self.needs.callback_layer is not None or self.needs.resume_layer is not None:
+            raise ModelError(f"{self.name} must see the states of every prompt token; give --no-reuse")
 
     def start(self, row: Request) -> None:
         assert isinstance(row, Row)  # this one runs in our engine alone

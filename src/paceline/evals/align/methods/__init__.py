@@ -81,7 +81,7 @@ def _one(text: str) -> Method:
 
 def _label(name: str, config: Any) -> str:
     changed = [f for f in fields(config) if getattr(config, f.name) != f.default] if config is not None else []
-    return ",".join([name, *(f"{f.name}={getattr(config, f.name)}" for f in changed)])
+    return ",".join([name, *(f"{f.name}={str(getattr(config, f.name)).lower()}" for f in changed)])
 
 
 MAY_BE_ZERO = ("iterations", "rounds", "step_tokens")
