@@ -2,7 +2,7 @@
 against plain decoding.
 
     paceline eval align --model models/demo -t 0 --dtype float32 --concurrency 1 --out runs/ours
-    paceline eval align --model models/demo -t 0 --dtype float32 --concurrency 1 --out runs/plain --draft none --no-reuse
+    paceline eval align --model models/demo -t 0 --dtype float32 --concurrency 1 --out runs/plain -d none --no-reuse
     python benchmarks/align_phases.py runs/ours runs/plain
 
 Prompt tokens that are run, tokens a round and the engine's seconds; and whether every answer and thought is identical.
