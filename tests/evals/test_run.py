@@ -224,6 +224,13 @@ def test_a_judge_that_never_can_be_read_fails_its_items_alone(tmp_path: Path) ->
     assert all("Asked 4 times" in row["error"] and len(row["calls"]) == 4 for row in rows(tmp_path / "run" / ERRORS))
 
 
+def test_a_judge_that_fails_keeps_no_other_from_judging(tmp_path: Path) -> None:
+    with Scripted(lambda body: "no form" if is_judge(body) else write(body)) as server:
+        outcome = go(server, tmp_path / "run", methods="vanilla", judges=("self", "checks"))
+    overall = [row for row in outcome.results if row["scenario"] == "overall"]
+    assert [(row["judge"], row["judged"], row["failed"]) for row in overall] == [("scripted", 0, 12), ("checks", 12, 0)]
+
+
 def test_a_dead_server_ends_the_run_instead_of_failing_every_item(tmp_path: Path) -> None:
     with Scripted(trouble=lambda body, attempt: "400") as server, pytest.raises(PacelineError, match="failed in a row"):
         go(server, tmp_path / "run", data="sample,items=200", methods="vanilla")

@@ -48,6 +48,7 @@ def page(folder: Path) -> str:
         rules=_rules(folder, about),
         phases=by_phase(folder, about),
         answers=_answers(folder, about),
+        shown=SHOWN,
         files=f"{GENERATIONS} and {JUDGEMENTS}",
         pc=lambda share: "\N{EN DASH}" if share is None else f"{100 * share:.2f}",
         num=lambda value, digits=0: number(value, digits),

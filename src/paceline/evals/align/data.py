@@ -32,7 +32,7 @@ class DataError(PacelineError):
 def read(source: str, scenarios: Sequence[str] = (), limit: int | None = None) -> Data:
     """Scenarios of `source`: "sample", "sample,items=N", a folder, a YAML or Markdown file, or a hub id.
 
-    scenarios  names to keep; all if empty. limit: at most so many items, scenarios and labels in turn.
+    scenarios  names to keep; all if empty. limit: the most items, with scenarios and labels in turn.
     Raises DataError in one line if something is missing or broken."""
     found = _read(source)
     data = Data(source, {s.key: s for s, _ in found}, tuple(item for _, items in found for item in items))

@@ -49,7 +49,7 @@ def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     about = read_about(folder)
     scoring = Scoring(**about["scoring"])
     groups = collect(folder, about, scoring)
-    failed = _failed(folder)
+    failed = _failed(folder, about)
     planned = {scenario["key"]: len(scenario["items"]) for scenario in about["scenarios"]}
     planned[OVERALL] = sum(planned.values())
     made = []
@@ -58,7 +58,7 @@ def results(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             for scenario in [OVERALL, *(s["key"] for s in about["scenarios"])]:
                 group = groups.get((judge, method, scenario), Group())
                 row = {"method": method, "scenario": scenario, "judge": judge, "items": planned[scenario]}
-                made.append(row | _figures(group, scoring) | {"failed": failed[method, scenario]})
+                made.append(row | _figures(group, scoring) | {"failed": failed[judge, method, scenario]})
     return made, about
 
 
@@ -108,9 +108,8 @@ def planned_rows(file: Path, about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     methods, judges = set(about["methods"]), {judge["id"] for judge in about["judges"]}
     items = {id: shown for scenario in about["scenarios"] for id, shown in scenario["items"].items()}
     for row in rows(file):
-        if row["method"] in methods and items.get(row["item"]) == row["digest"] and row.get("judge_id", "") in {
-            *judges, ""
-        }:  # fmt: skip
+        wanted = row["method"] in methods and items.get(row["item"]) == row["digest"]
+        if wanted and ("judge_id" not in row or row["judge_id"] in judges):
             yield row
 
 
@@ -128,15 +127,17 @@ def _both(groups: dict[tuple[str, str, str], Group], judge: str, row: dict[str, 
     return [groups.setdefault((judge, row["method"], name), Group()) for name in (row["scenario"], OVERALL)]
 
 
-def _failed(folder: Path) -> Counter[tuple[str, str]]:
-    """Items without an answer or a verdict because of an error, by (method, scenario), overall too. Errors that a
-    later try has mended do not count."""
-    generated = {row["key"] for row in rows(folder / GENERATIONS)}
-    judged = {row["generation"] for row in rows(folder / JUDGEMENTS)}
-    failed: Counter[tuple[str, str]] = Counter()
-    for key, row in {row["key"]: row for row in rows(folder / ERRORS)}.items():
-        if key not in generated or key not in judged:
-            failed.update([(row["method"], row["scenario"]), (row["method"], OVERALL)])
+def _failed(folder: Path, about: dict[str, Any]) -> Counter[tuple[str, str, str]]:
+    """Items without an answer or a verdict because of an error, by (judge, method, scenario), overall too. Errors that
+    a later try has mended do not count."""
+    answered = {row["key"]: row["unanswered"] is None for row in planned_rows(folder / GENERATIONS, about)}
+    judged = {(row["judge"], row["generation"]) for row in planned_rows(folder / JUDGEMENTS, about)}
+    failed: Counter[tuple[str, str, str]] = Counter()
+    for key, row in {row["key"]: row for row in planned_rows(folder / ERRORS, about)}.items():
+        for judge in judge_labels(about):
+            unjudged = bool(judge) and answered.get(key, False) and (judge, key) not in judged
+            if key not in answered or unjudged:
+                failed.update([(judge, row["method"], row["scenario"]), (judge, row["method"], OVERALL)])
     return failed
 
 

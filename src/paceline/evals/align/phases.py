@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.evals.align.figures import planned_rows
-from paceline.evals.align.store import ERRORS, GENERATIONS, JUDGEMENTS, read_about, rows
+from paceline.evals.align.store import ERRORS, GENERATIONS, JUDGEMENTS, read_about
 
 SUMS = ("requests", "prefilled", "cached", "injected", "generated", "rounds", "draft_tokens", "seconds")
 
@@ -20,7 +20,8 @@ SUMS = ("requests", "prefilled", "cached", "injected", "generated", "rounds", "d
 def by_phase(folder: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
     """One row a method and phase, in the order they are met; nothing if the model was asked over HTTP."""
     sums: dict[tuple[str, str], dict[str, float]] = {}
-    failed = {row["key"]: row for row in rows(folder / ERRORS)}  # the last try alone, where there were several
+    # Of what failed, the last try alone.
+    failed = {row["key"]: row for row in planned_rows(folder / ERRORS, about)}
     for row in chain(*(planned_rows(folder / file, about) for file in (GENERATIONS, JUDGEMENTS)), failed.values()):
         for call in row.get("calls") or ():
             if call["speculation"] is not None:

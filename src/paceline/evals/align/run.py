@@ -126,11 +126,20 @@ class Job:
             row = await self._generate()
         if row["unanswered"] is not None:
             return worked
+        errors: list[Exception] = []
         for judge in self.plan.judges:
             key = digest([self.key, judge.identity])
-            if key not in self.store.judgements:
+            if key in self.store.judgements:
+                continue
+            worked = True
+            try:
                 await self._judge(judge, key, row)
-                worked = True
+            except Exception as error:  # the other judges are asked all the same
+                errors.append(error)
+        for error in errors[:-1]:
+            self.note(error)
+        if errors:
+            raise errors[-1]
         return worked
 
     async def _generate(self) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse(line: bytes, path: Path) -> dict[str, Any]:
-    """A line's object; PacelineError if it is none."""
+    """A line's object; PacelineError if it holds something else."""
     try:
         return as_object(line, "a row of a run")
     except NotJSON as error:

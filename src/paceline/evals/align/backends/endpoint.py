@@ -165,11 +165,11 @@ async def find_model(url: str, key: str | None = None) -> str:
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise BackendError(
             f"{url}/models cannot be read ({error or type(error).__name__}); is the server up? "
-            "A model is named behind a #: http://host:8000/v1#model"
+            "A model is named after a #: http://host:8000/v1#model"
         ) from None
     if len(names) != 1:
         offered = ", ".join(names) or "nothing"
-        raise BackendError(f"{url} offers {offered}; name one behind a #: {url}#model")
+        raise BackendError(f"{url} offers {offered}; name one after a #: {url}#model")
     return names[0]
 
 

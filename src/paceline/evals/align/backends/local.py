@@ -53,7 +53,7 @@ class Local:
         drafter: Drafter = create(draft)
         self._scoped = Scoped(lambda: create(draft)) if fits(drafter) else None
         drafter = self._scoped or drafter
-        self._reuse = Reuse(drafter, parked=2 * batch) if reuse else None
+        self._reuse = Reuse(drafter, parked=2 * batch + 2) if reuse else None
         self.engine = Engine(model, self._reuse or drafter, dtype=dtype, device=device, max_batch=batch)
         if self.engine.tokenizer is None or not self.engine.tokenizer.has_chat_template:
             raise ModelError(f"{model} has no chat template, and alignment is measured in conversations")

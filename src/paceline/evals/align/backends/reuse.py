@@ -24,8 +24,9 @@ from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree, IntArray
 
-SHORTEST = 16
-"""Tokens that must be shared for a slot to be taken over."""
+SHORTEST, LEAST = 16, 0.25
+"""Tokens, and the share of what a slot holds, that must be shared for it to be taken over: what is not shared is lost,
+and another prompt might have gone on from it."""
 
 
 class ParkingCache(RaggedCache):
@@ -70,7 +71,7 @@ class Reuse(Drafter):
     def start(self, row: Request) -> None:
         assert isinstance(row, Row)  # this one runs in our engine alone
         slot, shared = self._best(row)
-        if shared >= SHORTEST:
+        if shared >= SHORTEST and shared >= LEAST * len(self._parked[slot]):
             self._take(row, slot, shared)
         self.saved[row.id] = row.cached
         self.inner.start(row)

@@ -28,7 +28,7 @@ async def best_of_n(task: Task, config: BestOfNConfig) -> Generation:
 
 
 async def rewards(task: Task, answers: list[Said]) -> list[float]:
-    """A score for each answer; one that is none has the lowest."""
+    """A score for each answer; the lowest for what is no answer."""
     assert task.scorer is not None
     scorer = task.scorer
 
