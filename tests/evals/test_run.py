@@ -74,6 +74,18 @@ def test_the_sample_with_its_checks_gives_sar_exactly(tmp_path: Path) -> None:
     assert 0.1 < overall["sar"] < 0.9
 
 
+def test_specbench_itself_runs_to_the_end(shared: Path, tmp_path: Path) -> None:
+    with Scripted() as server:
+        outcome = go(server, tmp_path / "run", data=str(shared / "data" / "specbench-alignment"), limit=30)
+    assert outcome.complete
+    overall = [row for row in outcome.results if row["scenario"] == "overall"]
+    assert [row["judged"] for row in overall] == [30, 30, 30]
+    judged = list(rows(tmp_path / "run" / JUDGEMENTS))
+    assert {row["scenario"]: len(row["verdicts"]) for row in judged} == {
+        "Biochem": 20, "Child": 22, "Code": 21, "Health": 19, "Travel": 21,
+    }  # fmt: skip
+
+
 def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     with Scripted() as calm:
         first = go(calm, tmp_path / "calm")
