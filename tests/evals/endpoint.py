@@ -161,6 +161,8 @@ class Scripted:
         key = hashlib.sha256(raw).hexdigest()
         self._attempts[key] += 1
         trouble = self.trouble(body, self._attempts[key])
+        if path.endswith("/classify") and trouble is None:
+            return await self._whole(writer, 200, {"data": [{"index": 0, "probs": [len(body["input"]) / 1000]}]})
         if self.slots is not None and self.busy >= self.slots:
             trouble = "429"
         if trouble is not None and trouble.isdigit():

@@ -144,6 +144,12 @@ def test_the_sample_has_specbenchs_form() -> None:
     assert all(sample.topic(i) in i.prompt for i in whole)
 
 
+def test_digests_are_the_same_in_every_run() -> None:
+    data = read("sample")
+    assert data.scenarios["Recipes"].digest == "d9a43f7696ece277"
+    assert data.items[0].digest != data.items[1].digest
+
+
 def test_references_of_the_sample_keep_its_rules() -> None:
     data = read("sample,items=60")
     for item in data.items:

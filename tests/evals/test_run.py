@@ -1,5 +1,6 @@
 """Whole runs: the ground truth, every trouble at once, kill -9 and resume, errors aside, accounts, memory."""
 
+import asyncio
 import json
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from paceline.errors import PacelineError
 from paceline.evals.align import sample
@@ -19,8 +21,10 @@ from paceline.evals.align.backends.retry import Retry
 from paceline.evals.align.command import Outcome, Wish, align
 from paceline.evals.align.data import read
 from paceline.evals.align.run import Progress
+from paceline.evals.align.scorers import ModelScorer
 from paceline.evals.align.scoring import sar
 from paceline.evals.align.store import ERRORS, GENERATIONS, JUDGEMENTS, rows
+from tests import models
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
 
 QUICK = Retry(tries=10, base=0.01, longest=0.1)
@@ -115,6 +119,7 @@ from pathlib import Path
 from paceline.evals.align.backends.base import Decoding
 from paceline.evals.align.command import Wish, align
 from paceline.evals.align.run import Progress
+from paceline.evals.align.scorers import ModelScorer
 align(Wish(sys.argv[1], "sample", "vanilla,align3", Path(sys.argv[2]), judges=("self",),
            decoding=Decoding(400, 0.0), concurrency=2), Progress())
 """
@@ -325,6 +330,47 @@ def test_best_of_n_and_tpo_by_the_judges_own_score(tmp_path: Path) -> None:
     for row in rows(tmp_path / "run" / GENERATIONS):
         assert row["scores"][row["chosen"]] == max(row["scores"])
         assert len(row["scores"]) == (3 if row["method"].startswith("best") else 4)
+
+
+def test_a_scoring_server_chooses(tmp_path: Path) -> None:
+    with Scripted(trouble=lambda body, attempt: "503" if "input" in body and attempt == 1 else None) as server:
+        outcome = go(
+            server, tmp_path / "run", methods="best-of-n,n=2", limit=3, reward=f"{server.url}/classify#rm",
+            decoding=Decoding(400, 0.7, seed=1),
+        )  # fmt: skip
+        scored = [body for body in server.requests if body["path"].endswith("/classify")]
+    assert outcome.complete
+    assert all(body["model"] == "rm" and body["input"].startswith("User: ") for body in scored)
+    for row in rows(tmp_path / "run" / GENERATIONS):
+        assert row["scores"] == [(len(f"User: {row['prompt']}\n\nAssistant: {row['response']}")) / 1000] * 2
+
+
+def test_a_local_reward_model_scores_the_conversation(tmp_path: Path) -> None:
+    config = models.config("llama2", num_labels=1, pad_token_id=0)
+    reward = transformers.AutoModelForSequenceClassification.from_config(config)
+    models.randomize(reward)
+    reward.save_pretrained(tmp_path)
+    models.tokenizer().save_pretrained(tmp_path)
+    (scenario, (item, *_)), *_ = sample.read()
+    scorer = ModelScorer(str(tmp_path), adversarial=False)
+    (one, _), (again, _), (other, _) = (
+        asyncio.run(scorer.score(item, scenario, text)) for text in ("the cat", "the cat", "the little dog")
+    )
+    assert one == again != other
+    with pytest.raises(PacelineError, match="reward model"):
+        ModelScorer(str(tmp_path / "nothing"), adversarial=False)
+
+
+def test_a_finished_run_has_nothing_to_retry(tmp_path: Path) -> None:
+    """The official code falls over an empty batch of retries."""
+    with Scripted() as server:
+        first = go(server, tmp_path / "run", methods="vanilla")
+        asked = len(server.requests)
+        again = go(server, tmp_path / "run", methods="vanilla")
+        assert len(server.requests) == asked
+    assert (again.progress.done, again.progress.found) == (12, 12)
+    assert again.complete
+    assert again.results == first.results
 
 
 def _resident() -> int:

@@ -184,8 +184,8 @@ def _scorer(wish: Wish, methods: Sequence[Method], judges: Sequence[Judge]) -> S
     if wish.reward == "judge":
         return JudgeScorer(judges[0], scoring_of(wish), not wish.plain_prompts)
     if wish.reward.startswith(("http://", "https://")):
-        return ServerScorer(wish.reward)
-    return ModelScorer(wish.reward)
+        return ServerScorer(wish.reward, not wish.plain_prompts, wish.retry)
+    return ModelScorer(wish.reward, not wish.plain_prompts)
 
 
 def describe(wish: Wish, plan: Plan) -> dict[str, Any]:

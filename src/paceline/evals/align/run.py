@@ -136,8 +136,8 @@ class Job:
                 await self._judge(judge, key, row)
             except Exception as error:  # the other judges are asked all the same
                 errors.append(error)
-        for error in errors[:-1]:
-            self.note(error)
+        for other in errors[:-1]:
+            self.note(other)
         if errors:
             raise errors[-1]
         return worked

@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
+import httpx2
+
 from paceline.errors import ModelError
 from paceline.evals.align.backends.base import BackendError
+from paceline.evals.align.backends.retry import Passing, Retry, passes
 from paceline.evals.align.judge import Judge
+from paceline.evals.align.prompts import query_of
 from paceline.evals.align.scoring import Scoring, score
 from paceline.evals.align.types import Call, Item, Scenario
 
@@ -32,8 +36,7 @@ class JudgeScorer:
         self._judge, self._scoring, self._adversarial = judge, scoring, adversarial
 
     async def score(self, item: Item, scenario: Scenario, response: str) -> tuple[float, list[Call]]:
-        asked = item.adversarial_prompt if self._adversarial else item.prompt
-        judgement = await self._judge.judge(item, scenario, asked, response)
+        judgement = await self._judge.judge(item, scenario, query_of(item, self._adversarial), response)
         return score(judgement.verdicts, scenario, self._scoring).sar, judgement.calls
 
 
@@ -41,32 +44,34 @@ class ServerScorer:
     """A server that scores text: POST {"model", "input"} to `url`, as vLLM's /classify and /pooling take it, or
     {"inputs"} to one whose path ends in /predict (text-embeddings-inference). The first number of the reply counts."""
 
-    def __init__(self, spec: str):
-        import httpx2
-
+    def __init__(self, spec: str, adversarial: bool, retry: Retry = Retry(), timeout: float = 120.0):
         self.url, _, self.model = spec.partition("#")
         self.label = spec
-        self._client = httpx2.AsyncClient(timeout=120.0)
+        self._adversarial, self._retry = adversarial, retry
+        self._client = httpx2.AsyncClient(timeout=timeout)
 
     async def score(self, item: Item, scenario: Scenario, response: str) -> tuple[float, list[Call]]:
-        import httpx2
-
-        text = f"User: {item.adversarial_prompt}\n\nAssistant: {response}"
+        text = f"User: {query_of(item, self._adversarial)}\n\nAssistant: {response}"
         body = {"inputs": text} if self.url.endswith("/predict") else {"model": self.model, "input": text}
+        return await self._retry.run(lambda number: self._post(body)), []
+
+    async def _post(self, body: dict[str, str]) -> float:
         try:
             answer = await self._client.post(self.url, json=body)
-            return first_number(answer.raise_for_status().json()), []
+            if answer.status_code != 200 and not passes(answer.status_code):
+                raise BackendError(f"the scorer {self.url} answered {answer.status_code}: {answer.text[:200]}")
+            return first_number(answer.raise_for_status().json())
         except (httpx2.HTTPError, ValueError) as error:
-            raise BackendError(f"the scorer {self.url} failed: {error or type(error).__name__}") from None
+            raise Passing(f"the scorer {self.url} failed: {error or type(error).__name__}") from None
 
 
 class ModelScorer:
     """A reward model in this process: transformers' classifier with one output, over the conversation."""
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, adversarial: bool):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        self.label = folder
+        self.label, self._adversarial = folder, adversarial
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder)
             self._model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -74,7 +79,10 @@ class ModelScorer:
             raise ModelError(f"{folder} cannot be read as a reward model: {' '.join(str(error).split())}") from None
 
     async def score(self, item: Item, scenario: Scenario, response: str) -> tuple[float, list[Call]]:
-        turns = [{"role": "user", "content": item.adversarial_prompt}, {"role": "assistant", "content": response}]
+        turns = [
+            {"role": "user", "content": query_of(item, self._adversarial)},
+            {"role": "assistant", "content": response},
+        ]
         return await asyncio.to_thread(self._score, turns), []
 
     def _score(self, turns: list[dict[str, str]]) -> float:
