@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.draft.model import Model, ModelConfig
-from paceline.draft.stop import names
+from paceline.draft.neural.stop import names
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 from paceline.target.base import Segment, Target

@@ -28,10 +28,10 @@ from paceline import Engine, SamplingParams
 from paceline.bench.looping import is_looping
 from paceline.draft.recycling import TREES, RankPath, Recycling, RecyclingConfig, _grow, _update, compile_template
 from paceline.engine import Completion
+from paceline.kernels.topk import top_tokens
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.topk import top_tokens
 from paceline.tree import DraftTree, depths
 
 

@@ -9,8 +9,8 @@ from time import process_time
 import numpy as np
 
 from paceline.draft.rest import Rest, RestConfig
-from paceline.suffix_array import SuffixArray, build_part
-from paceline.suffix_tree import SuffixTree, warm_up
+from paceline.draft.text.suffix_array import SuffixArray, build_part
+from paceline.draft.text.suffix_tree import SuffixTree, warm_up
 from tests.draft.measure import text
 
 DEPTH = 24

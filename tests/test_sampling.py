@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.argmax import best_token
 from paceline.errors import NumericError, PacelineError
+from paceline.kernels.argmax import best_token
+from paceline.kernels.softmax import BLOCK, softmax_of_row
 from paceline.sampling import (
     RowRandom,
     SamplingParams,
@@ -24,7 +25,6 @@ from paceline.sampling import (
     probabilities,
     warp,
 )
-from paceline.softmax import BLOCK, softmax_of_row
 
 seeds = st.integers(0, 2**31)
 FLOATS = [torch.float32, torch.float64]

@@ -28,8 +28,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.argmax import best_token
 from paceline.errors import NumericError
+from paceline.kernels.argmax import best_token
 from paceline.sampling import (
     RowRandom,
     SamplingParams,

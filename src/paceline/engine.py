@@ -23,10 +23,10 @@ from time import perf_counter
 import numpy as np
 
 from paceline.accept import Accepted, accept
+from paceline.clock import Clock, Profile
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.errors import PacelineError, PromptError
-from paceline.profile import Clock, Profile
 from paceline.row import FinishReason, Row, RowStats
 from paceline.sampling import SamplingParams
 from paceline.target.base import Segment, Target, Verdict

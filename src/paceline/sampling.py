@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.errors import NumericError, PacelineError
-from paceline.softmax import keep_best, softmax_of_row, token_at
+from paceline.kernels.softmax import keep_best, softmax_of_row, token_at
 from paceline.tree import IntArray
 
 COLDEST = 1e-6
@@ -233,7 +233,7 @@ def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequen
 
 
 def is_compiled(logits: torch.Tensor) -> bool:
-    """Whether the compiled functions of `paceline.softmax` take these logits."""
+    """Whether the compiled functions of `paceline.kernels.softmax` take these logits."""
     return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
 
 

@@ -10,10 +10,10 @@ from tests import models
 
 from paceline.bench.large import Enlargement, large_folder
 from paceline.bench.large_draft import large_spec
-from paceline.draft.checkpoint import TargetFacts, save_drafter
 from paceline.draft.kangaroo import adapter_shapes
-from paceline.draft.vocab import FILE as VOCABULARY
-from paceline.draft.vocab import Vocabulary, best_tokens, save_vocabulary
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.neural.vocab import FILE as VOCABULARY
+from paceline.draft.neural.vocab import Vocabulary, best_tokens, save_vocabulary
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams

@@ -38,7 +38,7 @@ from paceline.bench.metrics import (
 )
 from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer, Turn
-from paceline.cost import round_cost
+from paceline.cost.model import round_cost
 
 
 def turn(tokens: int | Sequence[int], seconds: float = 1.0, **told: Any) -> Turn:

@@ -14,14 +14,14 @@ from tests.bench.test_calibrate_peer import Engine
 from tests.cli.conftest import make
 
 from paceline.bench import calibrations, run
-from paceline.bench.calibration import Calibration
-from paceline.bench.calibrations import Effort
 from paceline.bench.contestant import Ask, NotInstalled
 from paceline.bench.folder import answers_of
-from paceline.bench.predict import pace
 from paceline.bench.record import Answer, Turn
 from paceline.bench.run import Plan, Watch, bench
 from paceline.bench.runner import Options
+from paceline.cost.calibration import Calibration
+from paceline.cost.calibrations import Effort
+from paceline.cost.predict import pace
 from paceline.errors import PacelineError
 
 PEERS = ("transformers", "transformers-lookup")

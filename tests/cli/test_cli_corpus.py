@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Command
 
-from paceline.store import open_store
+from paceline.draft.text.store import open_store
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests import models
 from tests.cli.conftest import Command
 from typer.testing import CliRunner
 
-from paceline.draft.vocab import FILE, read_vocabulary
+from paceline.draft.neural.vocab import FILE, read_vocabulary
 from paceline.train.__main__ import app, later
 
 STAGES = (

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.draft.model import Model, ModelConfig
-from paceline.draft.stop import RULES
+from paceline.draft.neural.stop import RULES
 from paceline.row import Row
 from paceline.sampling import RowRandom, SamplingParams
 from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict

@@ -11,8 +11,8 @@ from time import perf_counter
 
 import numpy as np
 
-from paceline.automaton import SuffixAutomaton
 from paceline.draft.registry import create
+from paceline.draft.text.automaton import SuffixAutomaton
 from paceline.replay.run import OVERALL, Report, start
 from paceline.replay.walk import Recording
 from paceline.row import Row

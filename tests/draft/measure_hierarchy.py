@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.draft.hierarchy import Hierarchy
 from paceline.draft.registry import create
-from paceline.ngrams import ContextNgrams, PastNgrams, build_part
+from paceline.draft.text.ngrams import ContextNgrams, PastNgrams, build_part
 from paceline.replay.walk import Recording, Tally, replay
 from paceline.row import Row
 from paceline.tree import DraftTree

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.store import writing
-from paceline.suffix_array import build_part
+from paceline.draft.text.store import writing
+from paceline.draft.text.suffix_array import build_part
 from tests.draft.rows import tokens
 
 

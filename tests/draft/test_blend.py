@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
+from paceline.draft.text.frozen import build_part
+from paceline.draft.text.store import writing
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
-from paceline.frozen import build_part
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.store import writing
 from paceline.tree import DraftTree
 from tests.draft.rows import letters, row, tokens
 from tests.fakes import TableTarget

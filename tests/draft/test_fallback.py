@@ -5,9 +5,9 @@ import torch
 
 from paceline.accept import Accepted
 from paceline.draft.base import Drafter
+from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.errors import MethodError
-from paceline.fallback import Fallback
 from paceline.target.base import Needs, Verdict
 from paceline.tree import DraftTree
 from tests.draft.rows import draft_of, letters, row, target

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import ngrams, suffix_array
 from paceline.draft.hierarchy import Hierarchy, HierarchyConfig, _tree
 from paceline.draft.registry import create
+from paceline.draft.text import ngrams, suffix_array
+from paceline.draft.text.store import writing
+from paceline.draft.text.suffix_array import SuffixArray
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
 from paceline.sampling import SamplingParams
-from paceline.store import writing
-from paceline.suffix_array import SuffixArray
 from paceline.tree import DraftTree
 from tests.draft.rows import letters, row, target, tokens
 from tests.fakes import TableTarget
@@ -470,7 +470,7 @@ def test_stores_that_do_not_fit(tmp_path):
 
 PROGRAM = """
 from types import SimpleNamespace
-from paceline import ngrams, suffix_array
+from paceline.draft.text import ngrams, suffix_array
 from paceline.draft import hierarchy
 from paceline.draft.registry import create
 from tests.draft.rows import row

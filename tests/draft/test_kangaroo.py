@@ -21,13 +21,13 @@ import paceline.draft.kangaroo as kangaroo
 from paceline.accept import Accepted, accept
 from paceline.draft import registry, stop
 from paceline.draft.base import Drafter
-from paceline.draft.checkpoint import TargetFacts, save_drafter
+from paceline.draft.fallback import Fallback
 from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
-from paceline.draft.stepping import Draft
-from paceline.draft.vocab import Vocabulary, save_vocabulary
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.neural.stepping import Draft
+from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.engine import Completion, Engine
 from paceline.errors import MethodError
-from paceline.fallback import Fallback
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 from paceline.target.base import Segment

@@ -12,12 +12,12 @@ import pytest
 import paceline
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.fallback import Fallback
 from paceline.draft.none import NoDraft
 from paceline.draft.prompt_lookup import PromptLookup
 from paceline.draft.registry import create, describe, names
 from paceline.draft.sam import Sam
 from paceline.errors import MethodError
-from paceline.fallback import Fallback
 
 
 @dataclass(frozen=True)

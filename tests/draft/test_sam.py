@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import automaton, frozen
 from paceline.draft.registry import create
 from paceline.draft.sam import Sam, SamConfig
+from paceline.draft.text import automaton, frozen
+from paceline.draft.text.frozen import build_part
+from paceline.draft.text.store import writing
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
-from paceline.frozen import build_part
 from paceline.sampling import SamplingParams
-from paceline.store import writing
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.fakes import TableTarget
 

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 from paceline.draft import prompt_lookup
-from paceline import automaton
+from paceline.draft.text import automaton
 from paceline.draft.registry import create
 from tests.draft.rows import draft_of, target
 

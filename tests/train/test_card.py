@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.draft.vocab import FILE, Vocabulary, save_vocabulary
+from paceline.draft.neural.vocab import FILE, Vocabulary, save_vocabulary
 from paceline.train.card import (
     PROMPTS,
     Answer,

@@ -15,8 +15,8 @@ from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
-from paceline.draft.checkpoint import TargetFacts, open_drafter, save_drafter
 from paceline.draft.kangaroo import Adapter
+from paceline.draft.neural.checkpoint import TargetFacts, open_drafter, save_drafter
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams

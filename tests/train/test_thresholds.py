@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from paceline.cost import optimal_length
-from paceline.draft.sorted import NEVER
+from paceline.cost.model import optimal_length
+from paceline.draft.s2d import NEVER
 from paceline.train.thresholds import GRID, Watched
 
 

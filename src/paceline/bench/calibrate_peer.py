@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.bench.calibrate import SIZES
-from paceline.bench.calibration import Calibration
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.record import Turn
-from paceline.cost import Floats, interpolate
+from paceline.cost.calibrate import SIZES
+from paceline.cost.calibration import Calibration
+from paceline.cost.model import Floats, interpolate
 
 PERIOD = 16
 """Tokens after which the repeating text repeats."""

@@ -37,7 +37,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from paceline.bench.suites import cache_folder
-from paceline.draft.vocab import FILE as VOCABULARY
+from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.errors import ModelError, PacelineError
 from paceline.target.decoder import Shape, unsupported, weight_shapes
 from paceline.target.load import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.large import Enlargement, Proportions, cache_home, copy_files, fingerprint_of, large_folder, padded
-from paceline.draft.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
+from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.errors import ModelError
 from paceline.spec import parse, split
 from paceline.target.base import Target

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline import cost
 from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import Answer, Turn, good
+from paceline.cost import model as cost
 
 BASELINE = "none"
 """The method that all are compared with: plain decoding in the same engine."""

@@ -19,8 +19,6 @@ import numpy as np
 import torch
 
 from paceline.bench import specbench
-from paceline.bench.calibration import Calibration
-from paceline.bench.calibrations import Calibrations
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
 from paceline.bench.folder import RUN, SUMMARY, RunFolder, answers_of, calibrated, calibrations_of, check
@@ -30,11 +28,13 @@ from paceline.bench.large_draft import large_draft_model, large_spec
 from paceline.bench.metrics import BASELINE, first_divergence, summarize
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
-from paceline.bench.predict import predict_run, recorded_rounds
 from paceline.bench.record import Answer, settled
 from paceline.bench.runner import Group, LeftOut, Options, Runner, answered, fitting, grouped, has_answered
 from paceline.bench.suites import Question, Suite, read_suite
-from paceline.cost import DEVICES, Machine, Size, predict
+from paceline.cost.calibration import Calibration
+from paceline.cost.calibrations import Calibrations
+from paceline.cost.model import DEVICES, Machine, Size, predict
+from paceline.cost.predict import predict_run, recorded_rounds
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import PacelineError, PromptError

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from paceline.errors import StoreError
 
 if TYPE_CHECKING:
-    from paceline.store import Store
+    from paceline.draft.text.store import Store
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -57,8 +57,8 @@ def build(
 
     import transformers
 
-    from paceline.corpus import PARTS, Plan
-    from paceline.corpus import build as build_store
+    from paceline.draft.text.corpus import PARTS, Plan
+    from paceline.draft.text.corpus import build as build_store
     from paceline.target.load import load_tokenizer
 
     transformers.logging.set_verbosity_error()
@@ -89,7 +89,7 @@ def info(
     store: Annotated[Path, typer.Argument(help="Folder of a corpus.", metavar="STORE")], as_json: AsJson = False
 ) -> int:
     """Say what is in a corpus: its tokens, documents, tokenizer, parts and size."""
-    from paceline.store import open_store
+    from paceline.draft.text.store import open_store
 
     _show(open_store(store, kind="corpus"), as_json)
     return 0

@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
-    from paceline.replay.predict import Cost
+    from paceline.cost.replay import Cost
     from paceline.replay.record import Exchange
     from paceline.replay.run import Report
     from paceline.replay.tokens import Conversation, Transcriber
@@ -70,8 +70,8 @@ def replay(
     paceline replay log.jsonl --tokenizer MODEL -d sam --sweep draft=5,10,20,40 --verify-cost linear:0.01
     """
     from paceline.cli.drive import Interrupt
+    from paceline.cost.replay import read_cost
     from paceline.draft.registry import create
-    from paceline.replay.predict import read_cost
     from paceline.replay.record import read_trace
     from paceline.replay.run import Report, start
     from paceline.replay.sweep import sweep as swept
@@ -158,7 +158,7 @@ def _bar(what: str, total: int) -> Iterator[Any]:
 
 
 def _write_page(file: Path, told: dict[str, Any], bases: Sequence[str]) -> None:
-    from paceline.replay.page import page
+    from paceline.pages.replay import page
 
     try:
         file.write_text(page(told, bases), "utf-8")
@@ -183,7 +183,7 @@ def _show(report: Report, cost: Cost | None, seconds: float) -> None:
 
 
 def _overview(report: Report, cost: Cost | None) -> Table:
-    from paceline.replay.predict import predict
+    from paceline.cost.replay import predict
     from paceline.replay.run import OVERALL
 
     columns = ["tokens\n/round", "rounds\ndrafted", "verified\n/token", "drafter\nus/round"]
@@ -204,7 +204,7 @@ def _overview(report: Report, cost: Cost | None) -> Table:
 
 def _fastest(report: Report, cost: Cost) -> str:
     """The drafter that the cost model would choose."""
-    from paceline.replay.predict import predict
+    from paceline.cost.replay import predict
     from paceline.replay.run import OVERALL
 
     gains = [predict(report.tallies[s, OVERALL], cost) for s in range(len(report.specs))]

@@ -28,8 +28,8 @@ def report(
     paceline report runs/demo --out report.html
     paceline report runs/demo --markdown >> README.md
     """
-    from paceline.bench.report import markdown as table
-    from paceline.bench.report import page, read_run
+    from paceline.pages.bench import markdown as table
+    from paceline.pages.bench import page, read_run
 
     if markdown + as_json + (out is not None) > 1:
         raise PacelineError("--out is for the page, --markdown and --json print something else: choose one")

@@ -25,13 +25,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.copying import end_tokens
-from paceline.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
 from paceline.draft.base import Drafter
+from paceline.draft.text.copying import end_tokens
+from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
+from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
+from paceline.draft.text.store import open_store
 from paceline.errors import MethodError
-from paceline.frozen import FRONT, FrozenAutomaton, from_parts, transfer
 from paceline.row import Row
-from paceline.store import open_store
 from paceline.target.base import Target
 from paceline.tree import DraftTree
 

@@ -36,14 +36,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.copying import end_tokens
 from paceline.draft.base import Drafter
+from paceline.draft.text.copying import end_tokens
+from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
+from paceline.draft.text.store import Store, open_store
+from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
-from paceline.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.store import Store, open_store
-from paceline.suffix_array import SuffixArray
 from paceline.target.base import Target
 from paceline.tree import DraftTree
 

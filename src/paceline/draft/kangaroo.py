@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from paceline.accept import Accepted
-from paceline.draft import stop
-from paceline.draft.checkpoint import open_drafter
-from paceline.draft.stepping import Draft, Stepping, SteppingConfig
-from paceline.draft.vocab import kept_tokens
+from paceline.draft.neural import stop
+from paceline.draft.neural.checkpoint import open_drafter
+from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
 from paceline.row import Row
 from paceline.target.base import Needs, Segment, Target, Verdict

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from paceline.draft.stepping import Draft, Stepping, SteppingConfig
-from paceline.draft.vocab import trim
+from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.neural.vocab import trim
 from paceline.errors import MethodError
 from paceline.row import Row
 from paceline.target.base import Segment, Target

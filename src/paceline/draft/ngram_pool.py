@@ -46,10 +46,10 @@ import numpy as np
 import torch
 
 from paceline.accept import Accepted
-from paceline.argmax import best_token
-from paceline.copying import end_tokens, up_to_end
 from paceline.draft.base import Drafter
+from paceline.draft.text.copying import end_tokens, up_to_end
 from paceline.errors import MethodError
+from paceline.kernels.argmax import best_token
 from paceline.row import Row
 from paceline.sampling import on_accelerator
 from paceline.target.base import Target, Verdict

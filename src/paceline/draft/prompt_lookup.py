@@ -29,8 +29,8 @@ from typing import Literal
 import numpy as np
 from numba import njit
 
-from paceline.copying import end_tokens, up_to_end
 from paceline.draft.base import Drafter
+from paceline.draft.text.copying import end_tokens, up_to_end
 from paceline.errors import MethodError
 from paceline.row import Row
 from paceline.target.base import Target

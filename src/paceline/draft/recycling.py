@@ -36,14 +36,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.accept import Accepted
-from paceline.copying import end_tokens
 from paceline.draft.base import Drafter
+from paceline.draft.text.copying import end_tokens
+from paceline.draft.text.store import HEADER, open_store, writing
 from paceline.errors import MethodError, StoreError
+from paceline.kernels.topk import top_tokens
 from paceline.row import Row
-from paceline.store import HEADER, open_store, writing
 from paceline.target.base import Needs, Target, Verdict
 from paceline.target.decoder import Decoder
-from paceline.topk import top_tokens
 from paceline.tree import DraftTree, IntArray
 
 RankPath = tuple[int, ...]

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from paceline.draft.base import Drafter
+from paceline.draft.fallback import Fallback
 from paceline.errors import MethodError, meant
-from paceline.fallback import Fallback
 from paceline.spec import OptionInfo, Part, Takes, options, parse, split, takes_checkpoint, values
 
 GROUP = "paceline.drafters"
@@ -40,7 +40,7 @@ _BUILT_IN = {
     "blend": "paceline.draft.blend:Blend",
     "ngram-pool": "paceline.draft.ngram_pool:NgramPool",
     "model": "paceline.draft.model:Model",
-    "s2d": "paceline.draft.sorted:Sorted",
+    "s2d": "paceline.draft.s2d:Sorted",
     "kangaroo": "paceline.draft.kangaroo:Kangaroo",
 }
 

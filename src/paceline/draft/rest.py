@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
-from paceline.copying import end_tokens
 from paceline.draft.base import Drafter
+from paceline.draft.text.copying import end_tokens
+from paceline.draft.text.store import open_store
+from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
 from paceline.row import Row
-from paceline.store import open_store
-from paceline.suffix_array import SuffixArray
 from paceline.target.base import Target
 from paceline.tree import DraftTree, IntArray
 

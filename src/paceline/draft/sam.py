@@ -36,13 +36,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from paceline.automaton import SuffixAutomaton, warm_up
-from paceline.copying import continuation, end_tokens, up_to_end
 from paceline.draft.base import Drafter
+from paceline.draft.text.automaton import SuffixAutomaton, warm_up
+from paceline.draft.text.copying import continuation, end_tokens, up_to_end
+from paceline.draft.text.frozen import FrozenAutomaton, from_parts
+from paceline.draft.text.store import open_store
 from paceline.errors import MethodError
-from paceline.frozen import FrozenAutomaton, from_parts
 from paceline.row import Row
-from paceline.store import open_store
 from paceline.target.base import Target
 from paceline.tree import DraftTree, IntArray
 

@@ -31,13 +31,13 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.copying import end_tokens
 from paceline.draft.base import Drafter
+from paceline.draft.text.copying import end_tokens
+from paceline.draft.text.store import open_store
+from paceline.draft.text.suffix_array import SuffixArray
+from paceline.draft.text.suffix_tree import Speculation, SuffixTree, warm_up
 from paceline.errors import MethodError
 from paceline.row import Row
-from paceline.store import open_store
-from paceline.suffix_array import SuffixArray
-from paceline.suffix_tree import Speculation, SuffixTree, warm_up
 from paceline.target.base import Target
 from paceline.tree import DraftTree, IntArray
 

@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, cast
 
+from paceline.cost.replay import Cost, predict
 from paceline.draft.base import Drafter
 from paceline.errors import PacelineError
-from paceline.replay.predict import Cost, predict
 from paceline.replay.tokens import Conversation
 from paceline.replay.walk import Recording, Tally, replay, replayable, warm_up
 

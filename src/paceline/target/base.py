@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from paceline.profile import Clock
+from paceline.clock import Clock
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree, IntArray, depths
 

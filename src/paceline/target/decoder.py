@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from paceline.profile import Clock
+from paceline.clock import Clock
+from paceline.kernels.topk import top_tokens
 from paceline.target import products
 from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import Layout, familiar, plan
 from paceline.target.ops import TorchOps
-from paceline.topk import top_tokens
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")

@@ -26,13 +26,13 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, PretrainedCo
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
+from paceline.clock import Clock
 from paceline.errors import ModelError
-from paceline.profile import Clock
+from paceline.kernels.topk import top_tokens
 from paceline.target.base import LayerCallback, Needs, Segment, Verdict
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
-from paceline.topk import top_tokens
 from paceline.tree import ancestors
 
 TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import carray, njit
 
-from paceline.compiled import address, float_of, halves, narrow, wide
+from paceline.kernels.compiled import address, float_of, halves, narrow, wide
 from paceline.target.cache import Writer
 from paceline.target.layout import Layout
 from paceline.target.ops import TorchOps

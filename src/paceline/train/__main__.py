@@ -451,7 +451,7 @@ def card_command(
         typer.echo(text)
 
 
-later("sorted", "paceline.train.sorted:sorted_command", "Cut a draft with several exits from a model's first layers.")
+later("sorted", "paceline.train.s2d:sorted_command", "Cut a draft with several exits from a model's first layers.")
 later("kangaroo", "paceline.train.kangaroo:kangaroo_command", "Train an adapter with which a target drafts for itself.")
 later("vision", "paceline.evals.vision.train:train_command", "Tune a dual encoder on size, position, existence, count.")
 

@@ -21,8 +21,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, is_looping, table
-from paceline.draft.vocab import FILE as VOCABULARY
-from paceline.draft.vocab import read_vocabulary
+from paceline.draft.neural.vocab import FILE as VOCABULARY
+from paceline.draft.neural.vocab import read_vocabulary
 from paceline.train import synth
 
 HARBOUR = (

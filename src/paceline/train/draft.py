@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline import __version__
-from paceline.draft.checkpoint import write_whole
+from paceline.draft.neural.checkpoint import write_whole
 from paceline.errors import ModelError, PacelineError
 from paceline.target.fingerprint import fingerprint
 from paceline.target.load import load_tokenizer

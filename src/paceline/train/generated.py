@@ -26,7 +26,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from paceline.draft.checkpoint import TargetFacts, write_whole
+from paceline.draft.neural.checkpoint import TargetFacts, write_whole
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.replay.record import read_trace

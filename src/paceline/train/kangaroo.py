@@ -24,8 +24,8 @@ from accelerate import PartialState
 from rich.console import Console
 from torch import Tensor, nn
 
-from paceline.draft.checkpoint import TargetFacts, save_drafter
 from paceline.draft.kangaroo import Kangaroo, adapter_shapes
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.errors import PacelineError
 from paceline.target.decoder import Shape, rotary_tables, unsupported
 from paceline.target.load import load, load_tokenizer, read_config

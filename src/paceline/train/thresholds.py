@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.cost import chain_tokens, speedup
-from paceline.draft.sorted import NEVER
+from paceline.cost.model import chain_tokens, speedup
+from paceline.draft.s2d import NEVER
 
 GRID = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, NEVER)
 LONGEST = 16

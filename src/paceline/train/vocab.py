@@ -4,7 +4,7 @@ Goel et al. 2025 (arXiv 2506.22694): text that the target generated on prompts o
 in. Only replies count. Those to a tenth of the prompts are kept aside, and how much of them the best K tokens cover is
 reported: what is not covered cannot be accepted.
 
-Doesn't know: drafters; what is done with the counts is `paceline.draft.vocab`'s.
+Doesn't know: drafters; what is done with the counts is `paceline.draft.neural.vocab`'s.
 
     paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from paceline.draft.vocab import (
+from paceline.draft.neural.vocab import (
     FILE,
     Vocabulary,
     best_tokens,

@@ -1,0 +1,397 @@
+"""Drafting with a model, token by token: the one loop of every drafter that has one.
+
+    run the model -> draw a token -> does the stop rule say enough? -> run the model on it -> ...
+
+A drafter says how its model runs (`run`), and gets drafting, stopping, batches of rows that stop at different lengths,
+sampling with the distribution it drew from, trees, and its own cache kept in step with the row. The cache needs no
+rollback: what is drafted lies behind the row's committed tokens, and `keep` commits what was accepted of it. Tokens
+that the model has not seen, one as a rule, two after a draft that was accepted whole, more where another drafter was
+asked meanwhile, are run first. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import inf
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+import torch
+
+from paceline.accept import Accepted
+from paceline.draft.base import Drafter
+from paceline.draft.neural import stop
+from paceline.draft.neural.stop import Outcome
+from paceline.draft.text.copying import end_tokens
+from paceline.errors import MethodError, NumericError, PacelineError
+from paceline.kernels.argmax import best_token
+from paceline.kernels.topk import top_tokens
+from paceline.row import Row
+from paceline.sampling import on_accelerator, probabilities, warp
+from paceline.target.base import Segment, Target, Verdict
+from paceline.tree import DraftTree, IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppingConfig:
+    """Options of every drafter that has a model."""
+
+    stop: stop.Name = field(
+        default="svip", metadata={"help": "when to stop: at a fixed length, or where the draft is no longer sure"}
+    )
+    draft: int | None = field(default=None, metadata={"help": "most tokens drafted a round; none: the stop rule's own"})
+    threshold: float | None = field(default=None, metadata={"help": "of the stop rule; none: its own"})
+    tree: int = field(default=0, metadata={"help": "drafted nodes of a tree of the most probable tokens; 0: a chain"})
+    width: int = field(default=10, metadata={"help": "of a tree: nodes expanded together, and children of each"})
+    sample: Literal["draw", "best"] = field(
+        default="draw", metadata={"help": "at a temperature: draw drafted tokens, or take the most probable ones"}
+    )
+    vocab: str | None = field(
+        default=None,
+        metadata={"help": "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"},
+    )
+
+
+@dataclass
+class Draft:
+    """A row's draft in the making: nodes the model runs, in the order it runs them.
+
+    tokens, parent  the first `known` nodes are committed tokens that the model has not run; the last of them is the
+                    tree's root. The others are drafted.
+    ends            tokens behind which nothing can be accepted.
+    done            nodes that were run. calls: forwards that took.
+    probs           distributions that the drafted tokens were drawn from, [V] each; none if they were not drawn.
+    tree, kept      what was handed over, and for every node of it its number here; None: it was never run."""
+
+    row: Row
+    known: int
+    tokens: list[int]
+    parent: list[int]
+    ends: frozenset[int] = frozenset()
+    done: int = 0
+    calls: int = 0
+    probs: list[torch.Tensor] = field(default_factory=list)
+    tree: DraftTree | None = None
+    kept: list[int | None] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, row: Row, cached: int, ends: frozenset[int] = frozenset()) -> Draft:
+        """Nothing drafted yet; the model has run `cached` of the row's tokens."""
+        known = row.tokens[cached:].tolist()
+        return cls(row, len(known), known, list(range(-1, len(known) - 1)), ends)
+
+    @property
+    def drafted(self) -> list[int]:
+        """Tokens drafted so far."""
+        return self.tokens[self.known :]
+
+    @property
+    def context(self) -> IntArray:
+        """Every token before the next one to be drafted."""
+        return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
+
+    def add(self, token: int, parent: int | None = None) -> None:
+        """Another node, behind the last one or behind node `parent`."""
+        self.parent.append(len(self.tokens) - 1 if parent is None else parent)
+        self.tokens.append(token)
+
+    def segment(self, slot: int, num_logits: int) -> Segment:
+        """The nodes not run yet, with logits for the last `num_logits`."""
+        return Segment(slot, np.array(self.tokens), np.array(self.parent), start=self.done, num_logits=num_logits)
+
+    def accepted(self, path: Sequence[int]) -> list[int]:
+        """Nodes whose keys and values stand, given the path that was accepted of `tree`: committed tokens that were
+        run now, and what was accepted of the draft as far as it was run."""
+        nodes = list(range(self.known))
+        for node in path[1:]:
+            at = self.kept[node]
+            if at is None:
+                break
+            nodes.append(at)
+        return nodes
+
+
+class Stepping(Drafter):
+    """What drafters with a model have in common. Subclasses fill in `run`, `cached` and `keep`, and say in `bind` which
+    tokens the logits' columns are, if they are not all."""
+
+    def __init__(self, config: SteppingConfig):
+        self.options = config
+        self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
+        if config.tree < 0 or config.width < 1:
+            raise MethodError(f"tree is {config.tree} and width {config.width}; they are at least 0 and 1")
+        self.columns: torch.Tensor | None = None
+        self._eos_token_ids: Sequence[int] = ()
+        self._vocab_size = 0
+        self._asked: set[int] = set()
+        self._drafts: dict[int, Draft] = {}
+        self._drafted_at = 0.0
+
+    # What a drafter fills in ----------------------------------------------------------------------------------
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """Run every draft's nodes from `done` on; logits [sum(num_logits), K] behind the last `num_logits[i]` nodes
+        of each, columns as `columns` says."""
+        raise NotImplementedError
+
+    def cached(self, row: Row) -> int:
+        """How many of a row's tokens the model has run and kept."""
+        raise NotImplementedError
+
+    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+        """Of the nodes of `draft` that were run, `nodes` (ascending, from 0) are committed now; forget the others."""
+        raise NotImplementedError
+
+    def room(self, row: Row) -> int:
+        """Most tokens that may be drafted for a row; 0: none, and its model is not run."""
+        return row.max_draft
+
+    def catch_up(self, row: Row) -> None:
+        """Run what is long known, a prompt say, before the round's draft begins with the few tokens that are left."""
+
+    # The loop -------------------------------------------------------------------------------------------------
+
+    def bind(self, target: Target) -> None:
+        self._eos_token_ids = target.eos_token_ids
+        self._vocab_size = target.vocab_size
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        self.rule.begin([row.id for row in rows])
+        self._asked = {row.id for row in rows}
+        able = [row for row in rows if self._most(row) > 0]
+        for row in able:
+            self.catch_up(row)
+        drafts = [Draft.of(row, self.cached(row), end_tokens(row, self._eos_token_ids)) for row in able]
+        self._drafts = {draft.row.id: draft for draft in drafts}
+        trees = self._trees(drafts) if self.options.tree else self._chains(drafts)
+        for draft, tree in zip(drafts, trees, strict=True):
+            draft.tree = tree
+        made = dict(zip(self._drafts, trees, strict=True))
+        self._drafted_at = perf_counter()
+        return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+
+    def _most(self, row: Row) -> int:
+        return min(self.rule.most(row.id), self.room(row))
+
+    def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
+        """Draft for every row until its stop rule, its end or its room says enough."""
+        active = list(drafts)
+        while active:
+            began = perf_counter()
+            logits = self._run(active, [1] * len(active))
+            signals = self.rule.signals(logits)
+            drew = self._draw(active, logits)
+            active = [
+                draft
+                for draft, signal, more in zip(active, signals, drew, strict=True)
+                if more and not self._enough(draft, len(draft.drafted), signal) and draft.tokens[-1] not in draft.ends
+            ]
+            self.rule.stepped(perf_counter() - began)
+        return [self._chain(draft) for draft in drafts]
+
+    def _run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        logits = self.run(drafts, num_logits)
+        for draft in drafts:
+            draft.done = len(draft.tokens)
+            draft.calls += 1
+        return logits
+
+    def _enough(self, draft: Draft, drafted: int, signal: float) -> bool:
+        # The rule is asked behind every token: some learn from what they were shown.
+        return self.rule.stop(draft.row.id, drafted, signal) or drafted >= self._most(draft.row)
+
+    def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
+        """Add a token to every draft, drawn from its row of logits [R, K]; False where none can be drawn: nothing
+        is drafted from what is no distribution."""
+        best = best_columns(logits) if any(self._takes_best(draft.row) for draft in drafts) else []
+        drew = []
+        for r, draft in enumerate(drafts):
+            if self._takes_best(draft.row):
+                token = self._token(best[r])
+            else:
+                token = self._warped(draft, logits[r : r + 1])
+            if token is not None:
+                draft.add(token)
+            drew.append(token is not None)
+        return drew
+
+    def _takes_best(self, row: Row) -> bool:
+        """Whether a row's token is the best one as the logits come."""
+        return not row.params.shifts_logits and (row.params.is_greedy or self.options.sample == "best")
+
+    def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
+        """A token from logits [1, K], warped as the row wants it."""
+        params, shifts = draft.row.params, draft.row.params.shifts_logits
+        if shifts:  # penalties are the tokens' own, whatever column they have
+            logits = self._spread(logits, -torch.inf)
+        context = [draft.context] if shifts else []
+        try:
+            if params.is_greedy or self.options.sample == "best":
+                (best,) = best_columns(warp(logits, params, context))
+                return best if shifts else self._token(best)
+            q = probabilities(logits, params, context)[0]
+            drawn = draft.row.random.draft(q)
+        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
+            return None
+        draft.probs.append(q if shifts else self._spread(q, 0.0))
+        return drawn if shifts else self._token(drawn)
+
+    def _token(self, column: int | None) -> int | None:
+        """The token of a column of the logits."""
+        return column if column is None or self.columns is None else int(self._tokens[column])
+
+    @cached_property
+    def _tokens(self) -> IntArray:
+        """`columns`, where asking for one is not a wait."""
+        assert self.columns is not None
+        return self.columns.cpu().numpy()
+
+    def _spread(self, values: torch.Tensor, nothing: float) -> torch.Tensor:
+        """Values [..., K] over the columns as values [..., V] over all tokens, `nothing` for those without a column."""
+        if self.columns is None:
+            return values
+        out = values.new_full((*values.shape[:-1], self._vocab_size), nothing)
+        out[..., self.columns] = values
+        return out
+
+    def _chain(self, draft: Draft) -> DraftTree:
+        """The draft as a chain, with the distributions its tokens were drawn from, if they were drawn."""
+        draft.kept = [node if node < draft.done else None for node in range(draft.known - 1, len(draft.tokens))]
+        tree = DraftTree.chain(draft.row.last_token, draft.drafted, source=self.name, calls=draft.calls)
+        if draft.probs:
+            tree.draft_probs = torch.stack([*draft.probs, torch.zeros_like(draft.probs[0])])
+        return tree
+
+    # Trees ----------------------------------------------------------------------------------------------------
+
+    def _trees(self, drafts: Sequence[Draft]) -> list[DraftTree]:
+        """Trees of the most probable tokens, level by level (EAGLE-2, Li et al. 2024, section 4).
+
+        Of every node that was run the `width` most probable children become candidates, scored by the probability of
+        their whole path; the `width` best of a level are run next; in the end the best `tree` candidates of all levels
+        are verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is
+        drawn, so at a temperature the tree counts as a set of plain guesses."""
+        growths = [_Growth(draft, self.options.width, self.options.tree) for draft in drafts]
+        active = list(growths)
+        while active:
+            began = perf_counter()
+            levels = [len(growth.level) for growth in active]
+            logits = self._run([growth.draft for growth in active], levels)
+            signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
+            for growth, of_row in zip(active, logits.split(levels), strict=True):
+                growth.expand(of_row, self.columns)
+            active = [
+                growth
+                for growth, signal in zip(active, signals, strict=True)
+                if not self._enough(growth.draft, growth.depth, signal) and growth.descend()
+            ]
+            self.rule.stepped(perf_counter() - began)
+        return [growth.tree(self.name) for growth in growths]
+
+    # After a round --------------------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        seconds = perf_counter() - self._drafted_at
+        outcomes: list[Outcome] = []
+        for row, tree, done in zip(rows, trees, accepted, strict=True):
+            draft = self._drafts.pop(row.id, None)
+            mine = draft is not None and tree is draft.tree
+            if draft is not None:
+                self.keep(draft, draft.accepted(done.path if mine else ()))
+            if mine or (row.id in self._asked and not tree.num_drafted):
+                outcomes.append(Outcome(row.id, tree.max_depth, len(done.path) - 1))
+        if outcomes:
+            # Rounds in which others drafted or a prompt was run say nothing of what ours take.
+            self.rule.learn(outcomes, seconds if len(outcomes) == len(rows) else None)
+        self._asked = set()
+
+    def drop(self, row: Row) -> None:
+        self._drafts.pop(row.id, None)
+        self.rule.drop(row.id)
+
+
+def best_columns(logits: torch.Tensor) -> list[int | None]:
+    """The best column of each row of logits [R, K], None where they are no numbers; on an accelerator in one wait."""
+    if not on_accelerator(logits):
+        return [_best_column(logits, r) for r in range(len(logits))]
+    values, indices = logits.max(-1)
+    finite, best = torch.stack([torch.isfinite(values).double(), indices.double()]).tolist()
+    return [int(column) if good else None for good, column in zip(finite, best, strict=True)]
+
+
+def _best_column(logits: torch.Tensor, row: int) -> int | None:
+    try:
+        return best_token(logits, row)
+    except NumericError:
+        return None
+
+
+class _Growth:
+    """A tree in the making. Candidates are numbered as they are found; -1 is the root.
+
+    token, parent, score, depths  of every candidate: score is the logarithm of the probability of its path.
+    level   candidates that are run next, best first; at first the root. depth: how deep their children are.
+    width   children of each node, and nodes of a level. size: candidates that are verified in the end."""
+
+    def __init__(self, draft: Draft, width: int, size: int):
+        self.draft, self.width, self.size = draft, width, size
+        self.token: list[int] = []
+        self.parent: list[int] = []
+        self.score: list[float] = []
+        self.depths: list[int] = []
+        self.level = [-1]
+        self.depth = 1
+        self._node = {-1: draft.known - 1}
+        self._new: list[int] = []
+
+    def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
+        """Children of the level from logits [len(level), K]."""
+        values, best = top_tokens(logits, min(self.width, logits.shape[-1]))
+        logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
+        tokens = best if columns is None else columns[best]
+        self._new = []
+        for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
+            so_far = self.score[above] if above >= 0 else 0.0
+            for token, score in zip(of_node, scores, strict=True):
+                if score > -inf:  # which no NaN is either
+                    self._new.append(len(self.token))
+                    self.token.append(token)
+                    self.parent.append(above)
+                    # Rounding must not put a child before its parent.
+                    self.score.append(so_far + min(score, 0.0))
+                    self.depths.append(self.depth)
+
+    def descend(self) -> bool:
+        """Make the best new candidates the next level; whether there are any that could still be verified."""
+        best = set(self._best())
+        open_ = [c for c in self._new if c in best and self.token[c] not in self.draft.ends]
+        self.level = sorted(open_, key=lambda c: -self.score[c])[: self.width]
+        for candidate in self.level:
+            self._node[candidate] = len(self.draft.tokens)
+            self.draft.add(self.token[candidate], self._node[self.parent[candidate]])
+        self.depth += 1
+        return bool(self.level)
+
+    def _best(self) -> list[int]:
+        """The candidates to verify if no more were found. A parent's score is never below its children's, and it is
+        less deep, so they hang together."""
+        return sorted(range(len(self.token)), key=lambda c: (-self.score[c], self.depths[c]))[: self.size]
+
+    def tree(self, source: str) -> DraftTree:
+        """The best candidates, in the order in which they were found."""
+        chosen = sorted(self._best())
+        number = {-1: 0} | {candidate: n for n, candidate in enumerate(chosen, 1)}
+        self.draft.kept = [self._node.get(candidate) for candidate in (-1, *chosen)]
+        tokens = [self.token[candidate] for candidate in chosen]
+        parents = [number[self.parent[candidate]] for candidate in chosen]
+        return DraftTree.of(self.draft.row.last_token, tokens, parents, source=source, calls=self.draft.calls)

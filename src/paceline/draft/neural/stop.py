@@ -1,0 +1,389 @@
+"""Stop rules: when a drafter that has a model stops drafting. Any of them works with any such drafter.
+
+    rule = stop_rule("svip")
+    signals = rule.signals(logits)                 # one number for each row's next-token distribution
+    rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
+
+A rule sees the distribution a token was drawn from, never the token: a draft that is cut short because of what was
+drawn would not be drawn from q any more, and the output would not be the target's. What became of earlier rounds and
+what they took it may use as well. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
+token is always drafted), and a distribution that is not one, NaN, is where any rule stops. Knows no drafter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from math import nan, sqrt
+from statistics import fmean, median
+from typing import Literal, NamedTuple
+
+import torch
+
+from paceline.errors import MethodError, NumericError
+from paceline.kernels.softmax import certainty_of_row
+from paceline.sampling import is_compiled
+
+Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]
+
+
+class Outcome(NamedTuple):
+    """What became of a row's draft: tokens drafted (of a tree: its depth), and how many of them were accepted."""
+
+    row: int
+    drafted: int
+    accepted: int
+
+
+class StopRule:
+    """The interface. A round is `begin`; `signals`, `stop` for every row, `stepped`, again and again; `learn`.
+
+    cap  most tokens in a draft. threshold: see the rule."""
+
+    cap = 5
+    threshold = 0.0
+    bounds = (0.0, 0.0)
+    """What `threshold` may be; two equal numbers: the rule has none."""
+
+    def __init__(self, cap: int | None = None, threshold: float | None = None):
+        self.cap = type(self).cap if cap is None else cap
+        low, high = self.bounds
+        if threshold is not None and low == high:
+            raise MethodError(f"the stop rule {type(self).__name__.lower()} has no threshold; leave it out")
+        if threshold is not None and not low <= threshold <= high:
+            raise MethodError(f"threshold is {threshold:g}; for this stop rule it is between {low:g} and {high:g}")
+        self.threshold = type(self).threshold if threshold is None else threshold
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """A round begins in which these rows may be drafted for."""
+
+    def most(self, row: int) -> int:
+        """Most tokens to draft for a row now; 0: none."""
+        return self.cap
+
+    def signals(self, logits: torch.Tensor) -> list[float]:
+        """What the rule wants to know of the distributions of all rows still drafting: logits [R, K] to R numbers."""
+        return [0.0] * len(logits)
+
+    def stop(self, row: int, drafted: int, signal: float) -> bool:
+        """Whether the `drafted`th token (from 1), whose distribution had `signal`, is the last."""
+        return False
+
+    def stepped(self, seconds: float) -> None:
+        """What it took to draft one token for all rows still drafting."""
+
+    def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
+        """What became of the round. seconds: what it took beside drafting; None if others had a part in it."""
+
+    def drop(self, row: int) -> None:
+        """A row has ended."""
+
+
+class Fixed(StopRule):
+    """As many tokens as `cap` says; 5 is the papers' baseline."""
+
+
+class Confidence(StopRule):
+    """Stops behind a token whose distribution's best has less than `threshold` (Kangaroo, Liu et al. 2024, section
+    3.2: 0.6, at most 6 tokens)."""
+
+    cap, threshold, bounds = 6, 0.6, (0.0, 1.0)
+
+    def signals(self, logits: torch.Tensor) -> list[float]:
+        return best_probabilities(logits)
+
+    def stop(self, row: int, drafted: int, signal: float) -> bool:
+        return not signal >= self.threshold
+
+
+class Svip(StopRule):
+    """Stops behind a token whose distribution is too uncertain: sqrt(0.15 H) above `threshold`, H in nats at
+    temperature 1 (SVIP, Zhang et al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens)."""
+
+    cap, threshold, bounds = 40, 0.3, (0.0, 10.0)
+    SLOPE = 0.15
+
+    def signals(self, logits: torch.Tensor) -> list[float]:
+        """Estimated distance between draft and target, sqrt(0.15 H): what the paper puts in the place of the bound
+        on 1 - acceptance that it cannot know."""
+        return [sqrt(self.SLOPE * entropy) for entropy in entropies(logits)]
+
+    def stop(self, row: int, drafted: int, signal: float) -> bool:
+        return not signal <= self.threshold
+
+
+class Heuristic(StopRule):
+    """Two more than last time where all were accepted, one less where not (transformers' schedule), from 5 on."""
+
+    cap = 40
+    FIRST, MORE, LESS = 5, 2, 1
+
+    def __init__(self, cap: int | None = None, threshold: float | None = None):
+        super().__init__(cap, threshold)
+        self._length: dict[int, int] = {}
+
+    def most(self, row: int) -> int:
+        return min(self._length.get(row, self.FIRST), self.cap)
+
+    def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
+        for row, drafted, accepted in outcomes:
+            length = self._length.get(row, self.FIRST)
+            if drafted:
+                more, less = min(length + self.MORE, self.cap), max(length - self.LESS, 1)
+                self._length[row] = more if accepted == drafted else less
+
+    def drop(self, row: int) -> None:
+        self._length.pop(row, None)
+
+
+class Adaptive(StopRule):
+    """Stops where one more token would bring less than it costs, and drafts nothing for a while where that is faster.
+
+    Behind token j another is drafted while
+
+        P(tokens 1..j stand) * P(the next one stands too)  >=  rate * (step / rows drafting + node)
+
+    the tokens it is expected to bring, against those that decoding brings in the time it takes (draft one more,
+    verify one more); which is optimal where chances only fall, the monotone case of optimal stopping. Chances are
+    learned by how probable a token's distribution says its best is: shares of tokens that were accepted in earlier
+    rounds, with the draft's own word, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
+    over time, so that rule and rate find each other (Dinkelbach 1967). Times are medians, for clocks have outliers.
+
+    Now and then a round is spent on the alternative, plain decoding where it drafts and a draft where it does not; the
+    faster of the two is the rule's choice until it is not."""
+
+    cap = 40
+    FIRST = 5
+    """Tokens in a draft as long as nothing is known of costs."""
+    EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995)
+    MIDDLES = (0.05, 0.15, 0.28, 0.42, 0.58, 0.72, 0.85, 0.93, 0.97, 0.99, 1.0)
+    WAIT, PATIENCE, LOOK = 4, 128, 4
+    """Rounds until the alternative is tried for the first time, and at most; rounds that drafting is tried for."""
+    BETTER = 1.02
+    """The alternative must be faster by this to become the choice: clocks are noisy."""
+
+    def __init__(self, cap: int | None = None, threshold: float | None = None):
+        super().__init__(cap, threshold)
+        self._stands = [Share(middle) for middle in self.MIDDLES]
+        self._next = [Share(0.7) for _ in self.MIDDLES]
+        self._first = Share(0.7)
+        self._costs = Costs()
+        self._bins: dict[int, list[int]] = {}
+        self._chance: dict[int, float] = {}
+        self._rows = self._active = 0
+        self._steps = 0
+        self._drafts, self._wait, self._left = True, self.WAIT, self.WAIT
+
+    # A round --------------------------------------------------------------------------------------------------
+
+    def begin(self, rows: Sequence[int]) -> None:
+        self._bins = {row: [] for row in rows}
+        self._chance = dict.fromkeys(rows, 1.0)
+        self._rows, self._steps = len(rows), 0
+
+    def most(self, row: int) -> int:
+        return self.cap if self._drafts != self._tries() else 0
+
+    def signals(self, logits: torch.Tensor) -> list[float]:
+        self._active = len(logits)
+        return best_probabilities(logits)
+
+    def stop(self, row: int, drafted: int, signal: float) -> bool:
+        if not signal >= 0:
+            return True
+        bin = bisect_right(self.EDGES, signal)
+        self._bins[row].append(bin)
+        self._chance[row] *= self._stands[bin].value
+        costs = self._costs
+        if not costs.known:
+            return drafted >= self.FIRST
+        self._next[bin].prior = self._first.value
+        gain = self._chance[row] * self._next[bin].value
+        return gain < costs.rate * self._rows * (costs.step / self._active + costs.node)
+
+    def stepped(self, seconds: float) -> None:
+        self._steps += 1
+        self._costs.stepped(seconds)
+
+    def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
+        for row, drafted, accepted in outcomes:
+            self._note(self._bins.get(row, ()), drafted, accepted)
+        if seconds is not None and outcomes:
+            tokens = 1 + fmean(accepted for _, _, accepted in outcomes)
+            self._costs.took(tokens, self._steps, sum(drafted for _, drafted, _ in outcomes), seconds)
+            self._choose()
+
+    def _note(self, bins: Sequence[int], drafted: int, accepted: int) -> None:
+        """Count a draft's tokens up to the first that was rejected; of those behind it nothing is known."""
+        if drafted:
+            self._first.note(accepted > 0)
+        for before, bin in enumerate(bins[: accepted + 1]):
+            stood = accepted > before
+            self._stands[bin].note(stood)
+            if stood and drafted > before + 1:
+                self._next[bin].note(accepted > before + 1)
+
+    # To draft at all ------------------------------------------------------------------------------------------
+
+    def _tries(self) -> bool:
+        """Whether this round belongs to the alternative."""
+        return self._left <= 0
+
+    def _choose(self) -> None:
+        """After a round: whose turn is next. A try that changes nothing is repeated half as often."""
+        self._left -= 1
+        tried = self._left < (0 if self._drafts else -self.LOOK + 1)
+        costs = self._costs
+        mine, other = (costs.drafting, costs.plain) if self._drafts else (costs.plain, costs.drafting)
+        if other > mine * self.BETTER:
+            self._drafts, self._wait = not self._drafts, self.WAIT
+        elif tried:
+            self._wait = min(2 * self._wait, self.PATIENCE)
+        else:
+            return
+        self._left = self._wait
+
+
+class Share:
+    """How often something came true, lately: the mean of a Beta distribution that begins at `prior`."""
+
+    STRENGTH, MEMORY = 8.0, 400.0
+
+    def __init__(self, prior: float):
+        self.prior = prior
+        self._hits = self._trials = 0.0
+
+    def note(self, hit: bool) -> None:
+        """Another trial; old ones fade."""
+        if self._trials >= self.MEMORY:
+            self._hits, self._trials = self._hits / 2, self._trials / 2
+        self._hits, self._trials = self._hits + hit, self._trials + 1
+
+    @property
+    def value(self) -> float:
+        """Its probability."""
+        return (self._hits + self.STRENGTH * self.prior) / (self._trials + self.STRENGTH)
+
+
+class Costs:
+    """What rounds take and bring, in seconds and in tokens of a row, from the last ones.
+
+    step      to draft one more token for all rows. node: to verify one more token.
+    drafting  tokens a second in rounds that draft, plain in those that do not; 0 as long as there were none."""
+
+    STEPS, PLAIN, MEMORY, OUTLIER = 64, 16, 64, 3.0
+
+    def __init__(self) -> None:
+        self.step = self.node = self.drafting = self.plain = 0.0
+        self._steps: deque[float] = deque(maxlen=self.STEPS)
+        self._plain: deque[float] = deque(maxlen=self.PLAIN)
+        self._verifying = Line()
+        self._tokens = self._seconds = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to go by."""
+        return self.drafting > 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second of the faster way."""
+        return max(self.drafting, self.plain)
+
+    def stepped(self, seconds: float) -> None:
+        """A token was drafted for all rows."""
+        self._steps.append(seconds)
+
+    def took(self, tokens: float, steps: int, nodes: int, seconds: float) -> None:
+        """A round of `steps` steps that verified `nodes` drafted tokens brought `tokens`, a row's average, and took
+        `seconds` beside drafting."""
+        if not steps:
+            self._plain.append(seconds)
+            self.plain = 1 / median(self._plain)
+            return
+        # What the draft model took for a prompt, or a pause of the machine's, is not what a round takes.
+        usual = min(seconds, self.OUTLIER * (self._verifying.mean or seconds))
+        self._verifying.add(nodes, usual)
+        self.node, self.step = self._verifying.slope, median(self._steps)
+        fade = 1 - 1 / self.MEMORY
+        self._tokens = fade * self._tokens + tokens
+        self._seconds = fade * self._seconds + usual + steps * self.step
+        self.drafting = self._tokens / self._seconds
+
+
+class Line:
+    """Seconds of a forward by its nodes, a straight line through the last ones by least squares.
+
+    The slope is drawn to a guess, `GUESS` of the mean, give or take `DOUBT` of it, until there is more to go by: one
+    made of noise would be believed, and with drafts all of one length nothing would ever contradict it."""
+
+    MEMORY, GUESS, DOUBT = 256, 0.01, 0.05
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
+
+    def add(self, nodes: int, seconds: float) -> None:
+        """Another forward."""
+        fade = 1 - 1 / self.MEMORY
+        self._n, self._x, self._y = fade * self._n + 1, fade * self._x + nodes, fade * self._y + seconds
+        self._xx, self._xy = fade * self._xx + nodes * nodes, fade * self._xy + nodes * seconds
+        self._yy = fade * self._yy + seconds * seconds
+
+    @property
+    def mean(self) -> float:
+        """Seconds of the average forward; 0 if there was none."""
+        return self._y / self._n if self._n else 0.0
+
+    @property
+    def slope(self) -> float:
+        """Seconds for each further node, never negative."""
+        n, guess, doubt = self._n, self.GUESS * self.mean, self.DOUBT * self.mean
+        xx, xy, yy = self._xx - self._x**2 / n, self._xy - self._x * self._y / n, self._yy - self._y**2 / n
+        explained = xy**2 / xx if xx > 0 else 0.0
+        weight = max(yy - explained, 0.0) / n / doubt**2
+        return max((xy + weight * guess) / (xx + weight), 0.0) if xx + weight > 0 else guess
+
+
+RULES: dict[str, type[StopRule]] = {
+    "fixed": Fixed,
+    "confidence": Confidence,
+    "svip": Svip,
+    "heuristic": Heuristic,
+    "adaptive": Adaptive,
+}
+
+
+def stop_rule(name: str, cap: int | None = None, threshold: float | None = None) -> StopRule:
+    """The rule of that name; MethodError for a cap or a threshold that it cannot have."""
+    if cap is not None and cap < 1:
+        raise MethodError(f"draft is {cap}; a drafter drafts at least 1 token")
+    return RULES[name](cap, threshold)
+
+
+def names() -> Sequence[str]:
+    """Every rule."""
+    return list(RULES)
+
+
+def best_probabilities(logits: torch.Tensor) -> list[float]:
+    """Probability of the best token at temperature 1: logits [R, K] to R numbers; NaN where logits are."""
+    if is_compiled(logits):
+        return [_certainty(logits, r)[1] for r in range(len(logits))]
+    best: list[float] = logits.float().softmax(-1).amax(-1).tolist()
+    return best
+
+
+def entropies(logits: torch.Tensor) -> list[float]:
+    """Entropy in nats at temperature 1: logits [R, K] to R numbers, never negative; NaN where logits are."""
+    if is_compiled(logits):
+        return [_certainty(logits, r)[0] for r in range(len(logits))]
+    found: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
+    return found
+
+
+def _certainty(logits: torch.Tensor, row: int) -> tuple[float, float]:
+    try:
+        return certainty_of_row(logits, row)
+    except NumericError:
+        return nan, nan

@@ -1,0 +1,327 @@
+"""s2d: a draft model that each token leaves at the first exit that is sure of it (Sorted Speculative Decoding).
+
+Kavehzadeh et al. 2024 (arXiv 2407.01955); SD2, its revision of 2025, adds the tree. The draft is the first layers of
+some target, trained so that the final norm and the head fit behind several of them (SoFT, arXiv 2309.08968; see
+`train/sorted.py`). All it knows of the target it drafts for is the tokenizer, so one draft serves many targets.
+
+    run the layers up to exit k -> is the best token likelier than threshold k? -> draft from here, or go deeper
+
+Layers that a token did not reach have no keys and values of it. Its state is kept, and goes through them with the
+first later token that needs them: nothing is ever guessed, and where one token left changes what the next one costs,
+not what it says. The exit depends on a distribution, never on the token drawn from it, so the token is drawn from the
+q of the exit it left at, and that q is what verification compares.
+
+Where we differ: sampled drafts are drawn from q (the authors' chain takes the best token and verifies it as if it had
+been drawn, which does not keep the target's distribution; `sample=best` takes it as the guess it is). Rows of a batch
+leave at exits of their own, and only those that go on are run deeper. A row whose deeper layers are LAG tokens behind
+goes on however sure it is, so that what they are owed stays small. An exit that can never be sure enough is none, and
+layers behind one that always is are not run at all.
+
+    Engine("models/demo", draft="s2d:build/sorted,thresholds=0.7")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from paceline.accept import Accepted
+from paceline.draft.model import Model, ModelConfig
+from paceline.draft.neural import stop
+from paceline.draft.neural.checkpoint import read_drafter
+from paceline.draft.neural.stepping import Draft
+from paceline.errors import MethodError
+from paceline.row import Row
+from paceline.target.base import Segment, Target, Verdict
+from paceline.target.decoder import Decoder
+from paceline.target.load import SMALL_FILES, find
+from paceline.tree import DraftTree, IntArray
+
+LAG = 64
+"""Most committed tokens that deeper layers may be behind when a round begins."""
+SURE = 0.5
+"""The threshold where neither the request nor the draft's training names one; the paper's."""
+NEVER = 1.01
+"""Highest threshold: no probability is above it."""
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortedConfig(ModelConfig):
+    """Options of `s2d`."""
+
+    stop: stop.Name = field(
+        default="svip",
+        metadata={"help": "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"},
+    )
+    exits: str | None = field(
+        default=None, metadata={"help": "layers behind which a token may leave, as in 2,4,8; none: the trained ones"}
+    )
+    thresholds: str | None = field(
+        default=None,
+        metadata={
+            "help": "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one "
+            "for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B"
+        },
+    )
+
+
+class Section:
+    """Layers first..last-1 of the draft, up to one exit, with a cache of their own.
+
+    A row's nodes are numbered from the end of this cache on: committed tokens that these layers have not run, then the
+    nodes of the round's draft.
+
+    threshold  of the exit. behind: the next section, None behind the last exit.
+    nbytes     weights read by running these layers and trying their exit.
+    ran        by slot: nodes run since the last commit.
+    waiting    by slot: [n, H], states before layer `first` of the nodes that come next.
+    left       distributions that drafts took from here. tried, kept: tokens drafted from them that the target decided
+               on, and that stood.
+    """
+
+    def __init__(self, model: Decoder, first: int, last: int, threshold: float):
+        self.first, self.last, self.threshold = first, last, threshold
+        self.behind: Section | None = None
+        layers = [block.nbytes for block in model.blocks]
+        self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
+        self.cache = model.new_cache(last - first)
+        self.nothing = model.norm.new_empty(0, model.hidden_size)
+        self.ran: dict[int, int] = {}
+        self.waiting: dict[int, torch.Tensor] = {}
+        self.left = self.tried = self.kept = 0
+
+    def start(self, slot: int) -> None:
+        """Nothing has been run since the last commit, and nothing waits."""
+        self.ran[slot], self.waiting[slot] = 0, self.nothing
+
+    def segment(self, draft: Draft, slot: int, read: IntArray) -> Segment:
+        """What waits to be run of a row. read: tokens of it that the first section holds."""
+        owed = read[self.cache.length(slot) :].tolist()
+        lag = len(owed)
+        tokens = [*owed, *draft.tokens]
+        parent = [*range(-1, lag - 1), *(above + lag for above in draft.parent)]
+        hidden = self.waiting[slot] if self.first else None
+        return Segment(slot, np.array(tokens), np.array(parent), start=self.ran[slot], hidden=hidden)
+
+    def commit(self, slot: int, end: int, nodes: Sequence[int]) -> None:
+        """Keep `nodes` of the draft, those that were run here; the others of them go on waiting."""
+        lag, ran, waiting = end - self.cache.length(slot), self.ran[slot], self.waiting[slot]
+        path = [*range(lag), *(lag + node for node in nodes)]
+        self.cache.commit(slot, [node for node in path if node < ran])
+        self.start(slot)
+        if len(waiting):
+            self.waiting[slot] = waiting[[node - ran for node in path if ran <= node < ran + len(waiting)]]
+
+
+class Sorted(Model):
+    """Drafts with a model that each token leaves as soon as it is sure, half-way through its layers, say.
+
+    sections  the draft's layers, cut at its exits."""
+
+    name = "s2d"
+    lossless = "yes"
+    paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
+    Config = SortedConfig
+
+    def __init__(self, config: SortedConfig):
+        super().__init__(config)
+        self.exits = [] if config.exits is None else _numbers("exits", config.exits, int, "2,4,8")
+        self.thresholds = []
+        if config.thresholds is not None:
+            self.thresholds = _possible(_numbers("thresholds", config.thresholds, float, "0.5,0.7"))
+        self.sections: list[Section] = []
+        self._left: dict[int, list[Section]] = {}
+        self._forwards = self._read = 0
+
+    def bind(self, target: Target) -> None:
+        """Load the draft. MethodError if its tokenizer is another than the target's, or it has no such exits."""
+        path = self.config.checkpoint
+        exits, thresholds = (self.exits, []) if self.exits else _trained(path)
+        super().bind(target)
+        if not isinstance(self.model, Decoder):
+            raise MethodError(f"{path} is no model of the native decoder's, and no other can be left half-way")
+        self.decoder = self.model
+        used = exits_in_use(exits, self.thresholds or thresholds or [SURE], self.decoder.num_layers)
+        begins = [0, *(last for last, _ in used)]
+        self.sections = [Section(self.decoder, first, *exit) for first, exit in zip(begins, used, strict=False)]
+        for section, behind in pairwise(self.sections):
+            section.behind = behind
+        self.decoder.cache = self.sections[0].cache  # a row of the model is a row of its first section
+        self.weight_bytes = self.decoder.weight_bytes
+
+    @property
+    def mean_depth(self) -> float:
+        """Layers that a drafted token took on average (in a tree, a level); what others left undone is not counted."""
+        left = sum(section.left for section in self.sections)
+        return sum(section.last * section.left for section in self.sections) / left if left else 0.0
+
+    # Rows -----------------------------------------------------------------------------------------------------
+
+    def open(self, row: Row, first: int) -> None:
+        super().open(row, first)
+        slot = self._slots[row.id]
+        for section in self.sections[1:]:
+            beside = section.cache.add_row(self.expected(row))
+            assert beside == slot, "rows come and go in all sections alike"
+        for section in self.sections:
+            section.start(slot)
+
+    def close(self, row: Row) -> None:
+        for section in self.sections[1:]:
+            section.cache.drop_row(self._slots[row.id])
+        super().close(row)
+
+    def drop(self, row: Row) -> None:
+        super().drop(row)
+        self._left.pop(row.id, None)
+
+    def read_chunk(self, row: Row, tokens: IntArray) -> None:
+        chunk = Draft(row, len(tokens), tokens.tolist(), list(range(-1, len(tokens) - 1)))
+        for section in self.sections:
+            self._through(section, [chunk])
+        self.keep(chunk, range(len(tokens)))
+
+    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+        slot = self._slots[draft.row.id]
+        end = self.model.length(slot)
+        for section in self.sections:
+            section.commit(slot, end, nodes)
+
+    def observe(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdict: Verdict,
+        accepted: Sequence[Accepted],
+    ) -> None:
+        for row, tree, done in zip(rows, trees, accepted, strict=True):
+            left = self._left.pop(row.id, [])
+            draft = self._drafts.get(row.id)
+            if left and draft is not None and draft.tree is tree:
+                stood = len(done.path) - 1
+                for section in left[:stood]:
+                    section.tried += 1
+                    section.kept += 1
+                if tree.children(done.path[-1]):
+                    left[stood].tried += 1
+        super().observe(rows, trees, verdict, accepted)
+
+    # A step ---------------------------------------------------------------------------------------------------
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        logits: dict[int, torch.Tensor] = {}
+        going = list(range(len(drafts)))
+        for section in self.sections:
+            self._read += section.nbytes
+            states = self._through(section, [drafts[i] for i in going])
+            wanted = {
+                i: of_draft[len(of_draft) - num_logits[i] :]
+                for i, of_draft in zip(going, states, strict=True)
+                if not self._must_go_on(section, drafts[i])
+            }
+            for i, found in self._leave(section, drafts, wanted).items():
+                logits[i] = found
+                section.left += 1
+                self._left.setdefault(drafts[i].row.id, []).append(section)
+            going = [i for i in going if i not in logits]
+            if not going:
+                break
+        self._forwards += 1
+        self.weight_bytes = self._read // self._forwards
+        return torch.cat([logits[i] for i in range(len(drafts))])
+
+    def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
+        """Run a section over what waits for it; the states behind it, [n, H] of each draft, wait for the next one."""
+        slots = [self._slots[draft.row.id] for draft in drafts]
+        segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
+        hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
+        states = list(hidden.split([len(segment.tokens) - segment.start for segment in segments]))
+        for slot, segment, new in zip(slots, segments, states, strict=True):
+            section.ran[slot], section.waiting[slot] = len(segment.tokens), section.nothing
+            if section.behind is not None:
+                section.behind.waiting[slot] = torch.cat([section.behind.waiting[slot], new])
+        return states
+
+    def _must_go_on(self, section: Section, draft: Draft) -> bool:
+        """Whether the layers behind a section are owed too many of a row's tokens."""
+        behind, slot = section.behind, self._slots[draft.row.id]
+        if behind is None or behind.ran[slot]:
+            return False
+        return len(draft.row) - self._first[draft.row.id] - behind.cache.length(slot) > LAG
+
+    def _leave(
+        self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """Logits [n, K] for the drafts that leave behind a section, of those whose states [n, H] are `wanted`.
+
+        A draft leaves if one of its distributions, at the request's temperature, has a token that is likely enough:
+        one for a chain, a level's for a tree (SD2)."""
+        if not wanted:
+            return {}
+        counts = [len(states) for states in wanted.values()]
+        logits = self.decoder.logits(torch.cat(list(wanted.values())))[:, : self._vocab_size]
+        found = dict(zip(wanted, logits.split(counts), strict=True))
+        if section.behind is None:
+            return found
+        heat = [drafts[i].row.params.temperature or 1.0 for i in wanted for _ in range(len(wanted[i]))]
+        scores = logits.float() / torch.tensor(heat, device=logits.device)[:, None]
+        best = (scores.amax(-1) - scores.logsumexp(-1)).exp().split(counts)
+        sure = [bool((of_draft > section.threshold).any()) for of_draft in best]
+        return {i: of_draft for (i, of_draft), leaves in zip(found.items(), sure, strict=True) if leaves}
+
+
+def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: int) -> list[tuple[int, float]]:
+    """(layers, threshold) of every exit that a token can leave at, the last of which lets every token go.
+
+    thresholds: one for all exits, or one for each but the last. MethodError unless exits and thresholds fit."""
+    if any(low >= high for low, high in pairwise([0, *exits])) or exits[-1] > num_layers:
+        raise MethodError(
+            f"exits are {_listed(exits)}; of this draft they are layers from 1 to {num_layers}, each above the last"
+        )
+    if len(thresholds) not in (1, len(exits) - 1):
+        raise MethodError(
+            f"thresholds are {_listed(thresholds)} and exits {_listed(exits)}; give one for all, or one for each exit "
+            "but the last"
+        )
+    each = [*(thresholds if len(thresholds) > 1 else [*thresholds] * (len(exits) - 1)), 0.0]
+    used = [(exit, threshold) for exit, threshold in zip(exits, each, strict=True) if threshold < 1]
+    always = next(n for n, (_, threshold) in enumerate(used, 1) if threshold <= 0)
+    return used[:always]
+
+
+def _trained(path: str) -> tuple[list[int], list[float]]:
+    """What the draft's training wrote down: exits, and the thresholds that suit its target, if any. MethodError if the
+    folder is none that it wrote."""
+    folder = find(path, SMALL_FILES)
+    noted = read_drafter(folder, Sorted.name)
+    exits, thresholds = noted.get("exits"), noted.get("thresholds") or []
+    if not isinstance(exits, list) or not exits or not all(isinstance(exit, int) for exit in exits):
+        raise MethodError(f"{folder / 'config.json'} does not say behind which layers it has exits: train it again")
+    if not isinstance(thresholds, list) or not all(isinstance(one, int | float) for one in thresholds):
+        raise MethodError(f"{folder / 'config.json'} has thresholds that are no numbers: train it again")
+    return exits, _possible(thresholds)
+
+
+def _possible(thresholds: list[float]) -> list[float]:
+    if wrong := [t for t in thresholds if not 0 <= t <= NEVER]:
+        raise MethodError(f"a threshold is {wrong[0]:g}; it is between 0 (always leave) and {NEVER:g} (never)")
+    return thresholds
+
+
+def _numbers(what: str, text: str, kind: Callable[[str], N], example: str) -> list[N]:
+    """`text` as numbers with commas between."""
+    try:
+        return [kind(number) for number in text.split(",")]
+    except ValueError:
+        raise MethodError(f"{what} is {text!r}; it must be numbers with commas between, as in {example}") from None
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)

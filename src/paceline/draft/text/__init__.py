@@ -1,0 +1,1 @@
+"""What drafters that copy text read: automata, trees, arrays and counts. None of it knows what a drafter is."""

@@ -1,0 +1,1 @@
+"""Logits to tokens on a CPU: compiled loops."""

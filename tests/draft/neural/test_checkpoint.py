@@ -1,0 +1,154 @@
+"""Checkpoints of drafters: what is written comes back, and what does not fit is refused by name, in one line."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from tests import models, native
+from tests.fakes import TableTarget
+
+from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, TargetFacts, check_target, open_drafter, save_drafter
+from paceline.errors import MethodError
+from paceline.target.hf import HFTarget
+from paceline.target.load import load, load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+
+TENSORS = {"adapter.weight": torch.randn(3, 4), "norm": torch.randn(4).bfloat16(), "ids": torch.arange(5)}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = models.make("llama2", tmp_path_factory.mktemp("models") / "mine")
+    made = load(folder)
+    made.tokenizer = load_tokenizer(folder)
+    return made
+
+
+@pytest.fixture
+def saved(tmp_path, target):
+    out = tmp_path / "drafter"
+    save_drafter(out, "demo", config={"exit": 2, "data": ["a"]}, tensors=TENSORS, target=TargetFacts.of(target))
+    return out
+
+
+def refusal(*args, **kw):
+    with pytest.raises(MethodError) as caught:
+        open_drafter(*args, **kw)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_was_saved_comes_back(saved, target):
+    config, tensors = open_drafter(saved, "demo", target)
+    assert config["exit"] == 2
+    assert config["data"] == ["a"]
+    assert config["target"]["name"] == "mine"
+    assert config["target"]["hidden_size"] == 64
+    assert config["target"]["tokenizer_fingerprint"] == target.tokenizer.fingerprint
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+    assert sorted(p.name for p in saved.iterdir()) == [CONFIG, WEIGHTS]
+
+
+def test_saving_again_replaces_it_and_leaves_other_files(saved, target):
+    (saved / "vocab.json").write_text("{}")
+    facts = TargetFacts.of(target)
+    save_drafter(saved, "demo", config={"exit": 3}, tensors={"norm": torch.ones(2)}, target=facts)
+    config, tensors = open_drafter(saved, "demo", target)
+    assert config["exit"] == 3
+    assert "data" not in config
+    assert list(tensors) == ["norm"]
+    assert (saved / "vocab.json").exists()
+
+
+def test_a_kill_while_saving_leaves_no_mixture(saved, target, monkeypatch):
+    def killed(source, to):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_drafter(saved, "demo", config={}, tensors={"norm": torch.ones(2)}, target=TargetFacts.of(target))
+    monkeypatch.undo()
+    assert "has no config.json" in refusal(saved, "demo", target)
+    save_drafter(saved, "demo", config={}, tensors={"norm": torch.ones(2)}, target=TargetFacts.of(target))
+    assert list(open_drafter(saved, "demo", target)[1]) == ["norm"]
+    assert sorted(p.name for p in saved.iterdir()) == [CONFIG, WEIGHTS]
+
+
+def test_what_is_not_a_drafter_is_refused(saved, target, tmp_path):
+    assert "there is no folder" in refusal(tmp_path / "draftr", "demo", target)
+    assert "Did you mean 'drafter'?" in refusal(tmp_path / "draftr", "demo", target)
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in refusal(tmp_path / "empty", "demo", target)
+    model = models.make("llama2", tmp_path / "model")
+    assert "is a model and not a demo drafter" in refusal(model, "demo", target)
+    assert "holds a drafter of kind demo where other is wanted" in refusal(saved, "other", target)
+    (saved / CONFIG).write_text("[1, 2")
+    assert "cannot be read" in refusal(saved, "demo", target)
+    (saved / CONFIG).write_text('{"paceline_drafter": "demo"}')
+    assert "does not say which target" in refusal(saved, "demo", target)
+
+
+def test_cut_off_weights_are_refused(saved, target):
+    whole = (saved / WEIGHTS).read_bytes()
+    for length in (0, 7, len(whole) // 2, len(whole) - 1):
+        (saved / WEIGHTS).write_bytes(whole[:length])
+        assert "cut off or damaged" in refusal(saved, "demo", target)
+    (saved / WEIGHTS).unlink()
+    assert f"has no {WEIGHTS}" in refusal(saved, "demo", target)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"hidden_size": 32}, "hidden size 32 there, 64 here"),
+        ({"num_layers": 9}, "num layers 9 there, 3 here"),
+        ({"vocab_size": 999}, "vocab size 999 there, 320 here"),
+        ({"tokenizer_fingerprint": "0" * 16}, "different tokenizers"),
+        ({"weights_fingerprint": "0" * 16}, "same shape, other weights"),
+    ],
+)
+def test_another_target_is_refused_by_both_names(tmp_path, target, change, why):
+    facts = replace(TargetFacts.of(target), name="theirs", **change)
+    save_drafter(tmp_path / "d", "demo", config={}, tensors=TENSORS, target=facts)
+    message = refusal(tmp_path / "d", "demo", target)
+    assert "was trained for theirs, not for mine" in message
+    assert why in message
+    if "tokenizer_fingerprint" in change:
+        assert why in refusal(tmp_path / "d", "demo", target, any_target=True)
+    else:
+        open_drafter(tmp_path / "d", "demo", target, any_target=True)
+    open_drafter(tmp_path / "d", "demo", None)
+
+
+def test_without_a_tokenizer_the_vocabulary_has_to_do(tmp_path):
+    facts = TargetFacts.of(TableTarget(vocab_size=8))
+    assert (facts.tokenizer_fingerprint, facts.weights_fingerprint) == ("", "")
+    check_target(tmp_path, facts, TableTarget(vocab_size=8))
+    with pytest.raises(MethodError, match="8 tokens there, 9 here"):
+        check_target(tmp_path, facts, TableTarget(vocab_size=9), any_target=True)
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen2-tied"])
+def test_weights_are_known_by_what_they_are_not_by_how_they_are_held(tmp_path, family):
+    folder = models.make(family, tmp_path / "a")
+    one = TargetFacts.of(load(folder)).weights_fingerprint
+    assert len(one) == 16
+    assert TargetFacts.of(load(folder, dtype="bfloat16")).weights_fingerprint == one
+    assert TargetFacts.of(native.of(models.model(family))).weights_fingerprint == one
+    tuned = models.model(family)
+    with torch.no_grad():  # what merging a small adapter would do
+        tuned.model.layers[2].self_attn.q_proj.weight *= 1.02
+    assert TargetFacts.of(native.of(tuned)).weights_fingerprint != one
+
+
+def test_a_target_of_transformers_has_facts_too(tmp_path):
+    made = HFTarget(models.model("gpt2"), name="theirs")
+    made.tokenizer = Tokenizer(models.tokenizer())
+    facts = TargetFacts.of(made)
+    assert (facts.name, facts.hidden_size, facts.vocab_size) == ("theirs", 64, 320)
+    assert json.dumps(vars(facts))

@@ -1,0 +1,661 @@
+"""Sorted drafts: exits, the states that wait for deeper layers, and that no answer depends on any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.neural.stepping import Draft
+from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.draft.registry import create
+from paceline.draft.s2d import LAG, Sorted, exits_in_use
+from paceline.engine import Completion, Engine
+from paceline.errors import MethodError, ModelError
+from paceline.row import Row
+from paceline.sampling import RowRandom, SamplingParams
+from paceline.target.load import load, load_tokenizer
+from paceline.tree import DraftTree
+from tests import lossless_enumeration as enumeration
+from tests import models
+from tests.fakes import TableTarget
+
+LAYERS = 4
+MIXED = "exits=1,2,4,thresholds=0.06,0.05"
+"""Thresholds between which a random model's confidence lies: tokens leave at every exit."""
+TREE = "tree=12,width=3"
+GREEDY = SamplingParams(max_tokens=16)
+LONG = SamplingParams(max_tokens=100)
+WARM = SamplingParams(temperature=0.8, max_tokens=16)
+
+
+class World:
+    """A random target whose first layers are the draft, and prompts that two drafts are unlike."""
+
+    def __init__(self, folder: Path):
+        self.folder = models.make("llama3", folder / "target", num_hidden_layers=LAYERS, hidden_size=32)
+        self.tokenizer = load_tokenizer(self.folder)
+        self.target = load(self.folder, dtype="float32", device="cpu")
+        # The draft is a little off the target, or nothing would ever be rejected at full depth.
+        draft = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weight in draft.parameters():
+                weight += 0.05 * weight.std() * torch.randn(weight.shape, generator=generator)
+        self.draft = folder / "draft"
+        draft.save_pretrained(self.draft)
+        self.tokenizer.inner.save_pretrained(self.draft)
+        rng = np.random.default_rng(2)
+        self.prompts = [rng.integers(4, 288, n).tolist() for n in (9, 1, 80, 3, 17, 30, 2, 5)]
+
+    def engine(self, options: str, batch: int = 8, **kw: int) -> Engine:
+        if "stop=" not in options:  # a random model is never sure: the default would stop behind the first token
+            options += ",stop=heuristic"
+        return Engine(self.target, f"s2d:{self.draft},{options}", tokenizer=self.tokenizer, max_batch=batch, **kw)
+
+    def plain(self, params: SamplingParams | Sequence[SamplingParams]) -> list[list[int]]:
+        return tokens(Engine(self.target, tokenizer=self.tokenizer).generate(self.prompts, params))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("sorted"))
+
+
+def tokens(out: Sequence[Completion]) -> list[list[int]]:
+    return [one.tokens for one in out]
+
+
+def drafter_of(engine: Engine) -> Sorted:
+    assert isinstance(engine.drafter, Sorted)
+    return engine.drafter
+
+
+def left(drafter: Sorted) -> list[int]:
+    return [section.left for section in drafter.sections]
+
+
+# What a step says -------------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """A drafter without an engine, and a row whose tokens the test decides."""
+
+    def __init__(self, world: World, options: str, prompt: Sequence[int], params: SamplingParams = LONG):
+        drafter = create(f"s2d:{world.draft},{options}")
+        assert isinstance(drafter, Sorted)
+        self.drafter, self.model = drafter, AutoModelForCausalLM.from_pretrained(world.draft, dtype=torch.float32)
+        drafter.bind(world.target)
+        self.row = Row(0, prompt, params, max_context=models.MAX_CONTEXT)
+        drafter.start(self.row)
+
+    def force(self, exit: int) -> None:
+        """Let the next tokens leave at this exit: it has a threshold of 0, those before it have one of 1."""
+        for number, section in enumerate(self.drafter.sections):
+            section.threshold = 0.0 if number >= exit else 1.0
+
+    def step(self, draft: Draft, wanted: int = 1) -> torch.Tensor:
+        logits = self.drafter.run([draft], [wanted])
+        draft.done = len(draft.tokens)
+        return logits
+
+    def begin(self) -> Draft:
+        return Draft.of(self.row, self.drafter.cached(self.row))
+
+    def check(self) -> None:
+        """The invariant: section k is never ahead of the one before it, and what it lacks waits for it."""
+        slot = self.drafter._slots[self.row.id]
+        held = [section.cache.length(slot) + section.ran[slot] for section in self.drafter.sections]
+        assert held == sorted(held, reverse=True)
+        waiting = [len(section.waiting[slot]) for section in self.drafter.sections]
+        assert waiting == [0, *(before - behind for before, behind in pairwise(held))]
+
+    def check_cache(self, committed: Sequence[int]) -> None:
+        """Every key and value held is the one a model run over all tokens would have."""
+        slot = self.drafter._slots[self.row.id]
+        truth = self.model(torch.tensor([list(committed)]), use_cache=True).past_key_values
+        for section in self.drafter.sections:
+            n = section.cache.length(slot)
+            for place, layer in enumerate(range(section.first, section.last)):
+                held = section.cache._kv[place, :, slot, :, :n]
+                torch.testing.assert_close(held[0], truth.layers[layer].keys[0, :, :n], atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(held[1], truth.layers[layer].values[0, :, :n], atol=1e-4, rtol=1e-4)
+
+    @torch.inference_mode()
+    def truth(self, text: Sequence[int], layers: int) -> torch.Tensor:
+        """Logits behind `text` of a model of the first `layers` layers."""
+        states = self.model.model(torch.tensor([list(text)]), output_hidden_states=True)
+        last = states.last_hidden_state if layers == LAYERS else self.model.model.norm(states.hidden_states[layers])
+        logits: torch.Tensor = self.model.lm_head(last[0, -1])
+        return logits
+
+
+def test_an_exit_says_what_a_model_of_its_depth_says_whatever_was_left_before(world: World) -> None:
+    rng = np.random.default_rng(3)
+    alone = Alone(world, "exits=1,2,4,thresholds=0.5", world.prompts[0])
+    text = list(world.prompts[0])
+    for _ in range(12):
+        draft = alone.begin()
+        for _ in range(int(rng.integers(1, 6))):
+            exit = int(rng.integers(3))
+            alone.force(exit)
+            before = left(alone.drafter)
+            logits = alone.step(draft)
+            assert np.flatnonzero(np.array(left(alone.drafter)) - before).tolist() == [exit]
+            expected = alone.truth([*text, *draft.drafted], alone.drafter.sections[exit].last)
+            torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+            alone.check()
+            draft.add(int(rng.integers(4, 288)))
+        # Some of the drafted tokens that were run stand, and a token of the target's comes behind them.
+        stood = int(rng.integers(draft.done - draft.known + 1))
+        alone.drafter.keep(draft, range(draft.known + stood))
+        alone.check()
+        alone.row.extend([*draft.drafted[:stood], int(rng.integers(4, 288))])
+        text = alone.row.tokens.tolist()
+        alone.check_cache(text)
+
+
+def test_catching_up_equals_never_having_been_behind(world: World) -> None:
+    behind, deep = (Alone(world, "exits=1,2,4,thresholds=0.5", world.prompts[4]) for _ in range(2))
+    for alone, exit in ((behind, 0), (deep, 2)):
+        alone.force(exit)
+        draft = alone.begin()
+        for token in (7, 8, 9, 10):
+            alone.step(draft)
+            draft.add(token)
+        slot = alone.drafter._slots[0]
+        waiting = [len(section.waiting[slot]) for section in alone.drafter.sections]
+        assert waiting == ([0, 20, 0] if exit == 0 else [0, 0, 0])
+        alone.force(2)
+        alone.step(draft)
+        assert [len(section.waiting[slot]) for section in alone.drafter.sections] == [0, 0, 0]
+        alone.drafter.keep(draft, range(len(draft.tokens)))
+    for one, other in zip(behind.drafter.sections, deep.drafter.sections, strict=True):
+        n = one.cache.length(slot)
+        assert n == other.cache.length(slot) == 21
+        torch.testing.assert_close(one.cache._kv[:, :, slot, :, :n], other.cache._kv[:, :, slot, :, :n])
+
+
+def test_a_long_prompt_comes_in_chunks_through_every_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.draft.model.CHUNK", 16)
+    alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[2])
+    alone.drafter.catch_up(alone.row)
+    assert {section.cache.length(0) for section in alone.drafter.sections} == {64}
+    alone.check_cache(world.prompts[2])
+    logits = alone.step(alone.begin())
+    torch.testing.assert_close(logits[0], alone.truth(world.prompts[2], 1), atol=1e-4, rtol=1e-4)
+
+
+def test_of_a_long_prompt_the_last_tokens_are_read(world: World) -> None:
+    """Every exit, and the layers that catch up later, see just the text from there on."""
+    prompt = world.prompts[2]
+    alone = Alone(world, "exits=1,2,4,thresholds=0.5,context=16", prompt)
+    alone.drafter.catch_up(alone.row)
+    text = prompt[-16:]
+    for exit, layers in ((0, 1), (1, 2), (2, LAYERS)):
+        alone.force(exit)
+        draft = alone.begin()
+        assert draft.known == (16 if exit == 0 else 1)
+        torch.testing.assert_close(alone.step(draft)[0], alone.truth(text, layers), atol=1e-4, rtol=1e-4)
+        alone.drafter.keep(draft, range(draft.known))
+        alone.check()
+        alone.check_cache(text)
+        alone.row.extend([30 + exit])
+        text = [*text, 30 + exit]
+
+
+def test_a_row_that_is_too_far_behind_goes_through_all_layers(world: World) -> None:
+    alone = Alone(world, "exits=1,2,4,thresholds=0.01", world.prompts[1])
+    fill = [5] * LAG
+    for token in fill:
+        draft = alone.begin()
+        alone.step(draft)
+        alone.drafter.keep(draft, range(draft.known))
+        alone.row.extend([token])
+        alone.check()
+    assert left(alone.drafter) == [LAG, 0, 0]
+    assert len(alone.drafter.sections[1].waiting[0]) == LAG
+    logits = alone.step(alone.begin())
+    assert left(alone.drafter) == [LAG, 0, 1]
+    torch.testing.assert_close(logits[0], alone.truth([*world.prompts[1], *fill], LAYERS), atol=1e-4, rtol=1e-4)
+    assert [len(section.waiting[0]) for section in alone.drafter.sections] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+def test_the_exit_is_chosen_at_the_temperature_of_the_request(world: World, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=24)
+    for above, exit in ((-0.01, 0), (0.01, 1)):
+        alone = Alone(world, "exits=1,4,thresholds=0.5", world.prompts[0], params)
+        best = float((alone.truth(world.prompts[0], 1) / (temperature or 1)).softmax(-1).max())
+        alone.drafter.sections[0].threshold = best + above
+        alone.step(alone.begin())
+        assert left(alone.drafter) == [exit == 0, exit == 1]
+
+
+def test_a_level_of_a_tree_leaves_as_one_where_its_surest_node_may(world: World) -> None:
+    prompt, children = world.prompts[0], [20, 30, 40]
+    for above, layers in ((-0.01, 1), (0.01, LAYERS)):
+        alone = Alone(world, "exits=1,4,thresholds=0.5", prompt)
+        surest = max(float(alone.truth([*prompt, child], 1).softmax(-1).max()) for child in children)
+        draft = alone.begin()
+        alone.force(0)
+        alone.step(draft)
+        for child in children:
+            draft.add(child, len(prompt) - 1)
+        alone.drafter.sections[0].threshold = surest + above
+        logits = alone.step(draft, wanted=3)
+        for row, child in zip(logits, children, strict=True):
+            torch.testing.assert_close(row, alone.truth([*prompt, child], layers), atol=1e-4, rtol=1e-4)
+        alone.check()
+        # The last child stands: of the tree, its keys and values are all that stay.
+        alone.drafter.keep(draft, [*range(len(prompt)), len(prompt) + 2])
+        alone.check()
+        alone.row.extend([40, 50])
+        alone.check_cache(alone.row.tokens.tolist())
+        alone.force(1)
+        logits = alone.step(alone.begin())
+        torch.testing.assert_close(logits[0], alone.truth([*prompt, 40, 50], LAYERS), atol=1e-4, rtol=1e-4)
+
+
+def test_of_a_batch_only_those_that_go_on_are_run_deeper(world: World) -> None:
+    alone = Alone(world, "exits=1,4,thresholds=0.5", world.prompts[0])
+    other = Row(1, world.prompts[4], LONG, max_context=models.MAX_CONTEXT)
+    alone.drafter.start(other)
+    rows = [alone.row, other]
+    best = [float(alone.truth(row.tokens.tolist(), 1).softmax(-1).max()) for row in rows]
+    alone.drafter.sections[0].threshold = sum(best) / 2
+    drafts = [Draft.of(row, 0) for row in rows]
+    logits = alone.drafter.run(drafts, [1, 1])
+    deeper = alone.drafter.sections[1]
+    for row, sure, found in zip(rows, best, logits, strict=True):
+        layers = 1 if sure == max(best) else LAYERS
+        torch.testing.assert_close(found, alone.truth(row.tokens.tolist(), layers), atol=1e-4, rtol=1e-4)
+        slot = alone.drafter._slots[row.id]
+        assert (deeper.ran[slot], len(deeper.waiting[slot])) == ((0, len(row)) if layers == 1 else (len(row), 0))
+    assert left(alone.drafter) == [1, 1]
+
+
+# Thresholds -------------------------------------------------------------------------------------------------------
+
+
+def test_exits_in_use() -> None:
+    assert exits_in_use([2, 4, 8], [0.5], 8) == [(2, 0.5), (4, 0.5), (8, 0.0)]
+    assert exits_in_use([2, 4, 8], [0.5, 0.7], 12) == [(2, 0.5), (4, 0.7), (8, 0.0)]
+    assert exits_in_use([2, 4, 8], [1.0, 0.7], 8) == [(4, 0.7), (8, 0.0)]
+    assert exits_in_use([2, 4, 8], [0.5, 0.0], 8) == [(2, 0.5), (4, 0.0)]
+    assert exits_in_use([8], [0.5], 8) == [(8, 0.0)]
+
+
+def test_above_one_every_token_takes_all_layers_and_at_zero_the_first_exit(world: World) -> None:
+    each = ("exits=1,2,4,thresholds=1.01", "exits=1,2,4,thresholds=0", "exits=1", "exits=4")
+    never, always, first, model = (world.engine(options) for options in each)
+    plain_model = Engine(world.target, f"model:{world.draft},stop=heuristic", tokenizer=world.tokenizer)
+    wishes = [WARM if i % 2 else GREEDY for i in range(8)]
+    wishes = [SamplingParams(temperature=w.temperature, max_tokens=24, seed=i) for i, w in enumerate(wishes)]
+    made = [e.generate(world.prompts, wishes) for e in (never, always, first, model, plain_model)]
+    runs = [[(one.tokens, one.rounds, one.stats.drafted) for one in out] for out in made]
+    assert runs[0] == runs[3] == runs[4]
+    assert runs[1] == runs[2] != runs[0]
+    assert drafter_of(never).mean_depth == LAYERS
+    assert drafter_of(always).mean_depth == 1
+    assert len(drafter_of(always).sections) == 1  # the layers behind it are never run
+    assert drafter_of(always).weight_bytes < drafter_of(never).weight_bytes == plain_model.drafter.weight_bytes
+
+
+def test_lower_thresholds_mean_fewer_layers(world: World) -> None:
+    depths, bytes_ = [], []
+    for threshold in ("0.02", "0.1", "0.2", "0.9"):
+        engine = world.engine(f"exits=1,2,4,thresholds={threshold}")
+        engine.generate(world.prompts, GREEDY)
+        depths.append(drafter_of(engine).mean_depth)
+        bytes_.append(drafter_of(engine).weight_bytes)
+    assert depths == sorted(depths)
+    assert bytes_ == sorted(bytes_)
+    assert 1 < depths[1] < depths[2] < LAYERS
+
+
+# Losslessness -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        MIXED,
+        f"{MIXED},{TREE}",
+        f"{MIXED},tree=12,width=1",
+        f"{MIXED},stop=fixed,draft=1",
+        f"{MIXED},stop=confidence",
+        f"{MIXED},stop=svip",
+        f"{MIXED},stop=adaptive",
+        f"{MIXED},stop=svip,{TREE}",
+        f"{MIXED},context=7",
+        f"{MIXED},context=7,{TREE}",
+        "exits=1,2,4,thresholds=0",
+        "exits=1,2,4,thresholds=1.01",
+    ],
+)
+def test_greedy_text_is_plain_decodings(world: World, options: str) -> None:
+    expected = world.plain(GREEDY)
+    for batch, chunk in ((1, 512), (8, 16)):
+        engine = world.engine(options, batch, prefill_chunk=chunk)
+        out = engine.generate(world.prompts, GREEDY)
+        assert tokens(out) == expected
+        assert sum(sum(one.stats.accepted[1:]) for one in out) > 0
+    if options.startswith(MIXED):
+        assert min(left(drafter_of(engine))) > 0, "no exit is left out"
+
+
+@pytest.mark.slow
+def test_greedy_text_is_plain_decodings_whatever_the_options(world: World) -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(30):
+        prompts = [rng.integers(4, 288, int(rng.integers(1, 90))).tolist() for _ in range(8)]
+        thresholds = ",".join(f"{t:.3f}" for t in rng.uniform(0.02, 0.2, 2))
+        options = f"exits=1,{rng.integers(2, 4)},4,thresholds={thresholds},draft={rng.integers(1, 9)}"
+        if rng.random() < 0.5:
+            options += f",tree={rng.integers(2, 20)},width={rng.integers(1, 5)}"
+        params = SamplingParams(max_tokens=int(rng.integers(2, 20)))
+        expected = tokens(Engine(world.target, tokenizer=world.tokenizer).generate(prompts, params))
+        assert tokens(world.engine(options, int(rng.integers(1, 9))).generate(prompts, params)) == expected, options
+
+
+def test_a_tree_one_node_wide_is_the_chain(world: World) -> None:
+    chain, tree = (
+        world.engine(f"{MIXED},stop=fixed,draft=4{shape}").generate(world.prompts, GREEDY)
+        for shape in ("", ",tree=4,width=1")
+    )
+    assert [(d.rounds, d.stats.accepted, d.stats.draft_tokens) for d in tree] == [
+        (d.rounds, d.stats.accepted, d.stats.draft_tokens) for d in chain
+    ]
+
+
+def test_with_a_trimmed_vocabulary(world: World, tmp_path: Path) -> None:
+    keep = torch.arange(0, models.VOCAB_SIZE, 2)
+    save_vocabulary(tmp_path / "vocab.safetensors", Vocabulary(keep, tokenizer=world.tokenizer.fingerprint))
+    drafted: list[int] = []
+    for options in (MIXED, f"{MIXED},{TREE}"):
+        engine = world.engine(f"{options},vocab={tmp_path / 'vocab.safetensors'}")
+        propose = engine.drafter.propose
+
+        def watched(rows: Sequence[Row], propose: Any = propose) -> list[DraftTree]:
+            trees: list[DraftTree] = propose(rows)
+            drafted.extend(token for tree in trees for token in tree.tokens[1:].tolist())
+            return trees
+
+        engine.drafter.propose = watched  # type: ignore[method-assign]
+        assert tokens(engine.generate(world.prompts, GREEDY)) == world.plain(GREEDY)
+        assert min(left(drafter_of(engine))) > 0
+    assert drafted
+    assert all(token % 2 == 0 for token in drafted)
+
+
+@pytest.mark.parametrize("options", [f"{MIXED},sample=best", f"{MIXED},{TREE}"])
+def test_plain_guesses_give_plain_samples_seed_for_seed(world: World, options: str) -> None:
+    wishes = [SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24, seed=seed) for seed in range(8)]
+    expected = world.plain(wishes)
+    for batch in (1, 8):
+        assert tokens(world.engine(options, batch).generate(world.prompts, wishes)) == expected
+
+
+@pytest.mark.parametrize("options", [MIXED, f"{MIXED},context=7"])
+def test_drawn_drafts_are_the_rows_own_whatever_runs_beside(world: World, options: str) -> None:
+    wishes = [SamplingParams(temperature=0.9, top_k=50, max_tokens=24, seed=seed) for seed in range(8)]
+    alone = world.engine(options, 1).generate(world.prompts, wishes)
+    assert sum(sum(one.stats.accepted[1:]) for one in alone) > 0
+    for batch in (3, 8):
+        beside = world.engine(options, batch, prefill_chunk=24).generate(world.prompts, wishes)
+        assert [(one.tokens, one.rounds) for one in beside] == [(one.tokens, one.rounds) for one in alone]
+
+
+def tiny(folder: Path, seed: int, vocab_size: int = 4) -> Path:
+    """A draft over a handful of tokens, sure enough at times to leave early."""
+    made = models.model(
+        "llama2", seed, vocab_size=vocab_size, num_hidden_layers=3, hidden_size=16, intermediate_size=16,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8, bos_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    made.save_pretrained(folder)
+    return folder
+
+
+SURE = "exits=1,2,3,thresholds=0.5,0.6"
+
+
+class Drafting:
+    """A sorted draft as `tests.lossless_enumeration` wants one: a tree behind some tokens."""
+
+    def __init__(self, folder: Path, target: TableTarget, options: str, params: SamplingParams):
+        self.drafter = create(f"s2d:{folder},{options},stop=fixed,draft=2")
+        assert isinstance(self.drafter, Sorted)
+        self.drafter.bind(target)
+        self.params = params
+        self.rows = 0
+        run, known = self.drafter.run, {}
+
+        def remembered(drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+            # The last bits depend on where numbers happen to lie in memory, and all branches must see the same q.
+            key = (*drafts[0].row.tokens.tolist(), *drafts[0].drafted)
+            return known.setdefault(key, run(drafts, num_logits))
+
+        self.drafter.run = remembered  # type: ignore[method-assign]
+
+    def __call__(self, text: Sequence[int], random: RowRandom) -> DraftTree:
+        self.rows += 1
+        row = Row(self.rows, text, self.params, max_context=64)
+        row.random = random
+        self.drafter.start(row)
+        [tree] = self.drafter.propose([row])
+        self.drafter.drop(row)
+        return tree
+
+
+def table() -> TableTarget:
+    target = TableTarget(vocab_size=4, order=2, seed=5, scale=1.0)
+    target.dtype = torch.float32  # of the draft model, which is loaded in the target's
+    return target
+
+
+@pytest.mark.parametrize("options", [SURE, f"{SURE},sample=best", f"{SURE},tree=4,width=2"])
+def test_sampled_text_has_the_targets_distribution(tmp_path: Path, options: str) -> None:
+    """Every outcome of everything random, with its probability: nothing is left to chance but rounding."""
+    target, params = table(), SamplingParams(temperature=0.7, max_tokens=8)
+    drafting = Drafting(tiny(tmp_path, seed=2), target, options, params)
+    found = enumeration.speculative(target, [1, 2], params, drafting, 3)
+    assert enumeration.largest_difference(found, enumeration.plain(target, [1, 2], params, 3)) < 1e-6
+    assert sum(n > 0 for n in left(drafting.drafter)) > 1, "tokens leave at several exits"
+
+
+def test_an_exit_chosen_by_the_token_that_was_drawn_is_noticed(tmp_path: Path) -> None:
+    """What the module's docstring warns of; the test above would be worth nothing if it could not tell."""
+    target, params = table(), SamplingParams(temperature=0.7, max_tokens=8)
+    drafter = Drafting(tiny(tmp_path, 2), target, SURE, params).drafter
+
+    @cache
+    def distributions(text: tuple[int, ...]) -> list[torch.Tensor]:
+        row = Row(0, text, params, max_context=64)
+        drafter.start(row)
+        states = [drafter._through(section, [Draft.of(row, 0)])[0][-1:] for section in drafter.sections]
+        drafter.drop(row)
+        return [(drafter.decoder.logits(state)[0] / params.temperature).softmax(-1) for state in states]
+
+    def biased(text: Sequence[int], random: RowRandom) -> DraftTree:
+        for q in distributions(tuple(text)):
+            token = random.draft(q)
+            if q[token] > 0.5:
+                break
+        return DraftTree.chain(text[-1], [token], draft_probs=torch.stack([q, torch.zeros_like(q)]))
+
+    found = enumeration.speculative(target, [1, 2], params, biased, 2)
+    assert enumeration.largest_difference(found, enumeration.plain(target, [1, 2], params, 2)) > 1e-3
+
+
+# Rows' ends, and company ------------------------------------------------------------------------------------------
+
+
+def test_an_end_inside_a_draft_and_every_budget(world: World) -> None:
+    free = world.plain(GREEDY)
+    end = max({t for text in free for t in text[3:]}, key=lambda t: sum(t in text for text in free))
+    for budget in (1, 2, 3, 7, 24):
+        params = SamplingParams(max_tokens=budget, stop_token_ids=[end])
+        for options in (MIXED, f"{MIXED},{TREE}"):
+            out = world.engine(options).generate(world.prompts, params)
+            assert tokens(out) == world.plain(params)
+    assert "stop" in {one.finish_reason for one in out}
+
+
+def test_the_end_of_the_context(world: World) -> None:
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    expected = tokens(Engine(world.target, tokenizer=world.tokenizer).generate(world.prompts[:3], params))
+    for options in (MIXED, f"{MIXED},{TREE}"):
+        out = world.engine(options, 2).generate(world.prompts[:3], params)
+        assert tokens(out) == expected
+        assert {one.finish_reason for one in out} == {"context"}
+
+
+def test_after_a_whole_acceptance_two_tokens_are_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[int] = []
+
+    def run(self: Sorted, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        known.extend(draft.known for draft in drafts if not draft.done)
+        return real(self, drafts, num_logits)
+
+    real = Sorted.run
+    monkeypatch.setattr(Sorted, "run", run)
+    own = f"s2d:{world.folder},exits=1,2,4,thresholds=0.15,stop=fixed,draft=3"  # the target's own layers
+    engine = Engine(world.target, own, tokenizer=world.tokenizer)
+    [out] = engine.generate(world.prompts[:1], GREEDY)
+    whole = out.stats.accepted[3]  # rounds in which all three drafted tokens stood
+    assert whole > 0
+    assert known[0] == len(world.prompts[0]) + 1
+    assert set(known[1:]) <= {1, 2}
+    assert known.count(2) in (whole, whole - 1)  # there is no round after the last
+
+
+@pytest.mark.parametrize("options", [MIXED, f"{MIXED},{TREE}"])
+def test_behind_another_drafter(world: World, options: str) -> None:
+    prompts = [[*prompt[:6], *prompt[:6], 9, *prompt[:6]] for prompt in world.prompts]
+    wishes = [SamplingParams(max_tokens=40, seed=seed) for seed in range(8)]
+    expected = tokens(Engine(world.target, tokenizer=world.tokenizer).generate(prompts, wishes))
+    for batch in (1, 8):
+        spec = f"sam,min_match=2+s2d:{world.draft},{options}"
+        out = Engine(world.target, spec, tokenizer=world.tokenizer, max_batch=batch).generate(prompts, wishes)
+        assert tokens(out) == expected
+        assert {who for one in out for who, _ in one.runs} == {"", "sam", "s2d"}
+
+
+def test_rows_that_leave_make_room(world: World) -> None:
+    engine = world.engine(MIXED, 3)
+    engine.generate(world.prompts, GREEDY)
+    drafter = drafter_of(engine)
+    assert [section.cache._lengths for section in drafter.sections] == [[], [], []]
+    assert all(section.cache.num_slots <= 4 for section in drafter.sections)  # it doubles
+    assert not drafter._left
+    assert not drafter._slots
+
+
+def test_what_became_of_the_tokens_of_every_exit(world: World) -> None:
+    engine = world.engine(MIXED, 3)
+    out = engine.generate(world.prompts, GREEDY)
+    sections = drafter_of(engine).sections
+    assert sum(s.left for s in sections) == sum(one.stats.draft_tokens for one in out)
+    accepted = sum(n * times for one in out for n, times in enumerate(one.stats.accepted))
+    assert accepted == sum(s.kept for s in sections)
+    assert all(s.kept <= s.tried <= s.left for s in sections)
+    rejections = sum(s.tried - s.kept for s in sections)
+    assert 0 < rejections <= sum(one.rounds for one in out)
+
+
+# Checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(world: World, out: Path, **changes: Any) -> Path:
+    """The draft of the world as its training would write it."""
+    network = AutoModelForCausalLM.from_pretrained(world.draft)
+    config = network.config.to_dict() | {"exits": [1, 2, 4], "recipe": {}} | changes
+    facts = TargetFacts("another", world.tokenizer.fingerprint, "", 8, 2, models.VOCAB_SIZE)
+    save_drafter(out, "s2d", config=config, tensors=dict(network.named_parameters()), target=facts)
+    world.tokenizer.inner.save_pretrained(out)
+    return out
+
+
+def test_one_draft_serves_every_target_of_its_tokenizer(world: World, tmp_path: Path) -> None:
+    draft = checkpoint(world, tmp_path / "draft")
+    for layers, width in ((4, 32), (2, 64), (6, 96)):
+        folder = models.make("llama2", tmp_path / f"{width}", num_hidden_layers=layers, hidden_size=width, seed=width)
+        engine = Engine(folder, f"s2d:{draft},thresholds=0.1", dtype="float32", device="cpu")
+        assert tokens(engine.generate(world.prompts[:3], GREEDY)) == tokens(
+            Engine(folder, dtype="float32", device="cpu").generate(world.prompts[:3], GREEDY)
+        )
+        assert [section.last for section in drafter_of(engine).sections] == [1, 2, 4]
+
+
+def test_thresholds_are_those_that_training_noted(world: World, tmp_path: Path) -> None:
+    def thresholds(options: str = "", **noted: Any) -> list[float]:
+        draft = checkpoint(world, tmp_path / "draft", **noted)
+        engine = Engine(world.target, f"s2d:{draft}{options}", tokenizer=world.tokenizer)
+        return [section.threshold for section in drafter_of(engine).sections]
+
+    assert thresholds() == thresholds(thresholds=None) == [0.5, 0.5, 0]  # the paper's
+    assert thresholds(thresholds=[0.7, 0.3]) == [0.7, 0.3, 0]
+    assert thresholds(thresholds=[0.0, 0.3]) == [0]
+    assert thresholds(",thresholds=0.2", thresholds=[0.7, 0.3]) == [0.2, 0.2, 0]
+    assert thresholds(",exits=1,4", thresholds=[0.7, 0.3]) == [0.5, 0]  # they are of other exits
+
+
+def test_transformers_reads_it_as_a_model(world: World, tmp_path: Path) -> None:
+    ids = torch.tensor([world.prompts[0]])
+    one, other = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (checkpoint(world, tmp_path), world.draft)
+    )
+    assert one.config.exits == [1, 2, 4]
+    assert torch.equal(one(ids).logits, other(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("exits=1,5", r"exits are 1,5; of this draft they are layers from 1 to 4, each above the last"),
+        ("exits=2,2,4", "each above the last"),
+        ("exits=0,4", "layers from 1 to 4"),
+        ("exits=1;2", "exits is '1;2'; it must be numbers with commas between, as in 2,4,8"),
+        ("exits=1,2,4,thresholds=0.1,0.2,0.3", "give one for all, or one for each exit but the last"),
+        ("exits=1,4,thresholds=-0.1", "a threshold is -0.1; it is between 0"),
+        ("exits=1,4,thresholds=1.5", "a threshold is 1.5; it is between 0"),
+        ("exits=1,4,thresholds=high", "thresholds is 'high'"),
+        ("thresholds=0.5", "is a model and not a s2d drafter"),
+    ],
+)
+def test_wrong_options_are_one_clear_line(world: World, options: str, says: str) -> None:
+    with pytest.raises(MethodError, match=says) as error:
+        world.engine(options)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_checkpoints_are_one_clear_line(world: World, tmp_path: Path) -> None:
+    def refused(folder: Path, says: str, kind: type[Exception] = MethodError) -> None:
+        with pytest.raises(kind, match=says) as error:
+            Engine(world.target, f"s2d:{folder}", tokenizer=world.tokenizer)
+        assert "\n" not in str(error.value)
+
+    refused(tmp_path / "nowhere", "there is no folder .*nowhere", ModelError)
+    other = checkpoint(world, tmp_path / "other")
+    models.tokenizer(280).save_pretrained(other)
+    refused(other, "has another tokenizer than the target: ")
+    refused(checkpoint(world, tmp_path / "kind", paceline_drafter="kangaroo"), "kind kangaroo where s2d is wanted")
+    refused(checkpoint(world, tmp_path / "exits", exits=[]), "does not say behind which layers it has exits")
+    refused(checkpoint(world, tmp_path / "words", thresholds=["high"]), "has thresholds that are no numbers")
+    refused(checkpoint(world, tmp_path / "below", thresholds=[-1, 0.5]), "a threshold is -1; it is between 0")
+    refused(checkpoint(world, tmp_path / "many", thresholds=[0.5] * 3), "one for each exit but the last")
+    cut = checkpoint(world, tmp_path / "cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:1000])
+    refused(cut.parent, "cut off or damaged", ModelError)
+    foreign = models.make("gpt2", tmp_path / "foreign")
+    with pytest.raises(MethodError, match="is no model of the native decoder's"):
+        Engine(world.target, f"s2d:{foreign},exits=1,3", tokenizer=world.tokenizer)

@@ -1,0 +1,273 @@
+"""Building a corpus: what is read, how it is joined, and one line for whatever is wrong."""
+
+import builtins
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.draft.text import corpus
+from paceline.draft.text.corpus import PARTS, Plan, build, texts
+from paceline.draft.text.frozen import from_parts
+from paceline.draft.text.store import HEADER, open_store
+from paceline.errors import ModelError, StoreError
+from paceline.target.load import load_tokenizer
+from paceline.target.tokenizer import SentencePiece, Tokenizer, fingerprint
+
+
+class Letters:
+    """What Tokenizer wants of a transformers tokenizer: a letter a token, "." ends a text."""
+
+    chat_template = None
+    eos_token = "."
+    added_tokens_decoder: dict = {}
+
+    def __init__(self, eos: int | None = ord(".")):
+        self.eos_token_id = eos
+
+    def __len__(self) -> int:
+        return 128
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(i): i for i in range(128)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+LETTERS = Tokenizer(Letters(), "letters")
+ONLY = Plan(parts=())
+
+
+def written(folder: Path, name: str, content: str) -> Path:
+    file = folder / name
+    if name.endswith(".gz"):
+        file.write_bytes(gzip.compress(content.encode()))
+    else:
+        file.write_text(content)
+    return file
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+RECORDS = [
+    ({"text": "a"}, ["a"]),
+    ({"response": "b", "id": 3}, ["b"]),
+    ({"prompt": "c", "response": "d"}, ["c", "d"]),
+    ({"messages": [{"role": "user", "content": "e"}, {"role": "assistant", "content": "f"}]}, ["e", "f"]),
+    ({"question_id": 81, "choices": [{"turns": ["g", "h"]}]}, ["g", "h"]),
+    ({"text": " "}, []),
+]
+
+
+@pytest.mark.parametrize("name", ["file.jsonl", "file.jsonl.gz"])
+def test_every_kind_of_line_is_read(tmp_path, name):
+    file = written(tmp_path, name, "\n".join(lines(record) for record, _ in RECORDS))
+    assert list(texts(file)) == [text for _, found in RECORDS for text in found]
+
+
+@pytest.mark.parametrize("name", ["file.txt", "file.txt.gz"])
+def test_a_text_file_is_one_document(tmp_path, name):
+    assert list(texts(written(tmp_path, name, "one\n\ntwo\n"))) == ["one\n\ntwo\n"]
+
+
+def test_documents_are_joined_with_the_end_token(tmp_path):
+    files = [written(tmp_path, "a.jsonl", lines({"text": "abc"}, {"text": "de."})), written(tmp_path, "b.txt", "fg")]
+    store = build(tmp_path / "out", files, LETTERS, ONLY)
+    assert "".join(map(chr, store.array("text"))) == "abc.de.fg."
+    assert store.array("ends").tolist() == [4, 7, 10]
+    assert store.array("text").dtype == np.uint16
+    facts = {"tokens": 10, "documents": 3, "vocab_size": 128, "eos": ord("."), "tokenizer_name": "letters", "parts": []}
+    assert facts.items() <= store.header.items()
+    assert store.header["tokenizer"] == LETTERS.fingerprint
+
+
+def test_every_part_is_built(tmp_path):
+    file = written(tmp_path, "a.jsonl", lines(*({"text": f"the sea is {i} miles wide"} for i in range(50))))
+    told: list[tuple[str, float]] = []
+    store = build(tmp_path / "out", [file], LETTERS, Plan(), lambda what, done: told.append((what, done)))
+    assert store.header["parts"] == list(PARTS)
+    assert {"automaton_states", "ngrams_values", "suffix_positions"} <= set(store.header["arrays"])
+    assert list(dict.fromkeys(what for what, _ in told)) == ["reading", *PARTS]
+    assert all(0 <= done <= 1 for _, done in told)
+    assert from_parts(store.array).transfer(0, 0, [ord(letter) for letter in "the sea"])[1] == 7
+
+
+def test_max_tokens(tmp_path):
+    file = written(tmp_path, "a.jsonl", lines({"text": "abcdef"}, {"text": "ghijkl"}, {"text": "mn"}))
+    for most, expected in [(100, "abcdef.ghijkl.mn."), (14, "abcdef.ghijkl."), (10, "abcdef.gh."), (3, "ab.")]:
+        store = build(tmp_path / "out", [file], LETTERS, Plan((), max_tokens=most))
+        assert "".join(map(chr, store.array("text"))) == expected
+
+
+def test_the_estimate_is_about_right(tmp_path):
+    random = np.random.default_rng(0)
+    words = ["".join(map(chr, random.integers(97, 123, 5))) for _ in range(300)]
+    file = written(tmp_path, "a.txt", " ".join(words[i] for i in random.zipf(1.4, 20_000) % 300))
+    seen: list[tuple[int, ...]] = []
+    store = build(tmp_path / "out", [file], LETTERS, Plan(["automaton"], estimated=lambda *facts: seen.append(facts)))
+    ((tokens, documents, disk, _),) = seen
+    assert (tokens, documents) == (store.header["tokens"], 1)
+    assert disk == pytest.approx(sum(store.header["arrays"].values()), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "x"}\n{"text": "x"\n', "a.jsonl, line 2 is not valid JSON"),
+        ("a.jsonl", '{"prompt": "x"}\n', "a.jsonl, line 1 has no text: a line holds"),
+        ("a.jsonl", "[1]\n", "line 1 has no text"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}\n', "line 1 has no text"),
+        ("a.jsonl", '{"choices": []}\n', "line 1 has no text"),
+        ("a.jsonl", '{"response": 3}\n', "line 1 has no text"),
+        ("a.jsonl", "\n", "there is no text in"),
+        ("a.txt", "", "there is no text in"),
+        ("a.pdf", "x", "made of .txt and .jsonl files"),
+        ("a.csv.gz", "x", "made of .txt and .jsonl files"),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path, name, content, message):
+    with pytest.raises(StoreError, match=message):
+        build(tmp_path / "out", [written(tmp_path, name, content)], LETTERS, ONLY)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    written(tmp_path, "answers.jsonl", "")
+    with pytest.raises(StoreError, match=r"there is no file .*answer.jsonl. Did you mean 'answers.jsonl'"):
+        build(tmp_path / "out", [tmp_path / "answer.jsonl"], LETTERS, ONLY)
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(StoreError, match="not UTF-8"):
+        build(tmp_path / "out", [tmp_path / "a.txt"], LETTERS, ONLY)
+    for cut in (b"no gzip", gzip.compress(b"x" * 100)[:-9]):
+        (tmp_path / "a.txt.gz").write_bytes(cut)
+        with pytest.raises(StoreError, match=r"a\.txt\.gz cannot be read"):
+            build(tmp_path / "out", [tmp_path / "a.txt.gz"], LETTERS, ONLY)
+
+
+def test_the_end_token_may_be_chosen(tmp_path):
+    nameless = Tokenizer(Letters(None), "letters")
+    file = written(tmp_path, "a.txt", "abc")
+    with pytest.raises(StoreError, match=r"letters names no end token .* --eos"):
+        build(tmp_path / "out", [file], nameless, ONLY)
+    for eos in ("!", "33"):
+        store = build(tmp_path / "out", [file], nameless, Plan((), eos=eos))
+        assert store.header["eos"] == store.array("text")[-1] == 33
+    for eos in ("<end>", "128"):
+        with pytest.raises(StoreError, match=f"no token '{eos}'"):
+            build(tmp_path / "out", [file], nameless, Plan((), eos=eos))
+
+
+def test_impossible_plans():
+    with pytest.raises(StoreError, match=r"no part 'automata'. Did you mean 'automaton'\?"):
+        Plan(["automata"])
+    with pytest.raises(StoreError, match="max_tokens is 1"):
+        Plan(max_tokens=1)
+
+
+def test_an_interrupted_build_leaves_what_was_there(tmp_path, monkeypatch):
+    file = written(tmp_path, "a.txt", "abc")
+    build(tmp_path / "out", [file], LETTERS, ONLY)
+    before = (tmp_path / "out" / HEADER).read_text()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpus, "_add_part", interrupted)
+    for out in ("out", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path / out, [file], LETTERS, Plan(["automaton"]))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.txt", "out"]
+    assert (tmp_path / "out" / HEADER).read_text() == before
+
+
+def test_a_store_without_the_automaton_says_so(tmp_path):
+    build(tmp_path / "out", [written(tmp_path, "a.txt", "abc")], LETTERS, ONLY)
+    with pytest.raises(StoreError, match=r"has no automaton_states .*build it again with that part"):
+        from_parts(open_store(tmp_path / "out", kind="corpus").array)
+
+
+@pytest.fixture
+def llama(shared: Path) -> Path:
+    pytest.importorskip("sentencepiece")
+    file = shared / "data/tokenizers/llama/tokenizer.model"
+    if not file.exists():
+        pytest.skip(f"{file} not found; set PACELINE_SHARED")
+    return file
+
+
+def test_a_sentencepiece_file_is_a_tokenizer(llama: Path):
+    for name in (llama, llama.parent):
+        tokenizer = load_tokenizer(name)
+        assert tokenizer.encode("Hello there") == [1, 15043, 727]
+        assert tokenizer.encode_text("Hello there") == [15043, 727]
+        assert tokenizer.decode([1, 15043, 727, 2]) == "Hello there"
+        assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (2, 32_000)
+        assert not tokenizer.has_chat_template
+
+
+def test_text_comes_out_as_it_went_in(llama: Path):
+    tokenizer = load_tokenizer(llama)
+    text = "Grüße,\n  “two”  spaces 😀 and 漢字"
+    decoder = tokenizer.decoder()
+    pieces = [decoder.push(token) for token in tokenizer.encode(text)]
+    assert "".join(pieces) + decoder.flush() == tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_conversion_has_the_fingerprint_of_its_sentencepiece_file(llama: Path):
+    """Hugging Face's conversion keeps tokens and ids; only the order in which they are listed is its own."""
+    ours = load_tokenizer(llama)
+    converted = dict(reversed(ours.inner.get_vocab().items()))
+    assert fingerprint(converted) == ours.fingerprint
+    assert fingerprint(converted | {"<pad>": 32_000}) != ours.fingerprint
+
+
+def test_a_broken_sentencepiece_file(tmp_path):
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "tokenizer.model").write_text("no model")
+    with pytest.raises(ModelError, match="cannot be read as a SentencePiece model"):
+        load_tokenizer(tmp_path / "tokenizer.model")
+
+
+def test_sentencepiece_is_not_installed(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_text("")
+    real = builtins.__import__
+
+    def without(name: str, *rest: object) -> object:
+        if name == "sentencepiece":
+            raise ImportError(name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ModelError, match="pip install sentencepiece, or name a folder with"):
+        load_tokenizer(tmp_path / "tokenizer.model")
+
+
+class Nameless(list):
+    """A SentencePiece processor over these pieces, of which none begins or ends a text."""
+
+    id_to_piece = list.__getitem__
+
+    def bos_id(self) -> int:
+        return -1
+
+    eos_id = bos_id
+
+    def is_control(self, id: int) -> bool:
+        return False
+
+    def is_unknown(self, id: int) -> bool:
+        return id == 0
+
+    def encode(self, text: str) -> list[int]:
+        return [self.index(letter) for letter in text]
+
+
+def test_a_sentencepiece_model_without_beginning_and_end():
+    tokenizer = Tokenizer(SentencePiece(Nameless(["<unk>", "a", "b"])))
+    assert tokenizer.encode("ab") == tokenizer.encode_text("ab") == [1, 2]
+    assert tokenizer.eos_token_id is None

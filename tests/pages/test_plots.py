@@ -1,0 +1,38 @@
+"""Plots: round ticks, whole SVG, text that stays text."""
+
+from paceline.pages.plots import COLORS, FAINT, SMALL, Line, columns, plot, ticks
+
+
+def test_ticks_are_round_and_span_the_values() -> None:
+    for values in ([0.0, 1.0], [1.53, 2.91], [3.0], [0, 100], [1, 86.3], [0.0001, 0.00012]):
+        found = ticks(values)
+        assert found[0] <= min(values)
+        assert found[-1] >= max(values)
+        assert 3 <= len(found) <= 9
+
+
+def test_names_and_tips_are_text() -> None:
+    drawn = plot([Line([(1, 2.0)], ["<i>tip"], [COLORS[0]], "<b>name")], "<across", "<up", label="<label")
+    for words in ("&lt;i&gt;tip", "&lt;b&gt;name", "&lt;across", "&lt;up", "&lt;label"):
+        assert words in drawn
+    assert columns([1], ["<n"], ["<t"], COLORS[0], ys=(0, 1), label='"<l').count("&lt;") == 3
+
+
+def test_nothing_to_plot() -> None:
+    assert plot([]) == ""
+    assert plot([Line([], [], [])]) == ""
+
+
+def test_a_faint_line_has_no_points() -> None:
+    lines = [Line([(1, 1.0), (2, 3.0)], [], [FAINT]), Line([(1, 2.0)], ["tip"], [COLORS[0]])]
+    drawn = plot(lines, frame=SMALL, xs=(1, 2), ys=(0, 4))
+    assert drawn.count("<circle") == 1
+    assert drawn.count('class="faint"') == 1
+
+
+def test_columns_stand_on_the_axis() -> None:
+    drawn = columns([0, 50, 100], ["0", "", "2"], ["a", "b", "c"], COLORS[0], ys=(0, 100), label="shares")
+    inner = SMALL.height - SMALL.top - SMALL.bottom
+    for height in (0, inner / 2, inner):
+        assert f'height="{height:.1f}"' in drawn
+    assert drawn.count("<rect") == 3

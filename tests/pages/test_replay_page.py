@@ -1,0 +1,98 @@
+"""The report as one page: complete, loading nothing, and never fooled by names."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from paceline.pages.replay import page
+from paceline.replay.run import OVERALL
+
+VOID = {"meta", "br"}
+
+
+class Wellformed(HTMLParser):
+    """Every element is closed in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.titles: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "title":
+            self.titles.append(data)
+
+
+def result(
+    draft: str, category: str, accepted: float, nodes: float, shares: list[float], **more: Any
+) -> dict[str, Any]:
+    return {
+        "draft": draft, "category": category, "mean_accepted_tokens": accepted, "answers": 3, "rounds": 10,
+        "new_tokens": 20, "draft_rate": 0.5, "verified_per_round": nodes, "verified_per_token": nodes / accepted,
+        "draft_us_per_round": 4.0, "accepted_by_depth": shares, **more,
+    }  # fmt: skip
+
+
+def told(results: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return {"trace": "log.jsonl", "tokenizer": "t", "template": None, "answers": 3, "complete": True, **more,
+            "results": results}  # fmt: skip
+
+
+def parsed(html: str) -> Wellformed:
+    parser = Wellformed()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+TWO = [
+    result("a,draft=5", "chat", 1.5, 4, [0.5, 0.2]),
+    result("a,draft=5", OVERALL, 1.6, 4, [0.5, 0.2]),
+    result("a,draft=9", "chat", 1.7, 7, [0.4, 0.2, 0.1]),
+    result("a,draft=9", OVERALL, 1.8, 7, [0.4, 0.2, 0.1]),
+]
+
+
+def test_a_page_is_whole_and_loads_nothing() -> None:
+    html = page(told(TWO), ["a", "a"])
+    page_seen = parsed(html)
+    assert page_seen.seen.count("svg") == 2
+    assert "script" not in page_seen.seen
+    assert "link" not in page_seen.seen
+    assert not re.search(r"https?:|url\(|\ssrc=", html)
+    assert 'name="viewport"' in html
+    for words in ("1.600", "1.800", "chat", "a,draft=9: 1.800 tokens from 7.0 nodes a round"):
+        assert words in html
+    assert "speed-up" not in html
+    assert "Interrupted" not in html
+
+
+def test_variants_of_one_drafter_are_one_line() -> None:
+    assert page(told(TWO), ["a", "a"]).count("<path d=") == page(told(TWO), ["a", "b"]).count("<path d=") - 1
+
+
+def test_names_are_text() -> None:
+    html = page(told([result("<b>&x", OVERALL, 1.5, 4, [0.5], predicted_speedup=1.25)], complete=False), ["<b>&x"])
+    assert "<b>&x" not in html
+    assert "&lt;b&gt;&amp;x" in html
+    assert "1.25" in html
+    assert "Interrupted" in html
+    parsed(html)
+
+
+def test_a_page_of_nothing() -> None:
+    parsed(page(told([]), []))
+    parsed(page(told([result("none", OVERALL, 1.0, 1, [])]), ["none"]))

@@ -1,0 +1,113 @@
+"""The report in a browser: on a phone and on a desk, light and dark, nothing wider than the window, no complaint."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.bench.runs import TASKS, WHY, make_run
+
+from paceline.pages.bench import page, read_run
+
+CHROMIUM = shutil.which("chromium")
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--enable-logging=stderr",
+)  # fmt: skip
+WIDTHS = (390, 1280)
+MEASURE = """<script>
+onload = () => {
+  document.querySelectorAll("details").forEach(one => { one.open = true })
+  const color = getComputedStyle(document.body).backgroundColor
+  const loaded = performance.getEntriesByType("resource").map(one => one.name)
+  const pictures = [...document.querySelectorAll("svg")].map(one => one.getBoundingClientRect().width)
+  parent.postMessage({width: innerWidth, wide: document.documentElement.scrollWidth, color, loaded,
+                      narrowest: Math.min(...pictures), height: document.documentElement.scrollHeight}, "*")
+}
+</script>"""
+# The narrowest window of headless Chromium is wider than a phone, so the page is put into frames.
+FRAMES = """<!doctype html><html style="color-scheme: light dark"><body style="margin: 0"><script>
+const told = []
+onmessage = message => {
+  told.push(message.data)
+  if (told.length == 2) {
+    document.body.replaceChildren(JSON.stringify(told))
+  }
+}
+</script>%s</body></html>"""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+
+
+def browse(folder: Path, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [str(CHROMIUM), *QUIET, f"--user-data-dir={folder / 'profile'}", *options, file.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+def measured(folder: Path, html: str, *options: str) -> tuple[dict[int, dict[str, Any]], list[str]]:
+    """What the page says of itself by window width, every detail unfolded; and what the browser complained of."""
+    (folder / "page.html").write_text(html.replace("</body>", MEASURE + "</body>"), "utf-8")
+    frames = [f'<iframe src="page.html" style="width: {w}px; height: 900px; border: 0"></iframe>' for w in WIDTHS]
+    (folder / "frames.html").write_text(FRAMES % "".join(frames), "utf-8")
+    done = browse(folder, folder / "frames.html", "--dump-dom", "--virtual-time-budget=5000", *options)
+    told = re.search(r"\[\{.*\}\]", done.stdout)
+    assert told, done.stdout[:500]
+    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return {one["width"]: one for one in json.loads(told[0])}, complaints
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Twenty methods, long names, a long word, failures, predictions: everything a report can hold."""
+    methods = {
+        "none": 1.0, "hierarchy,order=WL,model=build/own,corpus=build/four,n=8": 1.7,
+        "averylongnamewithoutanyplacetobreakitatall": 1.5, "peer:transformers-assisted:models/draft": 0.8,
+        **{f"method-{i},tree={i}": 1 + i / 10 for i in range(16)},
+    }  # fmt: skip
+
+    def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
+        about["as_large"] = "The model was enlarged to 1.0B parameters without changing what it says."
+        about["environment"]["command"] = "paceline bench models/demo " + "--draft=" + "x" * 300
+        summary["results"][1 + len(TASKS)]["differs"] = [
+            {"question": "q" * 60, "repeat": 0, "turn": 0, "at": 35, "verdict": "bug", "gap": 0.5, "noise": 0.01}
+        ]
+        devices = ("A100 SXM 80 GB", "H100 SXM5", "H200 SXM", "RTX 3090", "RTX 4090", "L4", "Jetson AGX Orin 64")
+        summary["predictions"] = {"devices": {d: {name: [0.9, 1, 1.1] for name in methods} for d in devices}}
+
+    text = "An answer of some words\n\n  and lines <b>, then " + "w" * 400 + " end"
+    folder = make_run(
+        tmp_path_factory.mktemp("run"), methods, failed={"method-3,tree=3": "e" * 200},
+        not_installed={"peer:vllm-ngram": WHY}, text=text, complete=False, change=change,
+    )  # fmt: skip
+    return page(read_run(folder))
+
+
+def test_nothing_is_wider_than_the_window(tmp_path: Path, html: str) -> None:
+    found, complaints = measured(tmp_path, html)
+    assert sorted(found) == list(WIDTHS)
+    for width, told in found.items():
+        assert told["wide"] <= width
+        assert told["narrowest"] > 120  # a plot can be read
+        assert told["loaded"] == []
+        assert told["color"] == "rgb(255, 255, 255)"
+    assert found[390]["height"] > found[1280]["height"]
+    assert complaints == []
+
+
+def test_dark_where_the_reader_wants_it_dark(tmp_path: Path, html: str) -> None:
+    found, _ = measured(tmp_path, html, "--force-dark-mode")
+    assert {told["color"] for told in found.values()} == {"rgb(20, 24, 30)"}
+
+
+def test_a_picture_of_it(tmp_path: Path, html: str) -> None:
+    file, picture = tmp_path / "page.html", tmp_path / "page.png"
+    file.write_text(html, "utf-8")
+    browse(tmp_path, file, f"--screenshot={picture}", "--window-size=1280,2000")
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1280, 2000)
+    assert len(content) > 100_000  # an empty page has some 10 kB

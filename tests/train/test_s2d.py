@@ -1,0 +1,210 @@
+"""A sorted draft: what its loss is, that every exit learns, and that what is written drafts for several targets."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from click.testing import Result
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from paceline.draft.s2d import Sorted, exits_in_use
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+from paceline.train.__main__ import app
+from paceline.train.lm import LmLoss
+from paceline.train.loop import LoopConfig, read_log
+from paceline.train.loss import IGNORE
+from paceline.train.s2d import SortedLoss, SortedRecipe, cut, depths, train_sorted, watch
+from tests import models
+
+LAYERS = 4
+SMALL = {"num_hidden_layers": LAYERS, "hidden_size": 32, "intermediate_size": 48}
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.from_numpy(np.random.default_rng(seed).integers(4, 288, (3, 13)))
+    labels = ids[:, 1:].clone()
+    labels[:, ::3] = IGNORE
+    return ids[:, :-1], labels
+
+
+def grads(loss: SortedLoss) -> dict[str, torch.Tensor]:
+    loss.zero_grad()
+    loss(*batch()).backward()
+    return {name: p.grad.clone() for name, p in loss.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen3"])
+def test_with_the_last_exit_alone_it_is_ordinary_cross_entropy(family: str) -> None:
+    model = models.model(family, **SMALL)
+    assert torch.equal(SortedLoss(model, [LAYERS])(*batch()), LmLoss(model)(*batch()))
+
+
+def test_the_loss_is_the_mean_over_exits_and_deep_layers_learn_from_their_own_exit(tmp_path: Path) -> None:
+    model = models.model("llama2", **SMALL)
+    loss = SortedLoss(model, [1, 2, LAYERS])
+    each = [loss(*batch(), torch.full((3,), number)) for number in range(3)]
+    torch.testing.assert_close(loss(*batch()), torch.stack(each).mean())
+    for layers, one in zip((1, 2, LAYERS), each, strict=True):  # each is the loss of a model of so many layers
+        shorter = copy.deepcopy(model)
+        shorter.model.layers = shorter.model.layers[:layers]
+        shorter.config.num_hidden_layers = layers
+        torch.testing.assert_close(one, LmLoss(shorter)(*batch()))
+    together, last = grads(loss), grads(SortedLoss(model, [LAYERS]))
+    for name in together:
+        alike = torch.allclose(3 * together[name], last[name], rtol=1e-4, atol=1e-6)
+        assert alike == any(f"layers.{layer}." in name for layer in (2, 3)), name
+
+
+def test_a_teacher_adds_the_distance_to_it() -> None:
+    model = models.model("llama2", **SMALL)
+    same, other = copy.deepcopy(model), models.model("llama2", seed=1, **SMALL)
+    plain = SortedLoss(model, [2, LAYERS])(*batch())
+    own = SortedLoss(model, [2, LAYERS], same)
+    assert own(*batch()) > plain  # behind two layers the model is not its own teacher
+    torch.testing.assert_close(SortedLoss(model, [LAYERS], same)(*batch()), SortedLoss(model, [LAYERS])(*batch()))
+    assert SortedLoss(model, [2, LAYERS], other)(*batch()) > own(*batch())
+    assert not any("_teacher" in name for name, _ in own.named_parameters())
+    own(*batch()).backward()
+    assert all(p.grad is None for p in same.parameters())
+
+
+def test_a_cut_keeps_the_first_layers(tmp_path: Path) -> None:
+    folder = models.make("qwen3", tmp_path, **SMALL)
+    whole, part = AutoModelForCausalLM.from_pretrained(folder), cut(folder, 2)
+    assert part.config.num_hidden_layers == len(part.model.layers) == 2
+    kept = dict(whole.named_parameters())
+    assert all(torch.equal(p, kept[name]) for name, p in part.named_parameters())
+
+
+def test_depths() -> None:
+    assert depths(SortedRecipe(), 8) == (4, (2, 3, 4))
+    assert depths(SortedRecipe(), 3) == (1, (1,))
+    assert depths(SortedRecipe(layers=12), 32) == (12, (6, 9, 12))
+    assert depths(SortedRecipe(layers=4, exits=(1, 4)), 8) == (4, (1, 4))
+    with pytest.raises(PacelineError, match="--layers is 9; the target has 8"):
+        depths(SortedRecipe(layers=9), 8)
+    for exits in ((0, 4), (2, 2, 4), (1, 3), (3, 1, 4)):
+        with pytest.raises(PacelineError, match="ascend from 1 or more to the draft's last layer, 4"):
+            depths(SortedRecipe(layers=4, exits=exits), 8)
+
+
+def answers(file: Path) -> Path:
+    """Replies in which every token but the first follows from the one before."""
+    rng = np.random.default_rng(0)
+    after = rng.permutation(np.arange(4, 40))
+    with file.open("w") as lines:
+        for n in range(60):
+            text = [int(rng.integers(4, 40))]
+            for _ in range(20):
+                text.append(int(after[text[-1] - 4]))
+            row = {"id": f"answer {n}", "source": "made", "prompt_tokens": text[:5], "tokens": text[5:]}
+            lines.write(json.dumps(row) + "\n")
+    return file
+
+
+def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) -> None:
+    target = models.make("llama2", tmp_path / "target", **SMALL)
+    out, run = tmp_path / "sorted", tmp_path / "run"
+    loop = LoopConfig(tokens=40 * 128, mixed_precision="no", peak_lr=1e-2, warmup_steps=5, log_every=5)
+    recipe = SortedRecipe(layers=3, exits=(1, 2, 3), length=32, rows=4, held_out=0.2)
+    made = answers(tmp_path / "answers.jsonl")
+    assert train_sorted(target, made, out, run, loop, recipe, compiled=False)
+    config = json.loads((out / "config.json").read_text())
+    assert (config["paceline_drafter"], config["exits"], config["num_hidden_layers"]) == ("s2d", [1, 2, 3], 3)
+    assert config["target"]["name"] == "target"
+    assert len(config["thresholds"]) == 2
+
+    untrained = SortedLoss(cut(target, 3), (1, 2, 3)).eval()
+    trained = SortedLoss(AutoModelForCausalLM.from_pretrained(out), (1, 2, 3)).eval()
+    texts = [json.loads(line) for line in made.read_text().splitlines()]
+    ids = torch.tensor([[*text["prompt_tokens"], *text["tokens"]] for text in texts])
+    for number in range(3):
+        one = torch.full((60,), number)
+        before, after = (float(loss(ids[:, :-1], ids[:, 1:], one).detach()) for loss in (untrained, trained))
+        assert after < before - 1
+    for row, number in zip(config["acceptance"], range(3), strict=True):
+        assert row["layers"] == number + 1
+        assert 0 < row["loss"] < 6
+        assert {a["source"] for a in row["agreement"]} == {"made", "all"}
+    valid = [row["valid"] for row in read_log(run / "log.jsonl") if "valid" in row]
+    assert set(valid[-1]) == {"made@1", "made@2", "made@3"}
+
+    other = models.make("llama3", tmp_path / "other", num_hidden_layers=2, hidden_size=64, seed=3)
+    prompts = [[5, 6, 7], [8], [30] * 9]
+    for folder in (target, other):
+        engines = [Engine(folder, spec, dtype="float32", device="cpu") for spec in ("none", f"s2d:{out}")]
+        plain, drafted = ([d.tokens for d in e.generate(prompts, SamplingParams(max_tokens=12))] for e in engines)
+        assert drafted == plain
+        assert isinstance(engines[1].drafter, Sorted)
+        used = [(section.last, section.threshold) for section in engines[1].drafter.sections]
+        assert used == exits_in_use([1, 2, 3], config["thresholds"], 3)
+
+
+def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
+    teacher = models.model("llama2", **SMALL).eval()
+    draft = models.model("llama2", seed=1, **SMALL | {"num_hidden_layers": 3}).eval()
+    rng = np.random.default_rng(0)
+    held = {}
+    for name, rows in (("one", 2), ("two", 5)):
+        ids = rng.integers(4, 288, (rows, 9))
+        labels = np.where(rng.random(ids.shape) < 0.5, ids, IGNORE)
+        held[name] = ids, labels
+    seen = watch(draft, (1, 3), teacher, held, batch=2)
+    kept = [labels != IGNORE for _, labels in held.values()]
+    assert seen.sure.shape == seen.right.shape == (sum(int(one.sum()) for one in kept), 2)
+    assert [float(seen.share[: kept[0].sum()].sum()), float(seen.share.sum())] == pytest.approx([0.5, 1])
+
+    def said(model: torch.nn.Module) -> torch.Tensor:
+        of_each = [model(torch.from_numpy(ids)).logits for ids, _ in held.values()]
+        return torch.cat([one[torch.from_numpy(k)] for one, k in zip(of_each, kept, strict=True)]).detach()
+
+    last, wanted = said(draft), said(teacher)  # the last exit is the draft itself
+    np.testing.assert_allclose(seen.sure[:, 1], last.softmax(-1).amax(-1), rtol=1e-5)
+    assert (seen.right[:, 1] == (last.argmax(-1) == wanted.argmax(-1)).numpy()).all()
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in teacher.model.layers]
+    head = teacher.lm_head.weight.numel()
+    assert seen.layers == pytest.approx([layers[0] / (sum(layers) + head), 3 * layers[0] / (sum(layers) + head)])
+    assert seen.head == pytest.approx(head / (sum(layers) + head))
+
+
+@pytest.fixture
+def _fresh_accelerator() -> Iterator[None]:
+    """accelerate keeps one precision for a whole process, and the command's is not that of the other tests."""
+    AcceleratorState._reset_state()
+    yield
+    AcceleratorState._reset_state()
+
+
+@pytest.mark.usefixtures("_fresh_accelerator")
+def test_the_command(tmp_path: Path) -> None:
+    target, made = models.make("llama2", tmp_path / "target", **SMALL), answers(tmp_path / "mine.jsonl")
+    out = tmp_path / "sorted"
+
+    def run(*options: str) -> Result:
+        where = ["--data", str(made), "--out", str(out), "--checkpoints", str(tmp_path / "run"), "--no-compiled"]
+        return CliRunner().invoke(app, ["sorted", str(target), *where, *options])
+
+    for options, says in (
+        (["--tokens", "64", "--layers", "9"], "--layers is 9; the target has 4, so 1 to that"),
+        (["--tokens", "64", "--exits", "one"], "--exits is 'one'; it must be layers with commas between, as in 2,3,4"),
+        (["--tokens", "64", "--minutes", "1"], "two budgets for one training"),
+    ):
+        error = run(*options).exception
+        assert isinstance(error, PacelineError)
+        assert says in str(error)
+        assert not out.exists()
+    done = run("--tokens", "64", "--exits", "1,2", "--length", "32", "--rows", "2")
+    assert done.exit_code == 0, done.output
+    assert json.loads((out / "config.json").read_text())["exits"] == [1, 2]
+    assert "behind  1 layers" in done.output
+    assert "should be fastest for target" in done.output
