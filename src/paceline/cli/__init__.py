@@ -16,6 +16,7 @@ from paceline.cli.bench import bench
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
+from paceline.cli.eval import evaluate
 from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
@@ -40,6 +41,7 @@ app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 app.command(short_help="Try drafters on recorded answers.")(replay)
 app.command(short_help="Measure drafters and other engines.")(bench)
 app.command(short_help="Make a page of a measurement.")(report)
+app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.

@@ -80,7 +80,7 @@ class Scored:
                 cases, matrices = zip(*scored, strict=True)
                 orders = [(case.i2t_keys, case.t2i_keys) for case in cases] if ties == "first" else None
                 known = values if all(case.facts.get("values") == list(values) for case in cases) else ()
-                results.append(summarise(subset, matrices, known, orders))
+                results.append(summarise(subset, matrices, known, orders=orders))
         return results
 
     def overall(self, ties: str = "shared") -> dict[str, float]:

@@ -19,8 +19,7 @@ from paceline.evals.vision.geometry import RATIOS, SIDES, Box
 from paceline.evals.vision.words import BESIDE, COMPARED, NUMBERS, PLACES, PRESENCE, SIZES
 
 PAIR = 0.56
-"""Longer sides of two objects that are compared, as one square root of the sum of their squares: a pair covers about
-the same area whichever is bigger."""
+"""Square root of the sum of the squared longer sides of two objects that are compared, at most."""
 GAP = 0.05
 """Least distance of two objects."""
 
@@ -62,14 +61,17 @@ def absolute_size(rng: np.random.Generator, things: Sequence[Thing], size: int) 
 
 
 def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
-    """Two objects side by side, one above the other in half of the cases, at a constant sum of their squared sides."""
+    """Two objects side by side, one above the other in half of the cases. Whichever is bigger, their boxes together
+    cover the same area."""
     a, b = things[:2]
+    fill_a, fill_b = (min(thing.aspect, 1 / thing.aspect) for thing in (a, b))
     whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5
     x, y = rng.uniform(-0.04, 0.04, 2)
     scenes = []
     for value in COMPARED:
         ratio = RATIOS[value]
-        small = whole / np.hypot(1, ratio)
+        # Sides r s and s with r^2 s^2 fill_a + s^2 fill_b constant; at most `whole` in any picture of the case.
+        small = whole * np.sqrt(min(fill_a, fill_b) / (ratio**2 * fill_a + fill_b))
         sides = (ratio * small, small)
         total = sum(sides) + GAP
         centres = (-total / 2 + sides[0] / 2, total / 2 - sides[1] / 2)

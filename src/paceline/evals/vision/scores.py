@@ -18,47 +18,72 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 Matrix = NDArray[np.floating[Any]]
+Keys = NDArray[np.int64]
 RESAMPLES = 1000
 
 
-def correct(scores: Matrix, keys: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+def correct(scores: Matrix, keys: Keys | None = None) -> NDArray[np.float64]:
     """(K,): the credit of each row's query, whose right answer is its own number.
 
     Ties share the credit, 1/n among n best. With `keys`, (K, K), the order in which each query lists its keys, the
-    first of the best counts instead: what the official evaluation's argmax does. A row that is not a number gets 0."""
+    first of the best counts instead: what the official evaluation's argmax does. A row of NaN gets 0."""
     best = scores == scores.max(1, keepdims=True)
     if keys is None:
-        number = best.sum(1)
-        return np.where(np.diag(best), 1 / np.maximum(number, 1), 0.0)
+        return np.where(np.diag(best), 1 / np.maximum(best.sum(1), 1), 0.0)
     first = np.take_along_axis(keys, np.take_along_axis(best, keys, 1).argmax(1)[:, None], 1)[:, 0]
     return (first == np.arange(len(scores))).astype(np.float64) * best.any(1)
 
 
-def case_credits(scores: Matrix, i2t_keys: NDArray[np.int64] | None = None, t2i_keys: NDArray[np.int64] | None = None) -> dict[str, float]:
-    """The figures of one case, each from 0 to 1."""
-    to_text, to_image = correct(scores, i2t_keys), correct(scores.T, t2i_keys)
-    rows, columns = linear_sum_assignment(np.nan_to_num(scores), maximize=True)
+def case_credits(
+    to_text: Matrix, to_image: Matrix | None = None, i2t_keys: Keys | None = None, t2i_keys: Keys | None = None
+) -> dict[str, float]:
+    """The figures of one case, each from 0 to 1.
+
+    to_text: (K, K), picture by caption. to_image: caption by picture, the same transposed if left out."""
+    to_image = to_text.T if to_image is None else to_image
+    texts, images = correct(to_text, i2t_keys), correct(to_image, t2i_keys)
     return {
-        "i2t": float(to_text.mean()),
-        "t2i": float(to_image.mean()),
-        "mean": float((to_text.mean() + to_image.mean()) / 2),
-        "group_i2t": float(to_text.prod()),
-        "group_t2i": float(to_image.prod()),
-        "group": float(to_text.prod() * to_image.prod()),
-        "assignment": float((rows == columns).mean()),
+        "i2t": float(texts.mean()),
+        "t2i": float(images.mean()),
+        "mean": float((texts.mean() + images.mean()) / 2),
+        "group_i2t": float(texts.prod()),
+        "group_t2i": float(images.prod()),
+        "group": float(texts.prod() * images.prod()),
+        "assignment": _assignment(_finite(to_text) + _finite(to_image).T),
     }
+
+
+def _assignment(scores: NDArray[np.float64]) -> float:
+    """Share of the pairs found by the best one-to-one matching.
+
+    The solver settles ties by position; starting it at each position in turn gives a constant matrix 1/K."""
+    shares = []
+    for turn in range(len(scores)):
+        rows, columns = linear_sum_assignment(np.roll(scores, turn, axis=1), maximize=True)
+        shares.append(((columns - turn) % len(scores) == rows).mean())
+    return float(np.mean(shares))
+
+
+def _finite(scores: Matrix) -> NDArray[np.float64]:
+    return np.nan_to_num(np.asarray(scores, np.float64), nan=-1e6, neginf=-1e6)
 
 
 def summarise(
     subset: str,
     matrices: Sequence[Matrix],
     values: Sequence[str],
-    orders: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None,
+    *,
+    to_image: Sequence[Matrix] | None = None,
+    orders: Sequence[tuple[Keys, Keys]] | None = None,
 ) -> dict[str, Any]:
     """One subset's figures in percent, standard errors over cases, and what was confused with what.
 
-    orders: each case's (i2t_keys, t2i_keys), for ties that go to the first key; None shares them."""
-    per_case = [case_credits(m, *(orders[n] if orders else ())) for n, m in enumerate(matrices)]
+    to_image: caption by picture, where it is not the transposed matrix. orders: each case's (i2t_keys, t2i_keys), for
+    ties that go to the first key; None shares them."""
+    backwards = [m.T for m in matrices] if to_image is None else to_image
+    per_case = [
+        case_credits(m, t, *(orders[n] if orders else ())) for n, (m, t) in enumerate(zip(matrices, backwards, strict=True))
+    ]
     table = np.array([[*one.values()] for one in per_case])
     k = len(matrices[0])
     names = list(per_case[0])
@@ -68,9 +93,9 @@ def summarise(
     result["stderr"] = dict(zip(names, _standard_errors(table), strict=True))
     if len(values) == k:
         result["values"] = list(values)
-        result["confusion"] = {"i2t": confusion(matrices), "t2i": confusion([m.T for m in matrices])}
+        result["confusion"] = {"i2t": confusion(matrices), "t2i": confusion(backwards)}
         if subset == "count":
-            result["count_error"] = {way: _mean_error(table) for way, table in result["confusion"].items()}
+            result["count_error"] = {way: _mean_error(rows) for way, rows in result["confusion"].items()}
     return result
 
 
@@ -98,5 +123,6 @@ def _mean_error(table: list[list[float]]) -> float:
 
 def overall(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Unweighted means over subsets, as the paper's and the official evaluation's."""
-    names = ("i2t", "t2i", "mean", "group_i2t", "group_t2i", "group", "assignment")
+    wanted = ("i2t", "t2i", "mean", "group_i2t", "group_t2i", "group", "assignment", "question", "circular")
+    names = [name for name in wanted if all(name in one for one in results)]
     return {name: round(float(np.mean([one[name] for one in results])), 4) for name in names}

@@ -72,7 +72,7 @@ def book(p: Pen, c: str) -> None:
         p.path(f"M83 {y} Q70 {y - 2} 57 {y + 6}", stroke=GREY, width=2)
 
 
-@kind("scissors", "house", (RED, BLUE, GREEN, ORANGE), plural="pairs of scissors", article="a pair of")
+@kind("pair of scissors", "house", (RED, BLUE, GREEN, ORANGE), plural="pairs of scissors")
 def scissors(p: Pen, c: str) -> None:
     p.path("M62 72 Q34 30 30 2 Q46 18 72 66", SILVER)
     p.path("M38 72 Q66 30 70 2 Q54 18 28 66", SILVER)

@@ -1,0 +1,10 @@
+"""`paceline eval`: evaluations of what a model says. Each command is one module, imported when it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.eval_vision import vision
+
+evaluate = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+evaluate.add_typer(vision, name="vision", short_help="Whether a vision-language model sees size, place and number.")
