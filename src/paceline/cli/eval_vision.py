@@ -1,4 +1,4 @@
-"""`paceline eval vision`: build data sets of size, position, existence and count, check them, and run models on them."""
+"""`paceline eval vision`: data sets of size, position, existence and count; checks of them, and models run on them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def build(
     objects: Annotated[
         str, typer.Option(help="procedural, diffusion:MODEL, or a folder of RGBA cut-outs with objects.json.")
     ] = "procedural",
-    backgrounds: Annotated[Path | None, typer.Option(help="A folder of pictures; drawn if left out.")] = None,
+    backgrounds: Annotated[
+        str | None, typer.Option(help="A folder of pictures, or inpaint:MODEL; drawn if left out.")
+    ] = None,
     renderer: Annotated[Literal["auto", "skia", "pillow"], typer.Option(help="What draws the objects.")] = "auto",
     count_size: Annotated[
         Literal["case", "image"], typer.Option(help="Counted objects: one size for a case, or another in each picture.")
@@ -65,7 +67,7 @@ def build(
     from paceline.evals.vision.writer import build as write
 
     wanted = _names(subsets, (*VALUES, *PLAIN)) or [*VALUES]
-    plan = Plan(seed, size, split, objects, str(backgrounds) if backgrounds else None, renderer, count_size)
+    plan = Plan(seed, size, split, objects, backgrounds, renderer, count_size)
     counts = {subset: cases for subset in (*VALUES, *PLAIN) if subset in wanted}
     pictures = sum(cases * len(VALUES.get(subset, "1")) for subset in counts)
     began = time.perf_counter()
@@ -76,7 +78,8 @@ def build(
     if as_json:
         print(json.dumps(facts))
     else:
-        print(f"{out}: {pictures:,} pictures, {drawn:,} drawn in {seconds:.1f} s; {out / 'contact.png'} shows some of them")
+        some = out / "contact.png"
+        print(f"{out}: {pictures:,} pictures, {drawn:,} drawn in {seconds:.1f} s; {some} shows some of them")
     return 0
 
 
@@ -105,7 +108,8 @@ def audit(data: Data, as_json: AsJson = False) -> int:
 def run(
     data: Data,
     model: Annotated[
-        str, typer.Option(help="oracle, random, constant, transformers:PATH, open_clip:NAME, endpoint:URL,model=NAME, ...")
+        str,
+        typer.Option(help="oracle, random, constant, transformers:PATH, open_clip:NAME, endpoint:URL,model=NAME, ..."),
     ],
     subsets: Subsets = "",
     ties: Annotated[
@@ -142,7 +146,9 @@ def run(
 
 @vision.command(short_help="Make a page of runs.")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="What `run --out` wrote; several are laid side by side.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="What `run --out` wrote; several are laid side by side.", metavar="RUN...")
+    ],
     out: Annotated[Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]")] = None,
 ) -> int:
     """Make a page of one or more runs: scores beside published ones, confusion, pictures that were taken right and

@@ -1,6 +1,6 @@
 """Backgrounds: pale, low in contrast, drawn from random numbers; or square pieces of pictures in a folder.
 
-    background(rng, 512)        # an RGB picture; all pictures of a case stand on the same one
+background(rng, 512)        # an RGB picture; all pictures of a case stand on the same one
 """
 
 from __future__ import annotations

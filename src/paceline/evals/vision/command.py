@@ -42,9 +42,15 @@ def run(
         model = open_model(name, options)
         if hasattr(model, "describe"):
             report["settings"] = model.describe()
+        report |= _history(getattr(options, "checkpoint", ""))
         advance(0, len(data.cases))
         done = iter(range(1, len(data.cases) + 1))
-        scored = score(model, data, batch=batch, progress=lambda n: [advance(next(done), len(data.cases)) for _ in range(n)] and None)
+        scored = score(
+            model,
+            data,
+            batch=batch,
+            progress=lambda n: [advance(next(done), len(data.cases)) for _ in range(n)] and None,
+        )
         if not scored.matrices:
             raise PacelineError(f"no case of {source} could be scored; the first problem: {scored.problems[0]}")
         report["results"] = scored.results(ties)
@@ -56,6 +62,16 @@ def run(
     if out is not None:
         (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     return report
+
+
+def _history(folder: str) -> dict[str, Any]:
+    """How a model that `paceline train vision` wrote came to be."""
+    names = {"training": "training.json", "frontier": "frontier.json"} if folder else {}
+    return {
+        key: json.loads(file.read_text("utf-8"))
+        for key, name in names.items()
+        if (file := Path(folder) / name).is_file()
+    }
 
 
 def _ask(data: Data, options: EndpointOptions, out: Path | None, advance: Advance) -> dict[str, Any]:

@@ -72,7 +72,9 @@ class Files:
             try:
                 self.archive = zipfile.ZipFile(source)
             except (OSError, zipfile.BadZipFile) as error:
-                raise PacelineError(f"{source} is not a readable zip ({error}): download it again, or name a folder") from error
+                raise PacelineError(
+                    f"{source} is not a readable zip ({error}): download it again, or name a folder"
+                ) from error
             self._names = set(self.archive.namelist())
             self._prefix = _common_folder(self._names)
         elif not source.is_dir():
@@ -95,9 +97,8 @@ class Files:
         except (OSError, zipfile.BadZipFile, SyntaxError) as error:
             raise PacelineError(f"{name} cannot be read as a picture: {error}") from error
         if picture.width != picture.height:
-            raise PacelineError(
-                f"{name} is {picture.width} x {picture.height}, not square: cropping would move and enlarge what it shows"
-            )
+            size = f"{picture.width} x {picture.height}"
+            raise PacelineError(f"{name} is {size}, not square: cropping would move and enlarge what it shows")
         return picture
 
 
@@ -208,7 +209,11 @@ def _queries(data: Data, subset: str, name: str) -> list[dict[str, Any]]:
 
 def _wrong(query: Any) -> str:
     """What is wrong with a query; "" if nothing."""
-    if not isinstance(query, dict) or not isinstance(query.get("query"), str) or not isinstance(query.get("keys"), list):
+    if (
+        not isinstance(query, dict)
+        or not isinstance(query.get("query"), str)
+        or not isinstance(query.get("keys"), list)
+    ):
         return "not an object with query, keys and label"
     label, keys = query.get("label"), query["keys"]
     if not isinstance(label, int) or not 0 <= label < len(keys):

@@ -94,7 +94,13 @@ class Pen:
         self._fill(np.stack([x + radius * np.cos(turn), y + radius * np.sin(turn)], 1), fill, line)
 
     def path(
-        self, text: str, fill: str | None = None, *, line: bool = True, stroke: str | None = None, width: float = OUTLINE
+        self,
+        text: str,
+        fill: str | None = None,
+        *,
+        line: bool = True,
+        stroke: str | None = None,
+        width: float = OUTLINE,
     ) -> None:
         """An outline in SVG's absolute commands M, L, Q and C. With `stroke` it is open lines of that colour."""
         if stroke is None:

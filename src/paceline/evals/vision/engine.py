@@ -140,7 +140,11 @@ def _pair(plan: Plan, subset: str, number: int) -> Case:
 def render(plan: Plan, case: Case) -> list[Image.Image]:
     """The pictures of a case, RGB."""
     renderer = _renderer(plan.renderer)
-    ground = background(child(plan.seed, plan.split, case.subset, case.number, "background"), plan.size, plan.backgrounds)
+    if (plan.backgrounds or "").startswith("inpaint:"):
+        return _painted(plan, case, renderer)
+    ground = background(
+        child(plan.seed, plan.split, case.subset, case.number, "background"), plan.size, plan.backgrounds
+    )
     things = {thing.name: thing for thing in case.things}
     sprites: dict[tuple[str, int, int], Image.Image] = {}
     pictures = []
@@ -153,6 +157,18 @@ def render(plan: Plan, case: Case) -> list[Image.Image]:
             picture.paste(sprites[key], (x, y), sprites[key])
         pictures.append(picture)
     return pictures
+
+
+def _painted(plan: Plan, case: Case, renderer: Renderer) -> list[Image.Image]:
+    """The pictures on a background that a diffusion model paints."""
+    from paceline.evals.vision.diffusion import painted, read_options
+
+    things = {thing.name: thing for thing in case.things}
+    sprites = [
+        [things[name].sprite(renderer, width, height) for name, _, _, width, height in scene] for scene in case.scenes
+    ]
+    seed = int(child(plan.seed, plan.split, case.subset, case.number, "background").integers(1 << 31))
+    return painted(read_options(plan.backgrounds or ""), case.scenes, sprites, plan.size, seed)
 
 
 @cache

@@ -120,9 +120,7 @@ def existence(rng: np.random.Generator, things: Sequence[Thing], size: int) -> l
     return [(box(neutral if value == "no" else target, *spots[0], side, size), *around) for value in PRESENCE]
 
 
-def count(
-    rng: np.random.Generator, things: Sequence[Thing], size: int, options: Options = Options()
-) -> list[Scene]:
+def count(rng: np.random.Generator, things: Sequence[Thing], size: int, options: Options = Options()) -> list[Scene]:
     """One to nine of a kind, in cells of a grid; n + 1 of them are the n and one more."""
     side = rng.uniform(0.16, 0.27)
     sides = rng.uniform(0.12, 0.27, len(NUMBERS))

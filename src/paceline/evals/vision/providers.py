@@ -1,4 +1,4 @@
-"""Where the objects of the pictures come from: drawn by code, or cut-outs in a folder.
+"""Where the objects of the pictures come from: drawn by code, cut-outs in a folder, or a diffusion model.
 
     provider = open_provider("procedural")
     provider.names("train")             # what may be asked for
@@ -71,7 +71,11 @@ class Provider(Protocol):
 
 
 def open_provider(spec: str) -> Provider:
-    """ "procedural", or a folder of cut-outs. Raises PacelineError for a folder that is not one."""
+    """ "procedural", "diffusion:MODEL", or a folder of cut-outs. Raises PacelineError for a folder that is not one."""
+    if spec.startswith("diffusion:"):
+        from paceline.evals.vision.diffusion import Generated, read_options
+
+        return Generated(read_options(spec))
     return Procedural() if spec == "procedural" else _folder(spec)
 
 
@@ -97,7 +101,9 @@ class Folder:
         self.folder, self._cutouts = folder, cutouts
 
     def names(self, split: str) -> Sequence[str]:
-        return sorted(n for n in self._cutouts if split == "all" or (child("held out", n).random() < 1 / 3) == (split == "test"))
+        return sorted(
+            n for n in self._cutouts if split == "all" or (child("held out", n).random() < 1 / 3) == (split == "test")
+        )
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         files = self._cutouts[name]

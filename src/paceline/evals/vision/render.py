@@ -1,7 +1,7 @@
 """Drawings as pixels: Skia where it is installed, Pillow otherwise. Both are deterministic; their bytes differ.
 
-    renderer = best()
-    renderer.sprite(drawing, 120, 80)       # an RGBA picture of exactly 120 x 80 pixels
+renderer = best()
+renderer.sprite(drawing, 120, 80)       # an RGBA picture of exactly 120 x 80 pixels
 """
 
 from __future__ import annotations

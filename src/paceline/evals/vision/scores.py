@@ -82,7 +82,8 @@ def summarise(
     ties that go to the first key; None shares them."""
     backwards = [m.T for m in matrices] if to_image is None else to_image
     per_case = [
-        case_credits(m, t, *(orders[n] if orders else ())) for n, (m, t) in enumerate(zip(matrices, backwards, strict=True))
+        case_credits(m, t, *(orders[n] if orders else ()))
+        for n, (m, t) in enumerate(zip(matrices, backwards, strict=True))
     ]
     table = np.array([[*one.values()] for one in per_case])
     k = len(matrices[0])

@@ -17,20 +17,30 @@ SHARES = tuple(tenth / 10 for tenth in range(11))
 
 
 def train_command(
-    model: Annotated[str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    data: Annotated[Path | None, typer.Option(help="Cases to learn from: what `eval vision build --split train` wrote.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Cases to learn from: what `eval vision build --split train` wrote.")
+    ] = None,
     generic: Annotated[Path | None, typer.Option(help="Plain pairs mixed in: pairs.jsonl, or its folder.")] = None,
     validate: Annotated[Path | None, typer.Option(help="Cases to choose the interpolation on.")] = None,
-    retention: Annotated[Path | None, typer.Option(help="Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")] = None,
-    checkpoints: Annotated[Path | None, typer.Option(help="Folder of the checkpoint and the log; OUT-run if left out.")] = None,
+    retention: Annotated[
+        Path | None, typer.Option(help="Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="Folder of the checkpoint and the log; OUT-run if left out.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 1000,
     batch: Annotated[int, typer.Option(help="Plain pairs a step.", min=1)] = 256,
     cases: Annotated[int, typer.Option(help="Cases a step.", min=1)] = 32,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-6,
     warmup: Annotated[int, typer.Option(help="Steps until the peak.", min=1)] = 50,
     mu: Annotated[float, typer.Option(help="Weight of the hard negatives.", min=0)] = 0.2,
-    scope: Annotated[Literal["own", "batch"], typer.Option(help="Hard negatives of the own case, or of the whole batch.")] = "own",
+    scope: Annotated[
+        Literal["own", "batch"], typer.Option(help="Hard negatives of the own case, or of the whole batch.")
+    ] = "own",
     negatives: Annotated[Literal["both", "text", "image"], typer.Option(help="Of which modality.")] = "both",
     lora: Annotated[int, typer.Option(help="Train adapters of this rank; 0 trains the weights.", min=0)] = 0,
     tolerance: Annotated[float, typer.Option(help="Points of zero-shot accuracy that may be lost.", min=0)] = 2.0,
@@ -48,9 +58,9 @@ def train_command(
     """
     import torch
 
+    from paceline.evals.vision.dataset import read_data
     from paceline.evals.vision.models.small import small
     from paceline.evals.vision.models.towers import Towers
-    from paceline.evals.vision.dataset import read_data
     from paceline.evals.vision.retention import read_pairs
     from paceline.evals.vision.tune import Config, tune, write_json
 
@@ -58,7 +68,16 @@ def train_command(
     if (validate is None) != (retention is None):
         raise PacelineError("--validate and --retention belong together: one is weighed against the other")
     config = Config(
-        steps=steps, batch=batch, cases=cases, lr=lr, warmup=warmup, mu=mu, scope=scope, negatives=negatives, lora=lora, seed=seed
+        steps=steps,
+        batch=batch,
+        cases=cases,
+        lr=lr,
+        warmup=warmup,
+        mu=mu,
+        scope=scope,
+        negatives=negatives,
+        lora=lora,
+        seed=seed,
     )
     plain = read_pairs(generic) if generic else None
     learnt, checked = (_cases(place, read_data) for place in (data, validate))
@@ -75,7 +94,9 @@ def train_command(
         line = {"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}
         with (run / "log.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
-        typer.echo(f"step {step}/{steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in losses.items()), err=True)
+        typer.echo(
+            f"step {step}/{steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in losses.items()), err=True
+        )
 
     try:
         tune(towers, plain, learnt, config, run / "checkpoint.pt", report)
@@ -92,7 +113,9 @@ def train_command(
         write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": chosen["share"], "points": listed})
         for point in listed:
             mark = "  <- written" if point["share"] == chosen["share"] else ""
-            typer.echo(f"share {point['share']:.1f}  SPEC {point['spec']:5.1f}  zero-shot {point['retention']:5.1f}{mark}")
+            typer.echo(
+                f"share {point['share']:.1f}  SPEC {point['spec']:5.1f}  zero-shot {point['retention']:5.1f}{mark}"
+            )
     towers.save(out)
     write_json(out / "training.json", facts)
     typer.echo(f"written to {out}")

@@ -195,7 +195,7 @@ def _adapted(towers: Towers, config: Config) -> Any:
         return towers.model
     from peft import LoraConfig, get_peft_model
 
-    linear = "q_proj k_proj v_proj out_proj fc1 fc2".split()
+    linear = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
     adapters = LoraConfig(r=config.lora, lora_alpha=2 * config.lora, target_modules=linear)
     towers.model = get_peft_model(towers.model, adapters)
     return towers.model
@@ -216,7 +216,9 @@ def _resume(path: Path, model: Any, optimizer: torch.optim.Optimizer, config: Co
     kept = torch.load(path, weights_only=True)
     if kept["config"] != asdict(config):
         other = [key for key, value in asdict(config).items() if kept["config"].get(key) != value]
-        raise PacelineError(f"{path} is of another run ({', '.join(other)} differ): delete it, or choose another folder")
+        raise PacelineError(
+            f"{path} is of another run ({', '.join(other)} differ): delete it, or choose another folder"
+        )
     model.load_state_dict(kept["model"])
     if kept["step"] < config.steps:
         optimizer.load_state_dict(kept["optimizer"])

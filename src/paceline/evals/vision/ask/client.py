@@ -1,7 +1,7 @@
 """Requests to an OpenAI-compatible server: at most so many at once, tried again when it is busy.
 
-    async with Client("http://localhost:8000/v1", "NAME", options) as client:
-        reply = await client.ask(messages)
+async with Client("http://localhost:8000/v1", "NAME", options) as client:
+    reply = await client.ask(messages)
 """
 
 from __future__ import annotations

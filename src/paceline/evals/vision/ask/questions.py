@@ -56,7 +56,13 @@ class Question:
 
 
 def questions(
-    case: Case, picture: Callable[[str], Image.Image], ask: str, *, seed: int = 0, blind: bool = False, detail: str = "high"
+    case: Case,
+    picture: Callable[[str], Image.Image],
+    ask: str,
+    *,
+    seed: int = 0,
+    blind: bool = False,
+    detail: str = "high",
 ) -> Iterator[Question]:
     """All questions of a case. picture: reads one by its path."""
 
@@ -77,7 +83,12 @@ def questions(
     if ask == "yesno":
         for i in range(case.k):
             for j in range(case.k):
-                yield question("yesno", i * case.k + j, (), lambda i=i, j=j: [part(i), _text(YES_NO.format(caption=case.captions[j]))])
+                yield question(
+                    "yesno",
+                    i * case.k + j,
+                    (),
+                    lambda i=i, j=j: [part(i), _text(YES_NO.format(caption=case.captions[j]))],
+                )
         return
     for query in range(case.k):
         for way in ("i2t", "t2i"):
@@ -100,12 +111,16 @@ DIRECT = {
 """Questions without options; what each asks of is the first object."""
 
 
-def _which_caption(case: Case, query: int, order: tuple[int, ...], part: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+def _which_caption(
+    case: Case, query: int, order: tuple[int, ...], part: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
     listed = "\n".join(f"{LETTERS[n]}. {case.captions[key]}" for n, key in enumerate(order))
     return [part(query), _text(f"Which caption fits the picture?\n{listed}\nAnswer with one letter.")]
 
 
-def _which_picture(case: Case, query: int, order: tuple[int, ...], part: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+def _which_picture(
+    case: Case, query: int, order: tuple[int, ...], part: Callable[[int], dict[str, Any]]
+) -> list[dict[str, Any]]:
     content = [_text(f'Which picture fits this caption? "{case.captions[query]}"')]
     for n, key in enumerate(order):
         content += [_text(f"Image {LETTERS[n]}:"), part(key)]

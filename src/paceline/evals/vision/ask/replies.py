@@ -15,7 +15,9 @@ def choice(text: str, order: Sequence[int], captions: Sequence[str] = ()) -> int
     """The key that a reply chooses: "B", "(B)", "B.", "Image B", or a caption word for word."""
     said = text.strip().strip("*\"'")
     letters = LETTERS[: len(order)]
-    match = re.fullmatch(rf"(?:(?:the )?(?:answer|image|picture|caption)(?: is)?:?\s*)?\(?([{letters}])\)?[.:]?", said, re.IGNORECASE)
+    match = re.fullmatch(
+        rf"(?:(?:the )?(?:answer|image|picture|caption)(?: is)?:?\s*)?\(?([{letters}])\)?[.:]?", said, re.IGNORECASE
+    )
     if match is None and captions:  # "B. the kite is above the tree"
         match = re.fullmatch(rf"\(?([{letters}])[).:]\s*(.+?)\.?", said)
         if match is not None and _plain(match[2]) != _plain(captions[order[letters.index(match[1])]]):
@@ -47,7 +49,9 @@ def direct(subset: str, text: str) -> int | None:
     """The number of the value that a reply to a direct question names."""
     said = _plain(text)
     if subset == "count":
-        numbers = re.findall(r"\d+", said) or [str(NUMBERS.index(w) + 1) for w in re.findall(r"[a-z]+", said) if w in NUMBERS]
+        numbers = re.findall(r"\d+", said) or [
+            str(NUMBERS.index(w) + 1) for w in re.findall(r"[a-z]+", said) if w in NUMBERS
+        ]
         return int(numbers[0]) - 1 if len(numbers) == 1 and 1 <= int(numbers[0]) <= len(NUMBERS) else None
     names = {_place(place): n for n, place in enumerate(PLACES)}
     return names.get(_place(said))
@@ -56,5 +60,9 @@ def direct(subset: str, text: str) -> int | None:
 def _place(text: str) -> str:
     """A place without what people vary: "in the top-left corner", "top left"."""
     words = re.sub(r"[^a-z]+", " ", text.lower()).split()
-    kept = [word for word in words if word not in ("in", "at", "on", "the", "corner", "side", "of", "image", "picture", "middle")]
+    kept = [
+        word
+        for word in words
+        if word not in ("in", "at", "on", "the", "corner", "side", "of", "image", "picture", "middle")
+    ]
     return " ".join(kept) or "center"

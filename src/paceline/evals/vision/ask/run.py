@@ -139,7 +139,9 @@ def _subset(subset: str, values: tuple[str, ...], there: list[tuple[Case, Parsed
     if ask == "question":
         tables = [_table(case.k, pairs, "question") for case, pairs in there]
         one = summarise(subset, tables, known, to_image=tables)
-        return {key: one[key] for key in ("subset", "cases", "k", "values", "chance") if key in one} | {"question": one["i2t"]}
+        return {key: one[key] for key in ("subset", "cases", "k", "values", "chance") if key in one} | {
+            "question": one["i2t"]
+        }
     if ask == "yesno":
         matrices = []
         for case, pairs in there:

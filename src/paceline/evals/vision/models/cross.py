@@ -23,7 +23,9 @@ class Matching:
     def __init__(self, path: str, device: str = "cpu", dtype: str = "float32"):
         self._towers = Towers.load(path, device, dtype)
         if not self._towers.blip:
-            raise ModelError(f"{path} has no image-text matching head: it is a {self._towers.model.config.model_type}, not a blip")
+            raise ModelError(
+                f"{path} has no image-text matching head: it is a {self._towers.model.config.model_type}, not a blip"
+            )
 
     def describe(self) -> dict[str, Any]:
         return self._towers.describe()
@@ -39,7 +41,9 @@ class Matching:
         for state in states:
             seen = state.expand(len(captions), *state.shape)
             joint = towers.model.text_encoder(
-                **tokens, encoder_hidden_states=seen, encoder_attention_mask=torch.ones(seen.shape[:2], device=towers.device)
+                **tokens,
+                encoder_hidden_states=seen,
+                encoder_attention_mask=torch.ones(seen.shape[:2], device=towers.device),
             ).last_hidden_state[:, 0]
             logits = towers.model.itm_head(joint).float()
             rows.append((logits[:, 1] - logits[:, 0]).cpu().numpy())

@@ -29,7 +29,9 @@ class OpenClip:
             )
             self._tokenizer = open_clip.get_tokenizer(architecture)
         except (RuntimeError, OSError) as error:
-            raise ModelError(f"open_clip cannot load {architecture}, {pretrained}: {str(error).splitlines()[0]}") from error
+            raise ModelError(
+                f"open_clip cannot load {architecture}, {pretrained}: {str(error).splitlines()[0]}"
+            ) from error
         self._model.eval()
 
     def describe(self) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from paceline.evals.vision.words import TEMPLATES, VALUES
 SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
 
 
-def small(more: Iterable[str] = (), *, seed: int = 0, size: int = 64, patch: int = 8, width: int = 96, layers: int = 3) -> Towers:
+def small(
+    more: Iterable[str] = (), *, seed: int = 0, size: int = 64, patch: int = 8, width: int = 96, layers: int = 3
+) -> Towers:
     """Random weights: a picture of `size` x `size` in patches, two layers of text, about a million parameters.
 
     more: captions whose words it should know, beside those the data engine uses."""

@@ -1,7 +1,7 @@
 """Dual encoders of transformers (CLIP, SigLIP and their kin): pictures and captions as vectors of unit length.
 
-    towers = Towers.load("openai/clip-vit-base-patch32")
-    scores = towers.encode_images(pictures) @ towers.encode_texts(captions).T
+towers = Towers.load("openai/clip-vit-base-patch32")
+scores = towers.encode_images(pictures) @ towers.encode_texts(captions).T
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ class Towers:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes as the model wants them."""
-        mean, std = (torch.tensor(v, device=pixels.device).view(1, 3, 1, 1) for v in (self.processor.image_mean, self.processor.image_std))
+        mean, std = (
+            torch.tensor(v, device=pixels.device).view(1, 3, 1, 1)
+            for v in (self.processor.image_mean, self.processor.image_std)
+        )
         return ((pixels.float() / 255 - mean) / std).to(self.model.dtype)
 
     def embed_images(self, pixels: Tensor) -> Tensor:

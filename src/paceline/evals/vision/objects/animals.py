@@ -2,7 +2,19 @@
 
 from paceline.evals.vision.drawing import Pen, shade
 from paceline.evals.vision.objects.kinds import (
-    BLACK, BLUE, BROWN, GREEN, GREY, ORANGE, PINK, PURPLE, RED, TAN, WHITE, YELLOW, kind,
+    BLACK,
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    PURPLE,
+    RED,
+    TAN,
+    WHITE,
+    YELLOW,
+    kind,
 )  # fmt: skip
 
 

@@ -2,7 +2,15 @@
 
 from paceline.evals.vision.drawing import Pen, shade
 from paceline.evals.vision.objects.kinds import (
-    BROWN, GREEN, ORANGE, PINK, RED, TAN, WHITE, YELLOW, kind,
+    BROWN,
+    GREEN,
+    ORANGE,
+    PINK,
+    RED,
+    TAN,
+    WHITE,
+    YELLOW,
+    kind,
 )  # fmt: skip
 
 
@@ -42,7 +50,11 @@ def cherry(p: Pen, c: str) -> None:
 
 @kind("carrot", "food", (ORANGE,))
 def carrot(p: Pen, c: str) -> None:
-    for leaf in ("M62 36 Q56 14 66 6 Q74 18 64 36", "M64 36 Q72 12 88 12 Q86 28 66 38", "M66 38 Q82 28 96 38 Q84 46 66 40"):
+    for leaf in (
+        "M62 36 Q56 14 66 6 Q74 18 64 36",
+        "M64 36 Q72 12 88 12 Q86 28 66 38",
+        "M66 38 Q82 28 96 38 Q84 46 66 40",
+    ):
         p.path(leaf, GREEN)
     p.path("M54 32 Q70 32 70 48 Q52 76 10 95 Q24 56 54 32", c)
     for mark in ("M44 46 L54 54", "M52 66 L44 60", "M30 62 L38 69", "M32 80 L27 75"):
@@ -97,8 +109,12 @@ def donut(p: Pen, c: str) -> None:
     p.oval(50, 52, 46, 42, TAN)
     p.path("M8 50 C10 -6 90 -6 92 50 Q88 62 78 58 Q68 70 58 64 Q48 74 38 64 Q28 70 20 60 Q10 62 8 50", c)
     p.oval(50, 45, 14, 11, "#e9e4da")
-    for i, (x, y) in enumerate(((26, 32), (40, 20), (60, 18), (76, 32), (80, 48), (70, 56), (22, 50), (36, 57), (52, 60))):
-        p.path(f"M{x} {y} L{x + 4} {y + (3 if i % 2 else -3)}", stroke=("#3f76c8", "#f2c83d", "#4c9f55")[i % 3], width=3)
+    for i, (x, y) in enumerate(
+        ((26, 32), (40, 20), (60, 18), (76, 32), (80, 48), (70, 56), (22, 50), (36, 57), (52, 60))
+    ):
+        p.path(
+            f"M{x} {y} L{x + 4} {y + (3 if i % 2 else -3)}", stroke=("#3f76c8", "#f2c83d", "#4c9f55")[i % 3], width=3
+        )
 
 
 @kind("fried egg", "food", (WHITE,))

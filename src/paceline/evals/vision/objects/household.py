@@ -2,7 +2,20 @@
 
 from paceline.evals.vision.drawing import Pen, shade
 from paceline.evals.vision.objects.kinds import (
-    BLACK, BLUE, BRIGHT, BROWN, DARK, GREEN, GREY, ORANGE, RED, SILVER, TAN, WHITE, YELLOW, kind,
+    BLACK,
+    BLUE,
+    BRIGHT,
+    BROWN,
+    DARK,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    SILVER,
+    TAN,
+    WHITE,
+    YELLOW,
+    kind,
 )  # fmt: skip
 
 
@@ -77,7 +90,9 @@ def scissors(p: Pen, c: str) -> None:
     p.path("M62 72 Q34 30 30 2 Q46 18 72 66", SILVER)
     p.path("M38 72 Q66 30 70 2 Q54 18 28 66", SILVER)
     for x in (28, 72):
-        p.path(f"M{x - 13} 78 C{x - 13} 58 {x + 13} 58 {x + 13} 78 C{x + 13} 98 {x - 13} 98 {x - 13} 78", stroke=c, width=8)
+        p.path(
+            f"M{x - 13} 78 C{x - 13} 58 {x + 13} 58 {x + 13} 78 C{x + 13} 98 {x - 13} 98 {x - 13} 78", stroke=c, width=8
+        )
     p.oval(50, 47, 3, 3, DARK)
 
 

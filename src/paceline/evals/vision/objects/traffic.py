@@ -2,7 +2,20 @@
 
 from paceline.evals.vision.drawing import Pen, shade
 from paceline.evals.vision.objects.kinds import (
-    BLACK, BLUE, BRIGHT, BROWN, DARK, GREEN, GREY, ORANGE, RED, SILVER, TAN, WHITE, YELLOW, kind,
+    BLACK,
+    BLUE,
+    BRIGHT,
+    BROWN,
+    DARK,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    SILVER,
+    TAN,
+    WHITE,
+    YELLOW,
+    kind,
 )  # fmt: skip
 
 GLASS = "#bfe0f2"
@@ -60,7 +73,11 @@ def boat(p: Pen, c: str) -> None:
 @kind("bicycle", "traffic", (RED, BLUE, GREEN, BLACK))
 def bicycle(p: Pen, c: str) -> None:
     for x in (22, 78):
-        p.path(f"M{x - 19} 64 C{x - 19} 39 {x + 19} 39 {x + 19} 64 C{x + 19} 89 {x - 19} 89 {x - 19} 64", stroke=BLACK, width=4)
+        p.path(
+            f"M{x - 19} 64 C{x - 19} 39 {x + 19} 39 {x + 19} 64 C{x + 19} 89 {x - 19} 89 {x - 19} 64",
+            stroke=BLACK,
+            width=4,
+        )
         for spoke in (f"M{x - 18} 64 L{x + 18} 64", f"M{x} 46 L{x} 82"):
             p.path(spoke, stroke=GREY, width=1)
     p.path("M22 64 L38 34 L68 34 L48 64 L22 64 M48 64 L36 28", None, stroke=c, width=4.5)
