@@ -40,7 +40,7 @@ def chosen_cases(data: Data, options: EndpointOptions) -> list[Case]:
 
 
 def _all_questions(data: Data, options: EndpointOptions) -> Iterator[tuple[str, Question]]:
-    told = {"model": options.model, "url": options.checkpoint, "blind": options.blind, "detail": options.detail}
+    told = {"model": options.model, "blind": options.blind, "detail": options.detail}
     for case in chosen_cases(data, options):
         listed = questions(
             case, data.picture, options.ask, seed=options.seed, blind=options.blind, detail=options.detail
