@@ -25,9 +25,10 @@ from rich.table import Table
 
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural.stop import names
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.target.load import load
 
 CONTEXT, LENGTH = 256, 8

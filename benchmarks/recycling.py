@@ -26,9 +26,10 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.bench.looping import is_looping
+from paceline.completion import Completion
 from paceline.draft.recycling import TREES, RankPath, Recycling, RecyclingConfig, _grow, _update, compile_template
-from paceline.engine import Completion
 from paceline.kernels.topk import top_tokens
+from paceline.round import Round
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
@@ -76,8 +77,8 @@ class Counting(Recycling):
         super().__init__(config)
         self.taken: Counter[RankPath] = Counter()
 
-    def observe(self, rows, trees, verdict, accepted):  # type: ignore[no-untyped-def]
-        for tree, done in zip(trees, accepted, strict=True):
+    def observe(self, round: Round) -> None:
+        for tree, done in zip(round.trees, round.accepted, strict=True):
             token, path = int(tree.tokens[0]), ()
             for decided in done.tokens if len(tree) > 1 else []:
                 ranks = np.flatnonzero(self.matrix[token] == decided)
@@ -85,7 +86,7 @@ class Counting(Recycling):
                     break
                 token, path = decided, (*path, int(ranks[0]))
                 self.taken[path] += 1
-        super().observe(rows, trees, verdict, accepted)
+        super().observe(round)
 
 
 def shapes(target: Target, tokenizer: Tokenizer, prompts: list[list[int]], new: int) -> None:
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("what", choices=["accept", "shapes", "time", "topk"])
     parser.add_argument("model", nargs="?", default="models/demo")
     parser.add_argument("drafters", nargs="*", default=["recycling"])
-    parser.add_argument("--prompts", default="examples/demo-prompts.jsonl")
+    parser.add_argument("--prompts", default="src/paceline/cli/demo-prompts.jsonl")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--characters", type=int, default=1500, help="of a text, at most (default 1500)")
     parser.add_argument("--max-tokens", type=int, default=96, help="new tokens, at most (default 96)")

@@ -17,7 +17,7 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 
-from paceline.target.decoder import Linear
+from paceline.target.linear import Linear
 
 SHAPES = ((640, 384), (384, 384), (1536, 384), (384, 768), (8192, 384))
 """(out, in) of qkv, out, gate and up, down, and the head."""

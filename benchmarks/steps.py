@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from forward import CONTEXT, shape_135m
-from paceline.target.base import Segment
+from paceline.round import Segment
 from paceline.target.cache import RaggedCache
-from paceline.target.decoder import Shape, rotary_tables
 from paceline.target.kernels import FusedOps
 from paceline.target.layout import plan
 from paceline.target.ops import TorchOps
+from paceline.target.shape import Shape, rotary_tables
 
 
 def microseconds(function: Callable[[], object], rounds: int) -> float:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.accept import Accepted
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, stamp
+from paceline.round import Round, Segment
 from paceline.row import Row
 from paceline.sampling import draw, probabilities
-from paceline.target.base import Needs, Segment, Target, Verdict
+from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree
 
@@ -158,7 +158,8 @@ class Probing(Drafter):
         self.inner.bind(target)
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._probe(row, tree) for row, tree in zip(rows, self.inner.propose(rows), strict=True)]
+        drafts = stamp(self.inner.propose(rows), self.inner)
+        return [self._probe(row, tree) for row, tree in zip(rows, drafts, strict=True)]
 
     def _probe(self, row: Row, tree: DraftTree) -> DraftTree:
         known = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
@@ -178,14 +179,8 @@ class Probing(Drafter):
             add(int(right), add(int(right), where[node], True), True)
         return DraftTree(np.array(tokens), np.array(parent), probe=np.array(probe), source=tree.source)
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
-        for tree, done in zip(trees, accepted, strict=True):
+    def observe(self, round: Round) -> None:
+        for tree, done in zip(round.trees, round.accepted, strict=True):
             if tree.probe is not None:
                 assert not tree.probe[done.path].any()
                 self.seen += any(
@@ -270,20 +265,18 @@ class Listening(Drafter):
             assert self.rows[row.id] == "started"
             assert row.finish_reason is None
             assert self.target.length(row.slot) == row.cached == len(row) - 1
-        return self.inner.propose(rows)
+        return stamp(self.inner.propose(rows), self.inner)
 
-    def on_layer(self, layer: int, hidden: torch.Tensor) -> None:
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
         self.events.append("on_layer")
+        assert round.spans()[-1].stop == len(hidden)
+        assert [span.stop - span.start for span in round.spans()] == [segment.num_run for segment in round.segments]
         assert layer == self.needs.callback_layer
         self.width = hidden.shape
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
+    def observe(self, round: Round) -> None:
+        rows, trees, verdict, accepted = round.rows, round.trees, round.verdict, round.accepted
+        assert verdict is not None
         self.events.append("observe")
         assert len({row.id for row in rows}) == len(rows) == len(trees) == len(accepted)
         assert len(verdict.logits_at) == len(rows) + 1
@@ -302,7 +295,7 @@ class Listening(Drafter):
         if self.needs.top_k:
             assert verdict.top_k is not None
             assert verdict.top_k[1].shape == (len(verdict.logits), self.needs.top_k)
-        self.inner.observe(rows, trees, verdict, accepted)
+        self.inner.observe(round)
 
     def drop(self, row: Row) -> None:
         assert self.rows[row.id] == "started"

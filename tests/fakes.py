@@ -16,9 +16,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from paceline.round import Segment, Verdict
 from paceline.row import Decoder, Row
 from paceline.sampling import SamplingParams, draw, probabilities, warp
-from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict
+from paceline.target.base import LayerCallback, Needs, Target
 from paceline.tree import depths
 
 Prefix = tuple[int, ...]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from paceline.target.decoder import Decoder, weight_shapes
+from paceline.target.decoder import Decoder
+from paceline.target.shape import weight_shapes
 from tests import models
 
 TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}

@@ -7,6 +7,7 @@ every kind of draft; and wrong rules, which look right on most days, do not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 import paceline.accept as rules
 from paceline import sampling
-from paceline.accept import accept, residual
+from paceline.accept import Walker, accept, follow, residual, target_distributions
 from paceline.draft.base import Drafter
 from paceline.engine import Engine
 from paceline.errors import NumericError
@@ -422,11 +423,17 @@ def test_greedy_takes_the_first_of_equal_tokens(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [[np.nan, 1, 0], [np.inf, 1, 0], [-np.inf] * 3], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("warp", WARPS.values(), ids=WARPS)
-def test_logits_that_are_not_numbers_raise(bad: list[float], temperature: float, warp: dict[str, Any]) -> None:
+def test_logits_that_are_not_numbers_fail_the_row_alone(
+    bad: list[float], temperature: float, warp: dict[str, Any]
+) -> None:
     params = SamplingParams(**{**warp, "temperature": temperature})
     row: Any = Request(PROMPT, [], params, RowRandom(0))
-    with pytest.raises(NumericError, match="NaN or infinite"):
-        accept([row], [DraftTree.root(1)], [torch.tensor([bad])])
+    fine: Any = Request(PROMPT, [], params, RowRandom(0))
+    logits = [torch.tensor([bad]), torch.tensor([[0.0, 5.0, 1.0]])]
+    [done, other] = accept([row, fine], [DraftTree.root(1)] * 2, logits)
+    assert isinstance(done.error, NumericError)
+    assert "NaN or infinite" in str(done.error)
+    assert (other.error, len(other.tokens)) == (None, 1)
 
 
 def test_only_visited_nodes_are_looked_at() -> None:
@@ -472,8 +479,10 @@ def test_an_accelerator_notices_bad_logits_too(monkeypatch: pytest.MonkeyPatch) 
     as_on_an_accelerator(monkeypatch)
     for temperature in (0.0, 1.0):
         rows: Any = [Request(PROMPT, [], SamplingParams(temperature=temperature), RowRandom(0))] * 2
-        with pytest.raises(NumericError, match="NaN or infinite"):
-            accept(rows, [DraftTree.root(1)] * 2, [torch.tensor([[0.0, 1.0]]), torch.tensor([[torch.nan, 1.0]])])
+        logits = [torch.tensor([[0.0, 1.0]]), torch.tensor([[torch.nan, 1.0]])]
+        [fine, done] = accept(rows, [DraftTree.root(1)] * 2, logits)
+        assert isinstance(done.error, NumericError)
+        assert (fine.error, len(fine.tokens)) == (None, 1)
 
 
 @settings(max_examples=30, deadline=None)
@@ -483,3 +492,45 @@ def test_rows_drawn_together_are_the_rows_drawn_alone(seed: int, rows: int) -> N
     probs = torch.from_numpy(random.dirichlet([0.3] * 700, rows))
     noise = random.random(rows).tolist()
     assert draw_rows(probs, noise) == [draw(p, u) for p, u in zip(probs, noise, strict=True)]
+
+
+class Lenient:
+    """A rule that keeps every drafted token whose probability is at least half of what the draft gave it: a rule that
+    one number a node is enough for, and one that says it is lossy."""
+
+    name, lossless = "lenient", False
+
+    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+        stepped = []
+        for walker, p in zip(walkers, target_distributions(walkers), strict=True):
+            children, q = walker.tree.children(walker.node), walker.tree.token_probs
+            assert q is not None
+            kept = [c for c in children if p[walker.tree.tokens[c]] >= 0.5 * q[c]]
+            token = int(walker.tree.tokens[kept[0]]) if kept else int(p.argmax())
+            stepped += [walker] if follow(walker, token) else []
+        return stepped
+
+
+def test_another_rule_decides_with_one_probability_a_node() -> None:
+    row: Any = Request(PROMPT, [], SamplingParams(temperature=1.0), RowRandom(0))
+    p = torch.tensor([0.5, 0.3, 0.2]).log().repeat(3, 1)
+    for q, path in ((0.6, [0, 1, 2]), (0.7, [0])):
+        tree = DraftTree.chain(0, [1, 1], token_probs=np.array([1.0, q, 0.4]))
+        [done] = accept([row], [tree], [p], Lenient())
+        assert done.path == path
+        assert done.tokens == [1] * (len(path) - 1) + [0]
+    assert tree.clipped(1).token_probs.tolist() == [1.0, 0.7]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logprobs_are_the_targets_own_whatever_warps_the_choice(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=1, logit_bias={2: 5.0}, logprobs=2)
+    row: Any = Request(PROMPT, [], params, RowRandom(0))
+    p = [0.5, 0.3, 0.2]
+    [done] = accept([row], [DraftTree.chain(0, [2, 1])], [torch.tensor(p).log().repeat(3, 1)])
+    assert done.tokens == [2, 2]
+    assert done.logprobs is not None
+    for entry in done.logprobs:
+        assert entry.logprob == pytest.approx(np.log(0.2))
+        assert [token for token, _ in entry.top] == [0, 1]
+        assert [logprob for _, logprob in entry.top] == pytest.approx(np.log([0.5, 0.3]))

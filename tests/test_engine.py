@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,12 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.completion import Completion
 from paceline.draft.base import Drafter
-from paceline.engine import Engine, completion
-from paceline.errors import NumericError, PacelineError, PromptError
+from paceline.engine import Engine
+from paceline.errors import PacelineError, PromptError
+from paceline.round import Round, Segment, Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Segment, Verdict
+from paceline.schedule import Ragged, Turn
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree
@@ -162,8 +165,8 @@ def test_abort_ends_a_row_and_leaves_the_others_alone(world: World) -> None:
     assert rows[1].text == world.tokenizer.decode(kept)
     assert rows[3].num_new == 0
     assert rows[3].id not in drafter.rows, "a row that never joined is nothing to a drafter"
-    assert completion(3, rows[3]).seconds == 0
-    assert completion(3, rows[3]).finish_reason == "abort"
+    assert Completion.of(3, rows[3]).seconds == 0
+    assert Completion.of(3, rows[3]).finish_reason == "abort"
     engine.abort(rows[0])  # already over: nothing happens
     assert rows[0].finish_reason == "length"
     assert not world.taken
@@ -201,53 +204,84 @@ def test_an_exception_in_progress_leaves_nothing_behind(world: World) -> None:
 def test_a_drafter_that_fails_leaves_nothing_behind(world: World, method: str, time: int) -> None:
     engine = world.engine(drafters.Failing(method, time), max_batch=3)
     params = [SamplingParams(max_tokens=n) for n in (2, 6, 9, 1, 5, 5, 5, 5, 5)]
-    with pytest.raises(RuntimeError, match=f"{method} failed") as caught:
-        engine.generate(world.prompts, params)
+    right = [world.answer(p, w).tokens for p, w in zip(world.prompts, params, strict=True)]
+    out = engine.generate(world.prompts, params)
+    failed = [o for o in out if o.finish_reason == "error"]
+    assert all(o.error == f"RuntimeError: {method} failed" for o in failed)
+    assert len(failed) == (0 if method == "drop" else 1) or method in ("propose", "observe")
+    assert len(failed) <= 3, "of a round that cannot be pinned to a row all rows end, and no others"
+    assert all(o.tokens == tokens[: len(o.tokens)] for o, tokens in zip(out, right, strict=True))
+    assert [o.tokens for o in out if o not in failed] == [t for o, t in zip(out, right, strict=True) if o not in failed]
     assert not engine.has_work
     assert not world.taken
-    del caught
-    out = engine.generate(world.prompts, params)
-    assert [o.tokens for o in out] == [world.answer(p, w).tokens for p, w in zip(world.prompts, params, strict=True)]
+    assert [o.tokens for o in engine.generate(world.prompts, params)] == right
+
+
+def test_a_drafter_that_fails_at_one_row_ends_that_row_alone(world: World) -> None:
+    class OneByOne(Drafter):
+        def draft(self, row: Row) -> DraftTree:
+            if row.id == 2 and row.num_new >= 3:
+                raise RuntimeError("no idea")
+            return DraftTree.chain(row.last_token, [row.last_token][: row.max_draft])
+
+    out = world.engine(OneByOne(), max_batch=4).generate(world.prompts, SamplingParams(max_tokens=NEW))
+    assert [i for i, o in enumerate(out) if o.finish_reason == "error"] == [2]
+    assert out[2].error == "RuntimeError: no idea"
+    for i, o in enumerate(out):
+        expected = world.answer(world.prompts[i], SamplingParams(max_tokens=NEW)).tokens
+        assert o.tokens == (expected if i != 2 else expected[: len(o.tokens)])
+    assert not world.taken
+
+
+def test_a_drafter_that_roots_a_tree_elsewhere_ends_that_row_alone(world: World) -> None:
+    class Astray(Drafter):
+        name = "astray"
+
+        def draft(self, row: Row) -> DraftTree:
+            return DraftTree.root(row.last_token + (row.id == 1))
+
+    out = world.engine(Astray()).generate(world.prompts[:3], SamplingParams(max_tokens=4))
+    assert [o.finish_reason == "error" for o in out] == [False, True, False]
+    assert "root is not the row's last token" in out[1].error
 
 
 def test_rows_that_ended_leave_even_if_the_drafter_fails_to_observe_it(world: World) -> None:
     engine = world.engine(drafters.Failing("observe", 1))
     short = engine.add(world.prompts[1], SamplingParams(max_tokens=1))
     long = engine.add(world.prompts[2], SamplingParams(max_tokens=9))
-    with pytest.raises(RuntimeError):
-        engine.step()
-    assert short.finish_reason == "length"
-    assert engine.rows == [long]
-    while engine.has_work:
-        engine.step()
+    deltas = engine.step()
+    assert short.finish_reason == "length", "its answer is whole"
+    assert (long.finish_reason, long.error) == ("error", "RuntimeError: observe failed")
+    assert [(delta.row, delta.finished) for delta in deltas] == [(short, True), (long, False), (long, True)]
+    assert not engine.has_work
     for row, i in ((short, 1), (long, 2)):
-        assert row.new_tokens.tolist() == world.answer(world.prompts[i], row.params).tokens
+        assert row.new_tokens.tolist() == world.answer(world.prompts[i], row.params).tokens[: row.num_new]
 
 
-def test_a_row_for_which_there_is_no_memory_is_not_lost(world: World) -> None:
+def test_rows_for_which_there_is_no_memory_end_and_the_others_go_on(world: World) -> None:
     engine = world.engine()
-    reserve = world.decoder.cache.reserve
+    add_row = world.decoder.add_row
 
-    def full(length: int) -> None:
+    def full(length: int) -> int:
         if len(engine.rows) == 2:
             raise MemoryError
-        reserve(length)
+        return add_row(length)
 
     rows = [engine.add(prompt, SamplingParams(max_tokens=4)) for prompt in world.prompts[:4]]
-    world.decoder.cache.reserve = full  # type: ignore[method-assign]
+    world.decoder.add_row = full  # type: ignore[method-assign]
     try:
-        with pytest.raises(MemoryError):
-            engine.step()
+        deltas = engine.step()
     finally:
-        del world.decoder.cache.reserve  # type: ignore[method-assign]
+        del world.decoder.add_row  # type: ignore[method-assign]
     assert engine.rows == rows[:2]
-    assert [*engine.waiting] == rows[2:]
+    assert [row.finish_reason for row in rows] == [None, None, "error", "error"]
+    assert [delta.row for delta in deltas if delta.finished] == rows[2:]
     assert len(world.taken) == 2
     while engine.has_work:
         engine.step()
     assert all(
         row.new_tokens.tolist() == world.answer(p, row.params).tokens
-        for p, row in zip(world.prompts, rows, strict=False)
+        for p, row in zip(world.prompts, rows[:2], strict=False)
     )
     assert not world.taken
 
@@ -256,9 +290,105 @@ def test_broken_weights_are_said_to_be_broken(world: World) -> None:
     decoder, _ = native.pair("llama2")
     decoder.norm.fill_(float("nan"))
     engine = Engine(decoder, Drafter())
-    with pytest.raises(NumericError):
-        engine.generate(world.prompts)
+    out = engine.generate(world.prompts)
+    assert {o.finish_reason for o in out} == {"error"}
+    assert all("NaN or infinite" in o.error for o in out)
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_row_whose_logits_are_not_numbers_ends_alone(
+    world: World, make: Callable[[World], Drafter], temperature: float
+) -> None:
+    params = [SamplingParams(max_tokens=NEW, temperature=temperature, seed=i) for i in range(len(world.prompts))]
+    engine = world.engine(make(world), max_batch=4)
+    expected = [o.tokens for o in world.engine(make(world), max_batch=4).generate(world.prompts, params)]
+    verify, bad = engine.target.verify, 1
+
+    def broken(segments: Sequence[Segment], *rest: Any) -> Verdict:
+        verdict = verify(segments, *rest)
+        verdict.logits = verdict.logits.clone()
+        for i, row in enumerate(engine.rows):
+            if row.id == bad and row.num_new >= 4:
+                verdict.of(i).fill_(float("nan"))
+        return verdict
+
+    engine.target.verify = broken  # type: ignore[method-assign]
+    try:
+        out = engine.generate(world.prompts, params)
+    finally:
+        del engine.target.verify  # type: ignore[method-assign]
+    assert [i for i, o in enumerate(out) if o.finish_reason == "error"] == [bad]
+    assert "NaN or infinite" in out[bad].error
+    assert out[bad].tokens == expected[bad][: len(out[bad].tokens)]
+    assert [o.tokens for i, o in enumerate(out) if i != bad] == [t for i, t in enumerate(expected) if i != bad]
+    assert not world.taken
+    assert not engine.has_work
+
+
+def test_a_forward_that_fails_ends_its_rows_and_the_engine_serves_the_next(world: World) -> None:
+    engine = world.engine(max_batch=2)
+    verify, calls = engine.target.verify, iter(range(10**6))
+
+    def broken(*given: Any) -> Verdict:
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+        return verify(*given)
+
+    engine.target.verify = broken  # type: ignore[method-assign]
+    try:
+        out = engine.generate(world.prompts[:4], SamplingParams(max_tokens=5))
+    finally:
+        del engine.target.verify  # type: ignore[method-assign]
+    assert [o.finish_reason for o in out] == ["error", "error", "length", "length"]
+    assert [o.tokens for o in out] == [
+        world.answer(p, SamplingParams(max_tokens=5)).tokens[: len(o.tokens)]
+        for p, o in zip(world.prompts, out, strict=False)
+    ]
+    assert not world.taken
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"logit_bias": {10**6: 1.0}}, "logit_bias names token 1000000"),
+        ({"bad_words": [[10**6]]}, "bad_words names token 1000000"),
+        ({"logit_bias": dict.fromkeys(range(1000), -np.inf)}, "names token|ban every token"),
+        ({"bad_words": [[i] for i in range(models.VOCAB_SIZE)]}, "ban every token"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused_when_they_come(world: World, wish: Any, words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        world.engine().add([5], SamplingParams(**wish))
+
+
+def test_an_engine_leaves_a_target_its_tokenizer(world: World) -> None:
+    decoder, _ = native.pair("llama2")
+    decoder.tokenizer = world.tokenizer
+    engine = Engine(decoder)
+    assert decoder.tokenizer is engine.tokenizer is world.tokenizer
+
+
+@pytest.mark.parametrize("chunk", [3, 5, 16])
+def test_a_seeded_answer_does_not_depend_on_how_its_prompt_is_cut(world: World, chunk: int) -> None:
+    """Nothing is drafted before the prompt is through, even where one token of it is left."""
+
+    class Drawing(Drafter):
+        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+            assert all(row.num_new for row in rows)
+            return [self._drawn(row) for row in rows]
+
+        def _drawn(self, row: Row) -> DraftTree:
+            if row.max_draft < 1:
+                return DraftTree.root(row.last_token)
+            q = torch.full((models.VOCAB_SIZE,), 1 / models.VOCAB_SIZE)
+            return DraftTree.chain(row.last_token, [row.random.draft(q)], draft_probs=torch.stack([q, q]))
+
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
+    alone = [world.engine(Drawing()).generate([prompt], params)[0].tokens for prompt in world.prompts]
+    together = world.engine(Drawing(), max_batch=3, prefill_chunk=chunk).generate(world.prompts, params)
+    assert [o.tokens for o in together] == alone
 
 
 @dataclass
@@ -401,13 +531,14 @@ def test_prompts_come_as_text_tokens_arrays_or_messages(world: World) -> None:
 
 
 def test_without_a_tokenizer_text_and_stop_strings_are_refused(world: World) -> None:
-    engine = Engine(world.decoder, Drafter())
+    decoder, _ = native.pair("llama2")
+    engine = Engine(decoder, Drafter())
     for prompt in ("the cat", [{"role": "user", "content": "hi"}]):
         with pytest.raises(PromptError, match="no tokenizer"):
             engine.add(prompt)
     with pytest.raises(PromptError, match="tokenizer"):
         engine.add([5], SamplingParams(stop=["x"]))
-    (out,) = engine.generate([world.prompts[1]], SamplingParams(max_tokens=5))
+    (out,) = engine.generate([world.prompts[1]], SamplingParams(max_tokens=5, ignore_eos=True))
     assert out.tokens == world.answer(world.prompts[1], SamplingParams(max_tokens=5)).tokens
     assert out.text == ""
 
@@ -424,6 +555,55 @@ def test_one_string_is_not_a_list_of_prompts(world: World) -> None:
 def test_an_engine_without_room_is_refused(world: World, wrong: dict[str, int]) -> None:
     with pytest.raises(PacelineError, match="1 or more"):
         world.engine(**wrong)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_logprobs_are_those_of_plain_decoding(world: World, make: Callable[[World], Drafter]) -> None:
+    params = SamplingParams(max_tokens=9, logprobs=3)
+    seen: dict[int, list[Any]] = {}
+    engine = world.engine(make(world), max_batch=3)
+    out = engine.generate(world.prompts, params, lambda d: seen.setdefault(d.index, []).extend(d.logprobs))
+    for i, (prompt, done) in enumerate(zip(world.prompts, out, strict=True)):
+        with torch.no_grad():
+            logits = world.model(torch.tensor([prompt + done.tokens[:-1]])).logits[0, len(prompt) - 1 :]
+        expected = logits.double().log_softmax(-1)
+        assert seen[i] == done.logprobs
+        assert [entry.token for entry in done.logprobs] == done.tokens
+        for entry, of_place in zip(done.logprobs, expected, strict=True):
+            assert entry.logprob == pytest.approx(float(of_place[entry.token]), abs=1e-4)
+            assert [p for _, p in entry.top] == pytest.approx(of_place.topk(3).values.tolist(), abs=1e-4)
+
+
+def test_a_schedule_decides_who_joins_and_who_runs(world: World) -> None:
+    class OneAtATime(Ragged):
+        """Rows take turns: each runs alone in its round."""
+
+        def select(self, running: Sequence[Row]) -> list[Turn]:
+            turns = super().select(running)
+            return [min(turns, key=lambda turn: turn.row.num_new)]
+
+    engine = Engine(world.decoder, "none", schedule=OneAtATime(3, 8))
+    rows = [engine.add(prompt, SamplingParams(max_tokens=4)) for prompt in world.prompts[:5]]
+    while engine.has_work:
+        assert len(engine.step()) <= 1
+        assert len(engine.rows) <= 3
+    for row, prompt in zip(rows, world.prompts, strict=False):
+        assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
+
+
+def test_a_drafter_that_works_beside_the_target_books_its_own_time(world: World) -> None:
+    class Beside(Drafter):
+        def draft(self, row: Row) -> DraftTree:
+            assert self.clock is not None
+            self.clock.beside("draft", 2.0)
+            return DraftTree.root(row.last_token)
+
+    engine = world.engine(Beside())
+    engine.generate([[5]], SamplingParams(max_tokens=4))
+    assert engine.profile.parallel == {"draft": 6.0}
+    assert engine.profile.seconds < 2
+    engine.reset_profile()
+    assert engine.profile.parallel == {}
 
 
 # Parameters and ends ------------------------------------------------------------------------------------------------
@@ -509,6 +689,8 @@ def test_the_context_fills_to_the_last_token(world: World, make: Callable[[World
 
 def test_no_tree_is_verified_deeper_than_the_row_has_room_for(world: World) -> None:
     class Deep(drafters.Oracle):
+        room: ClassVar[dict[int, int]] = {}
+
         def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
             trees = super().propose(rows)
             # The target adds one token behind the draft.
@@ -517,8 +699,8 @@ def test_no_tree_is_verified_deeper_than_the_row_has_room_for(world: World) -> N
             self.offered = {row.id: int(tree.depth.max()) for row, tree in zip(rows, trees, strict=True)}
             return trees
 
-        def observe(self, rows: Sequence[Row], trees: Sequence[DraftTree], *_: Any) -> None:
-            for row, tree in zip(rows, trees, strict=True):
+        def observe(self, round: Round) -> None:
+            for row, tree in zip(round.rows, round.trees, strict=True):
                 if row.id in self.room:
                     assert tree.depth.max() <= self.room[row.id]
                     clipped.append(self.offered[row.id] > tree.depth.max())
@@ -552,11 +734,11 @@ def test_statistics_add_up(world: World, make: Callable[[World], Drafter], batch
     verified: dict[int, list[tuple[int, int]]] = {}
     observe = drafter.observe
 
-    def watch(rows: Any, trees: Any, verdict: Any, accepted: Any) -> None:
-        for row, tree, done in zip(rows, trees, accepted, strict=True):
+    def watch(round: Round) -> None:
+        for row, tree, done in zip(round.rows, round.trees, round.accepted, strict=True):
             if done.tokens:
                 verified.setdefault(row.id, []).append((tree.num_drafted, int(tree.depth.max())))
-        observe(rows, trees, verdict, accepted)
+        observe(round)
 
     drafter.observe = watch  # type: ignore[method-assign]
     engine = world.engine(drafter, max_batch=batch, prefill_chunk=16)

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.round import Segment
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Segment
+from paceline.target.base import Needs
 from paceline.tree import DraftTree
 from tests.fakes import Spelling, TableTarget
 

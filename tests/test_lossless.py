@@ -18,12 +18,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from paceline.completion import Completion
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.engine import Completion, Engine
+from paceline.engine import Engine
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
@@ -206,7 +208,7 @@ def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
     """The demo model in float32, the demo's prompts and two more, and transformers' answers."""
     target, tokenizer = load(demo, dtype="float32", device="cpu"), load_tokenizer(demo)
     model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32)
-    lines = (REPOSITORY / "examples" / "demo-prompts.jsonl").read_text("utf-8").splitlines()
+    lines = (REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts.jsonl").read_text("utf-8").splitlines()
     asked = [*map(json.loads, lines), {"prompt": "Hello!"}, {"prompt": "Copy: one two one two one two one"}]
     prompts = [
         tokenizer.encode_chat(one.get("messages") or [{"role": "user", "content": one["prompt"]}]) for one in asked

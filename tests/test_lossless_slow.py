@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.engine import Engine
+from paceline.round import Segment
 from paceline.sampling import SamplingParams, probabilities
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from tests import drafters

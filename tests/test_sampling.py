@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.errors import NumericError, PacelineError
+from paceline.errors import NumericError, PacelineError, shortened
 from paceline.kernels.argmax import best_token
 from paceline.kernels.softmax import BLOCK, softmax_of_row
 from paceline.sampling import (
@@ -246,6 +246,14 @@ def test_filters_come_one_after_another(dtype: torch.dtype, top_p: float, kept: 
     assert int((probabilities(logits, params, []) > 0).sum()) == kept
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_top_p_is_a_share_of_what_top_k_left(dtype: torch.dtype) -> None:
+    """Of .4 .3 .2 .1 top-k leaves .57 .43, and half of that is the first token alone."""
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().to(dtype)
+    params = SamplingParams(temperature=1.0, top_k=2, top_p=0.5)
+    assert probabilities(logits, params, [])[0].tolist() == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_softmax_to_float32s_last_bits(dtype: torch.dtype) -> None:
     logits = torch.linspace(-90, 0, 5000).to(dtype)[None]
@@ -391,9 +399,14 @@ def test_decisions_are_made_of_the_noise() -> None:
         ("temperature", 1e-9, "0 (greedy), or 1e-06 or more"),
         ("temperature", math.inf, "0 (greedy), or 1e-06 or more"),
         ("temperature", math.nan, "0 (greedy), or 1e-06 or more"),
+        ("temperature", 10**400, "0 (greedy), or 1e-06 or more"),
+        ("logit_bias", {1: 10**400}, "a mapping from token ids to numbers (-inf bans a token)"),
+        ("repetition_penalty", 10**400, "above 0 (1 is off)"),
+        ("top_k", 10**30, "a whole number, 0 (all tokens) to 2,147,483,647"),
+        ("max_tokens", 10**30, "a whole number, 1 or more (at most 2,147,483,647)"),
         ("temperature", "hot", "0 (greedy), or 1e-06 or more"),
-        ("top_k", -1, "a whole number, 0 (all tokens) or more"),
-        ("top_k", 2.5, "a whole number, 0 (all tokens) or more"),
+        ("top_k", -1, "a whole number, 0 (all tokens) to 2,147,483,647"),
+        ("top_k", 2.5, "a whole number, 0 (all tokens) to 2,147,483,647"),
         ("top_p", 0, "above 0 and at most 1"),
         ("top_p", 1.01, "above 0 and at most 1"),
         ("min_p", -0.01, "between 0 and 1"),
@@ -406,8 +419,8 @@ def test_decisions_are_made_of_the_noise() -> None:
         ("bad_words", [[1], []], "sequences of at least one token id"),
         ("bad_words", [[-1]], "sequences of at least one token id"),
         ("bad_words", ["no"], "sequences of at least one token id"),
-        ("max_tokens", 0, "a whole number, 1 or more"),
-        ("max_tokens", 9.5, "a whole number, 1 or more"),
+        ("max_tokens", 0, "a whole number, 1 or more (at most 2,147,483,647)"),
+        ("max_tokens", 9.5, "a whole number, 1 or more (at most 2,147,483,647)"),
         ("seed", -1, "a whole number, 0 or more, or None"),
         ("stop", "end", "a list of non-empty strings"),
         ("stop", ["end", ""], "a list of non-empty strings"),
@@ -419,7 +432,7 @@ def test_decisions_are_made_of_the_noise() -> None:
 def test_errors_name_the_field_the_value_and_the_rule(field: str, value: Any, rule: str) -> None:
     with pytest.raises(PacelineError) as caught:
         SamplingParams(**{field: value})
-    assert str(caught.value) == f"{field} is {value!r}; it must be {rule}."
+    assert str(caught.value) == f"{field} is {shortened(repr(value))}; it must be {rule}."
 
 
 @pytest.mark.parametrize(

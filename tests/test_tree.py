@@ -138,3 +138,11 @@ def test_trees_can_be_members_of_lists_and_sets(tree: DraftTree) -> None:
     assert tree in [DraftTree.root(9), tree]
     assert len({tree, tree}) == 1
     assert tree != DraftTree.of(9, tree.tokens[1:], tree.parent[1:])
+
+
+def test_the_trunk_follows_first_children_and_no_probes() -> None:
+    assert DraftTree.root(7).trunk().tolist() == []
+    assert DraftTree.chain(7, [1, 2]).trunk().tolist() == [1, 2]
+    assert DraftTree.of(7, [1, 9, 3, 4], [0, 0, 1, 3]).trunk().tolist() == [1, 3, 4]
+    probes = np.array([False, True, False, False, False])
+    assert DraftTree.of(7, [1, 9, 3, 4], [0, 0, 2, 3], probe=probes).trunk().tolist() == [9, 3, 4]

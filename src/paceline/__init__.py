@@ -1,28 +1,29 @@
-"""Paceline: language models answer several times faster without changing what they say.
+"""Paceline: language models answer faster without changing what they say.
 
 Cheap drafters propose tokens, the target model verifies them in one forward, and what comes out is exactly
 what the target alone would have written. The loop is in `paceline.engine`; start there.
 
     from paceline import Engine, SamplingParams
     engine = Engine("models/demo", draft="sam")
-    print(engine.generate(["Hello"], SamplingParams(max_tokens=64))[0].text)
+    chat = [{"role": "user", "content": "Hello! What can you do?"}]
+    print(engine.generate([chat], SamplingParams(max_tokens=64))[0].text)
 """
 
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
-from paceline.tree import DraftTree
 
 if TYPE_CHECKING:
     from paceline.engine import Engine
     from paceline.sampling import SamplingParams
+    from paceline.tree import DraftTree
 
 __version__ = "0.1.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # These bring torch and transformers with them; `paceline --help` should not wait for that.
+    # These bring torch and transformers, or NumPy, with them; `paceline --help` should not wait for that.
     if name == "Engine":
         from paceline.engine import Engine
 
@@ -31,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from paceline.sampling import SamplingParams
 
         return SamplingParams
+    if name == "DraftTree":
+        from paceline.tree import DraftTree
+
+        return DraftTree
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,22 +17,26 @@ done.
 
 All of it holds for any q, on one condition: a drafted child stays in the tree whatever token it turned out to be.
 How many children are drawn, and from which q, may depend on all that was drawn before them.
+
+A row whose token cannot be decided, because its logits are not numbers, has the error in its `Accepted`; the other
+rows are decided as if it were not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from paceline.errors import NumericError
+from paceline.errors import NumericError, PacelineError
 from paceline.kernels.argmax import best_token
 from paceline.sampling import (
     RowRandom,
     SamplingParams,
+    TokenLogprob,
     distribution,
     draw_rows,
     is_compiled,
@@ -47,19 +51,28 @@ from paceline.tree import DraftTree, IntArray
 class Accepted:
     """What became of one row's tree.
 
-    path    nodes that stand, root first; tokens[i] is the token decided at path[i].
-    tokens  the new tokens: those of path[1:], then one the target added. Empty for a row still in its prompt.
+    path      nodes that stand, root first; tokens[i] is the token decided at path[i].
+    tokens    the new tokens: those of path[1:], then one the target added. Empty for a row still in its prompt.
+    logprobs  one entry for each of `tokens` if the request wants them, else None.
+    error     why no token could be decided; then path and tokens do not count.
     """
 
     path: list[int]
     tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    error: Exception | None = None
 
 
 class Request(Protocol):
     """What acceptance needs to know of a row."""
 
-    params: SamplingParams
-    random: RowRandom
+    @property
+    def params(self) -> SamplingParams:
+        """How it is answered."""
+
+    @property
+    def random(self) -> RowRandom:
+        """Its randomness."""
 
     @property
     def tokens(self) -> IntArray:
@@ -94,36 +107,105 @@ class Walker(NamedTuple):
         return np.concatenate([self.request.tokens, np.array(self.done.tokens, np.int64)])
 
 
-def accept(
-    requests: Sequence[Request], trees: Sequence[DraftTree], logits: Sequence[torch.Tensor]
-) -> list[Accepted]:
-    """Decide every row of a round. logits[i] is [len(trees[i]), V]: what the target predicts behind each node.
+class Rule(Protocol):
+    """An acceptance rule: it decides one token for each of some rows.
 
-    Raises NumericError if the logits at a node are not numbers."""
+    name      for reports.
+    lossless  whether answers keep the target's distribution. A rule that bends it says False, and so does every report.
+    """
+
+    name: str
+    lossless: bool
+
+    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+        """Append a token to `done.tokens` of every walker, and, if it is a drafted child's, that child to `done.path`.
+        Returns the walkers that stepped to a child. Raises PacelineError before it has changed any walker."""
+
+
+class Lossless:
+    """Greedy decoding and sampling as the module's docstring has them; trees may be chains."""
+
+    name, lossless = "lossless", True
+
+    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+        """As `Rule.decide`, for rows that are decided alike (`_alike`)."""
+        params = walkers[0].request.params
+        if params.is_greedy:
+            return [w for w, token in zip(walkers, _greedy(walkers), strict=True) if follow(w, token)]
+        probs = target_distributions(walkers)
+        if walkers[0].tree.draft_probs is not None:
+            return [w for w, p in zip(walkers, probs, strict=True) if _reject_or_follow(w, p)]
+        return [w for w, token in zip(walkers, _choose(walkers, probs), strict=True) if follow(w, token)]
+
+
+LOSSLESS = Lossless()
+
+
+def accept(
+    requests: Sequence[Request],
+    trees: Sequence[DraftTree],
+    logits: Sequence[torch.Tensor],
+    rule: Rule = LOSSLESS,
+) -> list[Accepted]:
+    """Decide every row of a round. logits[i] is [len(trees[i]), V]: what the target predicts after each node.
+
+    A row whose logits are not numbers, or whose request leaves no token, has that error in its `Accepted`."""
     walkers = [Walker(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
     walking = walkers
-    if walkers and on_accelerator(walkers[0].logits):
+    if walkers and rule is LOSSLESS and on_accelerator(walkers[0].logits):
         walking = _greedy_at_once(walkers)
     while walking:
-        walking = [w for group in _alike(walking) for w in _decide(group)]
+        walking = [w for group in _alike(walking) for w in _decide(rule, group)]
+    for walker in walkers:
+        if walker.request.params.logprobs is not None and walker.done.error is None:
+            walker.done.logprobs = _logprobs(walker, walker.request.params.logprobs)
     return [w.done for w in walkers]
+
+
+def _decide(rule: Rule, walkers: Sequence[Walker]) -> list[Walker]:
+    """One step of rows that are decided alike. Where that fails, each is decided alone: a row that fails alone has
+    the error, the others go on."""
+    try:
+        return rule.decide(walkers)
+    except PacelineError as error:
+        if len(walkers) > 1:
+            return [stepped for w in walkers for stepped in _decide(rule, [w])]
+        walkers[0].done.error = error
+        return []
+
+
+def _logprobs(walker: Walker, count: int) -> list[TokenLogprob]:
+    """Of every decided token, with the `count` most probable ones at its place."""
+    scores = walker.logits[walker.done.path[: len(walker.done.tokens)]].double().log_softmax(-1)
+    tokens = torch.tensor(walker.done.tokens, device=scores.device)
+    chosen = scores.gather(-1, tokens.unsqueeze(-1))[:, 0].tolist()
+    best = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        TokenLogprob(token, logprob, tuple(zip(*top, strict=True)))
+        for token, logprob, top in zip(walker.done.tokens, chosen, tops, strict=True)
+    ]
 
 
 def _greedy_at_once(walkers: Sequence[Walker]) -> list[Walker]:
     """Walk the rows that are plainly greedy to their ends; returns the others.
 
-    For accelerators: the best tokens of all nodes are fetched in one wait, however deep the trees are."""
+    For accelerators: the best tokens of all nodes are fetched in one wait, however deep the trees are. If any node's
+    logits are not numbers, no row is walked here."""
     plain = [w for w in walkers if w.request.params.is_greedy and not w.request.params.shifts_logits]
     if plain:
-        best = iter(_best(torch.cat([w.logits for w in plain])))
+        try:
+            best = iter(_best(torch.cat([w.logits for w in plain])))
+        except NumericError:
+            return list(walkers)
         for walker in plain:
             of_node = [next(best) for _ in range(len(walker.tree))]
-            while _follow(walker, of_node[walker.node]):
+            while follow(walker, of_node[walker.node]):
                 pass
     return [w for w in walkers if not w.done.tokens]
 
 
-def _alike(walking: Sequence[Walker]) -> Iterator[list[Walker]]:
+def _alike(walking: Sequence[Walker]) -> list[list[Walker]]:
     """Rows to be decided in one go: on a CPU one by one, elsewhere all that are decided alike."""
     groups: list[list[Walker]] = []
     for walker in walking:
@@ -132,26 +214,15 @@ def _alike(walking: Sequence[Walker]) -> Iterator[list[Walker]]:
             groups.append([walker])
         else:
             group.append(walker)
-    yield from groups
+    return groups
 
 
-def _decided_alike(one: Walker, other: Walker) -> bool:
+def _decided_alike(first: Walker, other: Walker) -> bool:
     return (
-        on_accelerator(one.logits)
-        and (one.tree.draft_probs is None) == (other.tree.draft_probs is None)
-        and one.request.params.warps_like(other.request.params)
+        on_accelerator(first.logits)
+        and (first.tree.draft_probs is None) == (other.tree.draft_probs is None)
+        and first.request.params.warps_like(other.request.params)
     )
-
-
-def _decide(walkers: Sequence[Walker]) -> list[Walker]:
-    """One step of rows that are decided alike: a token for each. Returns those that stepped to a drafted child."""
-    params = walkers[0].request.params
-    if params.is_greedy:
-        return [w for w, token in zip(walkers, _greedy(walkers), strict=True) if _follow(w, token)]
-    probs = _distributions(walkers)
-    if walkers[0].tree.draft_probs is not None:
-        return [w for w, p in zip(walkers, probs, strict=True) if _reject_or_follow(w, p)]
-    return [w for w, token in zip(walkers, _choose(walkers, probs), strict=True) if _follow(w, token)]
 
 
 def _greedy(walkers: Sequence[Walker]) -> list[int]:
@@ -162,7 +233,7 @@ def _greedy(walkers: Sequence[Walker]) -> list[int]:
     return _best(warp(_checked(walkers), params, [w.context for w in walkers]))
 
 
-def _distributions(walkers: Sequence[Walker]) -> torch.Tensor | list[torch.Tensor]:
+def target_distributions(walkers: Sequence[Walker]) -> torch.Tensor | list[torch.Tensor]:
     """The target's warped distribution for each row, [R, V]."""
     params = walkers[0].request.params
     if is_compiled(walkers[0].logits) and not params.shifts_logits:
@@ -201,7 +272,7 @@ def _choose(walkers: Sequence[Walker], probs: torch.Tensor | list[torch.Tensor])
     return [w.request.random.choose(p, w.position) for w, p in zip(walkers, probs, strict=True)]
 
 
-def _follow(walker: Walker, token: int) -> bool:
+def follow(walker: Walker, token: int) -> bool:
     """Commit `token` and step to the drafted child that carries it; False if there is none and the walk ends."""
     tree, done = walker.tree, walker.done
     done.tokens.append(token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -12,11 +12,13 @@ class Clock:
     """Splits running time into named parts: `lap(part)` books the time since the last lap.
 
     Parts add up to the whole and nothing is counted twice. On an accelerator a lap waits for the device only if
-    `exact`, since waiting costs time itself."""
+    `exact`, since waiting costs time itself. `parallel` holds seconds of work that ran beside the parts and is in none
+    of them."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact
         self.seconds: dict[str, float] = {}
+        self.parallel: dict[str, float] = {}
         self._last = perf_counter()
 
     def start(self) -> None:
@@ -31,13 +33,18 @@ class Clock:
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
 
+    def beside(self, part: str, seconds: float) -> None:
+        """Book work that ran beside the loop, such as a draft made while the target verified."""
+        self.parallel[part] = self.parallel.get(part, 0.0) + seconds
+
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of all rounds by part, in the order of the loop."""
+    """Seconds of all rounds by part, in the order of the loop; parallel: of work that ran beside them."""
 
     rounds: int
     parts: dict[str, float]
+    parallel: dict[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

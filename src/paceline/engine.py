@@ -3,101 +3,53 @@
     draft -> verify -> accept -> commit -> observe
 
 `Engine.step` is that loop's body; everything else is rows coming and going. A prompt is run by the same forward, in
-chunks; plain decoding is the drafter that proposes nothing.
+pieces; plain decoding is the drafter that proposes nothing.
 
     from paceline import Engine, SamplingParams
     engine = Engine("models/demo", draft="sam")
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
+
+Where something fails, the rows that it concerns end with finish_reason "error" and the others go on. Only what fails
+outside a request, such as a wrong option, is raised.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
+import torch
 
-from paceline.accept import Accepted, accept
+from paceline.accept import LOSSLESS, Accepted, Rule, accept
 from paceline.clock import Clock, Profile
-from paceline.draft.base import Drafter
+from paceline.completion import Completion, Delta
+from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create
-from paceline.errors import PacelineError, PromptError
-from paceline.row import FinishReason, Row, RowStats
+from paceline.errors import PacelineError, PromptError, RowError
+from paceline.prompt import Prompt, encode, is_chat
+from paceline.round import Round, Segment
+from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment, Target, Verdict
+from paceline.schedule import Ragged, Schedule, Turn
+from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.threads import Threads
 from paceline.tree import DraftTree, IntArray
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text as it is, token ids, or chat messages with "role" and "content"."""
+log = logging.getLogger("paceline")
 
-PARTS = {"draft": "draft", "observe": "draft", "prepare": "forward", "layers": "forward", "head": "forward"}
-"""Which part of a row's statistics a part of the clock belongs to; accept is its own, the rest is bookkeeping."""
-
-
-@dataclass
-class Delta:
-    """What one round added to one request.
-
-    index   the request's number among the prompts of this call; pieces (source, text), source "" for the target's
-            own tokens and the drafter's name for accepted ones. Text may lag behind tokens inside a character or
-            before what may become a stop string.
-    nodes   drafted tokens that were verified in this round, depth the longest path among them, calls the forwards of
-            a draft model that they took."""
-
-    index: int
-    row: Row
-    tokens: list[int]
-    pieces: list[tuple[str, str]]
-    finished: bool
-    nodes: int = 0
-    depth: int = 0
-    calls: int = 0
-
-    @property
-    def text(self) -> str:
-        """The new text."""
-        return "".join(text for _, text in self.pieces)
-
-
-@dataclass
-class Completion:
-    """A finished request. seconds: from the moment it joined the batch to its last token, prompt included."""
-
-    index: int
-    text: str
-    tokens: list[int]
-    prompt_tokens: int
-    finish_reason: FinishReason
-    seconds: float
-    stats: RowStats = field(repr=False)
-    runs: list[tuple[str, int]] = field(repr=False)
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens of the answer, an end-of-sequence token included."""
-        return len(self.tokens)
-
-    @property
-    def rounds(self) -> int:
-        """Forwards of the target that yielded tokens, the one that finished the prompt included."""
-        return self.stats.rounds
-
-    @property
-    def mean_accepted_tokens(self) -> float:
-        """Tokens per round, the target's own included; plain decoding is 1."""
-        return self.new_tokens / self.rounds if self.rounds else 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """New tokens over `seconds`."""
-        return self.new_tokens / self.seconds if self.seconds else 0.0
+PARTS = {
+    "draft": "draft", "observe": "draft", "top_k": "draft",
+    "prepare": "forward", "layers": "forward", "head": "forward",
+    "accept": "accept",
+}  # fmt: skip
+"""Which part of a row's statistics a part of the clock belongs to; the rest is bookkeeping."""
 
 
 class Engine:
@@ -107,6 +59,11 @@ class Engine:
     draft          "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
     max_batch      rows answered at once; more wait their turn.
     prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
+    tokenizer      another one than the model's own.
+    rule           the acceptance rule; every one but the default says whether it is lossless.
+    schedule       which rows run when; by default `Ragged(max_batch, prefill_chunk)`.
+    threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
+                   fewer while other processes want the cores.
     """
 
     def __init__(
@@ -119,99 +76,172 @@ class Engine:
         max_batch: int = 8,
         prefill_chunk: int = 512,
         tokenizer: Tokenizer | None = None,
+        rule: Rule = LOSSLESS,
+        schedule: Schedule | None = None,
+        threads: int | None = None,
     ):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
-        self.target = model if isinstance(model, Target) else load(model, dtype=dtype, device=device)
-        self.tokenizer = tokenizer
-        if tokenizer is None and not isinstance(model, Target):
-            self.tokenizer = load_tokenizer(model)
-        self.target.tokenizer = self.tokenizer
+        if isinstance(model, Target):
+            self.target = model
+        else:
+            self.target = load(model, dtype=dtype, device=device)
+            tokenizer = tokenizer or self.target.tokenizer or load_tokenizer(model)  # which says what is missing
+        if tokenizer is not None:
+            self.target.tokenizer = tokenizer
+        self.tokenizer = self.target.tokenizer
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
+        self.rule, self.schedule = rule, schedule or Ragged(max_batch, prefill_chunk)
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock()
+        self.drafter.clock = self.clock
+        if threads is not None:
+            self.target.threads = Threads(threads)
+        self._threads = torch.get_num_threads()
         self.rounds = 0
         self._next_id = 0
+        self._failed: list[Row] = []
 
     # The loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """One round for every active row: what each gained. Rows that ended have left when it returns."""
-        clock, before = self._start_round()
-        self._admit()
-        if not self.rows:
-            return []
-        rows, trees, segments = self._lay_out(self._propose())
-        clock.lap("draft")
-        on_layer = self.drafter.on_layer if self.drafter.needs.callback_layer is not None else None
-        verdict = self.target.verify(segments, self.drafter.needs, on_layer)
-        accepted = self._accept(rows, trees, segments, verdict)
-        clock.lap("accept")
-        for row, done in zip(rows, accepted, strict=True):
-            self.target.commit(row.slot, done.path)
-            row.cached += len(done.path)
-        clock.lap("commit")
-        deltas = [self._extend(*of_row) for of_row in zip(rows, trees, accepted, strict=True)]
-        clock.lap("rows")
-        try:
-            self.drafter.observe(rows, trees, verdict, accepted)
-            clock.lap("observe")
-        finally:  # a drafter that fails must not keep ended rows in the batch
-            self._end_round(rows, before)
-        return [delta for delta in deltas if delta.tokens]
+        """One round: what each row gained. Rows that ended have left when it returns."""
+        with self._booked() as round, self._on_threads(round):
+            self._admit()
+            self._draft(round, self.schedule.select(self.rows))
+            self._verify(round)
+            self._accept(round)
+            self._commit(round)
+            deltas = self._extend(round)
+            self._observe(round)
+        return [*deltas, *self._ends_of_failed()]
 
-    def _propose(self) -> dict[int, DraftTree]:
-        """A tree, by row id, for every row that is past its prompt."""
-        drafting = [row for row in self.rows if len(row.pending) == 1]
-        drafts = self.drafter.propose(drafting) if drafting else []
-        return dict(zip((row.id for row in drafting), drafts, strict=True))
-
-    def _lay_out(self, drafts: Mapping[int, DraftTree]) -> tuple[list[Row], list[DraftTree], list[Segment]]:
-        """The rows of this round with their trees and segments; prompts get chunks as far as the budget goes."""
-        rows, trees, segments = [], [], []
-        room = self.prefill_chunk
-        for row in self.rows:
-            if row.id in drafts:
-                tree = drafts[row.id].clipped(row.max_draft)
-                tree.source = tree.source or self.drafter.name
-                segment = Segment.tree(row.slot, tree)
-            elif room > 0:
-                chunk = row.pending[:room]
-                room -= len(chunk)
-                tree = DraftTree.root(int(chunk[-1]))
-                segment = Segment.chunk(row.slot, chunk, last=len(chunk) == len(row.pending))
-            else:
+    def _draft(self, round: Round, turns: Sequence[Turn]) -> None:
+        """Lay out the round: a draft for every row that is decoding, a piece of prompt for the others."""
+        trees = self._propose([turn.row for turn in turns if not turn.chunk])
+        for row, chunk in turns:
+            if row.finish_reason is not None:
                 continue
-            rows.append(row)
-            trees.append(tree)
-            segments.append(segment)
-        return rows, trees, segments
+            if chunk:
+                tokens = row.pending[:chunk]
+                tree = DraftTree.root(int(tokens[-1]))
+                segment = Segment.chunk(row.slot, tokens, last=chunk == len(row.pending))
+            else:
+                tree = trees[row.id].clipped(row.max_draft)
+                segment = Segment.tree(row.slot, tree)
+            round.rows.append(row)
+            round.trees.append(tree)
+            round.segments.append(segment)
+        self.clock.lap("draft")
 
-    def _accept(
-        self, rows: Sequence[Row], trees: Sequence[DraftTree], segments: Sequence[Segment], verdict: Verdict
-    ) -> list[Accepted]:
-        """The acceptance rule over rows that have logits; a prompt's chunk is kept whole."""
-        speaking = [i for i, segment in enumerate(segments) if segment.num_logits]
-        decided = accept([rows[i] for i in speaking], [trees[i] for i in speaking], [verdict.of(i) for i in speaking])
-        accepted = [Accepted(list(range(len(segment.tokens))), []) for segment in segments]
-        for i, done in zip(speaking, decided, strict=True):
-            chunk = len(segments[i].tokens) > len(trees[i])
-            accepted[i] = Accepted(accepted[i].path, done.tokens) if chunk else done
-        return accepted
+    def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
+        """A tree by row id; without drafts for rows whose drafter has just failed at another."""
+        trees = [DraftTree.root(row.last_token) for row in rows]
+        if rows:
+            with self._blaming(rows):
+                drafts = stamp(self.drafter.propose(rows), self.drafter)
+                trees = [_rooted(tree, row, self.drafter) for row, tree in zip(rows, drafts, strict=True)]
+        return {row.id: tree for row, tree in zip(rows, trees, strict=True)}
 
-    def _extend(self, row: Row, tree: DraftTree, accepted: Accepted) -> Delta:
-        """Give a row its new tokens and note how its draft fared."""
-        taken = 0
-        if accepted.tokens:
-            taken = row.extend(accepted.tokens, tree.source)
-            row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(accepted.tokens) - 1))
-        tokens = accepted.tokens[:taken]
-        ended = row.finish_reason is not None
-        return Delta(row.id, row, tokens, row.take_pieces(), ended, tree.num_drafted, tree.max_depth, tree.calls)
+    def _verify(self, round: Round) -> None:
+        """ONE forward of the target over all segments."""
+        if not round.rows:
+            return
+        watch = self.drafter.needs.callback_layer is not None
+        with self._blaming(round.rows):
+            round.verdict = self.target.verify(
+                round.segments,
+                self.drafter.needs,
+                (lambda layer, hidden: self.drafter.on_layer(layer, hidden, round)) if watch else None,
+            )
+        self._without_failed(round)
+
+    def _accept(self, round: Round) -> None:
+        """The acceptance rule over rows that have logits; a piece of a prompt is kept whole."""
+        speaking = [i for i, segment in enumerate(round.segments) if segment.num_logits]
+        round.accepted = [Accepted(list(range(len(segment.tokens))), []) for segment in round.segments]
+        spoken = round.only(speaking)
+        with self._blaming(spoken.rows):
+            decided = accept(spoken.rows, spoken.trees, [spoken.logits(i) for i in range(len(spoken))], self.rule)
+            for i, accepted in zip(speaking, decided, strict=True):
+                if accepted.error is not None:
+                    self._fail(round.rows[i], accepted.error)
+                elif round.is_prompt(i):
+                    accepted.path = round.accepted[i].path
+                round.accepted[i] = accepted
+        self._without_failed(round)
+        self.clock.lap("accept")
+
+    def _commit(self, round: Round) -> None:
+        """Keep the accepted paths in the target's cache."""
+        for row, accepted in zip(round.rows, round.accepted, strict=True):
+            with self._blaming([row]):
+                self.target.commit(row.slot, accepted.path)
+                row.cached += len(accepted.path)
+        self._without_failed(round)
+        self.clock.lap("commit")
+
+    def _extend(self, round: Round) -> list[Delta]:
+        """Give the rows their new tokens and note how their drafts fared."""
+        deltas = []
+        for row, tree, accepted in zip(round.rows, round.trees, round.accepted, strict=True):
+            tokens = accepted.tokens
+            if not tokens:
+                continue
+            with self._blaming([row]):
+                taken = row.extend(tokens, tree.source, accepted.logprobs)
+                row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(tokens) - 1))
+                ended, logprobs = row.finish_reason is not None, (accepted.logprobs or [])[:taken]
+                draft = tree.num_drafted, tree.max_depth, tree.calls
+                deltas.append(Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs))
+        self._without_failed(round)
+        self.clock.lap("rows")
+        return deltas
+
+    def _observe(self, round: Round) -> None:
+        """Show the drafter what became of its drafts."""
+        if round.rows:
+            with self._blaming(round.rows):
+                self.drafter.observe(round)
+            self.clock.lap("observe")
+
+    # What fails -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _blaming(self, rows: Sequence[Row]) -> Iterator[None]:
+        """What fails inside ends the row that the error names, or, if it names none, all of `rows`."""
+        try:
+            yield
+        except Exception as error:
+            named = [row for row in rows if isinstance(error, RowError) and row.id == error.row_id]
+            cause = (error.__cause__ if isinstance(error, RowError) else None) or error
+            if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
+                log.error("a round failed", exc_info=cause)
+            for row in named or rows:
+                self._fail(row, cause)
+
+    def _fail(self, row: Row, error: BaseException) -> None:
+        """End a row with an error."""
+        message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        log.error("request %d ended with an error: %s", row.id, message)
+        row.end("error", message)
+        if row.finish_reason == "error":  # an answer that has just come to its end stands
+            self._failed.append(row)
+
+    def _without_failed(self, round: Round) -> None:
+        """Take rows that have failed out of the round."""
+        kept = [i for i, row in enumerate(round.rows) if row.finish_reason != "error"]
+        if len(kept) < len(round):
+            vars(round).update(vars(round.only(kept)))
+
+    def _ends_of_failed(self) -> list[Delta]:
+        """A last delta for every row that failed in this round."""
+        failed, self._failed = self._failed, []
+        return [Delta.end(row) for row in failed]
 
     # Rows come and go -----------------------------------------------------------------------------------------
 
@@ -223,12 +253,14 @@ class Engine:
     def add(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> Row:
         """Queue a request; it joins between rounds, as soon as there is room.
 
-        Raises PromptError for a prompt that is empty or leaves no room in the model's context."""
+        Raises PromptError for a prompt that is empty or leaves no room in the model's context, PacelineError for
+        parameters that this model can never honour."""
         tokens = self.encode(prompt)
+        params.check_vocabulary(self.target.vocab_size)
         decoder = None
         if self.tokenizer is not None:
             # An answer to messages is a text of its own; otherwise it goes on with the prompt's.
-            decoder = self.tokenizer.decoder(() if _is_chat(prompt) else tokens.tolist())
+            decoder = self.tokenizer.decoder(() if is_chat(prompt) else tokens.tolist())
         if params.stop and decoder is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
         row = Row(
@@ -245,89 +277,86 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> IntArray:
         """Token ids of a prompt, int64, checked against the model's vocabulary and context."""
-        ids = np.asarray(self._encode(prompt))
-        if not ids.size:
-            raise PromptError("The prompt is empty; give it at least one token.")
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise PromptError("The prompt's token ids must be one list of whole numbers.")
-        tokens = ids.astype(np.int64)
-        if tokens.min() < 0 or tokens.max() >= self.target.vocab_size:
-            raise PromptError(f"The prompt has a token id outside the model's 0..{self.target.vocab_size - 1}.")
-        if len(tokens) >= self.target.max_context:
-            raise PromptError(
-                f"The prompt has {len(tokens)} tokens, and this model's context holds {self.target.max_context} "
-                "with the answer; shorten it."
-            )
-        return tokens
-
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
-            raise PromptError(
-                f"A prompt is text, a list of token ids or a list of messages, not {type(prompt).__name__}; "
-                "for one prompt, give a list that holds it."
-            )
-        if len(prompt) == 0:
-            return []
-        if not isinstance(prompt, str) and not _is_chat(prompt):
-            return prompt  # type: ignore[return-value]
-        if self.tokenizer is None:
-            raise PromptError("This engine has no tokenizer; give the prompt as token ids.")
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+        return encode(prompt, self.tokenizer, self.target.vocab_size, self.target.max_context)
 
     def abort(self, row: Row) -> None:
         """End a request where it is; its text so far stays on the row."""
-        if row.finish_reason is None:
-            row.finish_reason = "abort"
-            row.finish_text()
+        row.end("abort")
         if row in self.waiting:
             self.waiting.remove(row)
         elif row in self.rows:
             self._drop(row)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.rows) < self.max_batch:
-            row = self.waiting[0]
-            row.slot = self.target.add_row(row.expected_length)
-            row.joined = perf_counter()
-            self.rows.append(self.waiting.popleft())
-            self.clock.lap("rows")
-            self.drafter.start(row)
-            self.clock.lap("draft")
+        for row in self.schedule.admit(self.waiting, self.rows):
+            with self._blaming([row]):
+                row.slot = self.target.add_row(row.expected_length)
+                row.joined = perf_counter()
+                self.rows.append(row)
+                self.clock.lap("rows")
+                self.drafter.start(row)
+                self.clock.lap("draft")
+        self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        for row in [row for row in self.rows if row.finish_reason is not None]:
+            self._drop(row)
 
     def _drop(self, row: Row) -> None:
         self.rows.remove(row)
         self.target.drop_row(row.slot)
-        self.drafter.drop(row)
         row.ended = perf_counter()
+        try:
+            self.drafter.drop(row)
+        except Exception:  # the row's answer stands, and other rows must not suffer
+            log.exception("%s failed to forget request %d", self.drafter.name, row.id)
 
     # A round's time -------------------------------------------------------------------------------------------
 
-    def _start_round(self) -> tuple[Clock, dict[str, float]]:
+    @contextmanager
+    def _booked(self) -> Iterator[Round]:
+        """An empty round to fill in. After it ended rows are gone, whatever happened, and every row has its share of
+        the time."""
         self.target.clock = self.clock
         self.clock.start()
-        return self.clock, dict(self.clock.seconds)
-
-    def _end_round(self, rows: Sequence[Row], before: Mapping[str, float]) -> None:
-        """Let ended rows go, and book every row's share of the round."""
-        for row in rows:
-            if row.finish_reason is not None:
-                self._drop(row)
-        self.clock.lap("rows")
+        before = dict(self.clock.seconds)
+        round = Round([], [], [])
+        try:
+            yield round
+        finally:
+            self._drop_ended()
+            self.clock.lap("rows")
+        if not round.rows:
+            return
         self.rounds += 1
         for part, seconds in self.clock.seconds.items():
-            share = (seconds - before.get(part, 0.0)) / len(rows)
-            booked = part if part == "accept" else PARTS.get(part, "bookkeeping")
-            for row in rows:
+            share = (seconds - before.get(part, 0.0)) / len(round)
+            booked = PARTS.get(part, "bookkeeping")
+            for row in round.rows:
                 row.stats.seconds[booked] = row.stats.seconds.get(booked, 0.0) + share
+
+    @contextmanager
+    def _on_threads(self, round: Round) -> Iterator[None]:
+        """Run a round on as many processor threads as pay now. The number changes in the middle of an answer only where
+        that cannot change its tokens."""
+        threads, may_change = self.target.threads, not self.rows or self.target.same_on_any_threads
+        self._threads = threads.begin(keep=None if may_change else self._threads)
+        try:
+            yield
+        finally:
+            nodes = sum(segment.num_run for segment in round.segments)
+            has_prompts = any(segment.is_prompt for segment in round.segments)
+            threads.end(None if has_prompts or not nodes else (self.drafter.name, len(round), nodes.bit_length()))
 
     @property
     def profile(self) -> Profile:
         """Where the time of all rounds so far went."""
-        return Profile(self.rounds, dict(self.clock.seconds))
+        return Profile(self.rounds, dict(self.clock.seconds), dict(self.clock.parallel))
 
     def reset_profile(self) -> None:
-        """Forget the time spent so far, a warm-up's say."""
+        """Forget the time spent so far, such as a warm-up's."""
         self.clock.seconds.clear()
+        self.clock.parallel.clear()
         self.rounds = 0
 
     # Whole answers --------------------------------------------------------------------------------------------
@@ -349,12 +378,22 @@ class Engine:
             for prompt, wish in zip(prompts, every, strict=True):
                 rows.append(self.add(prompt, wish))
                 leaving.callback(self.abort, rows[-1])
-            index = {row.id: i for i, row in enumerate(rows)}
-            while any(row.finish_reason is None for row in rows):
-                for delta in self.step():
-                    if delta.row.id in index:
-                        delta.index = index[delta.row.id]
-                        yield delta
+            yield from self.follow(rows)
+
+    def follow(self, rows: Sequence[Row]) -> Generator[Delta]:
+        """Run until requests that were added have ended, yielding what each round adds; `Delta.index` counts `rows`."""
+        index = {row.id: i for i, row in enumerate(rows)}
+        while any(row.finish_reason is None for row in rows):
+            for delta in self.step():
+                if delta.row.id in index:
+                    delta.index = index[delta.row.id]
+                    yield delta
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Run until requests that were added have ended. Raises PacelineError if one of them failed."""
+        for delta in self.follow(rows):
+            if delta.row.error:
+                raise PacelineError(delta.row.error)
 
     def generate(
         self,
@@ -362,29 +401,20 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
         progress: Callable[[Delta], None] | None = None,
     ) -> list[Completion]:
-        """Answer `prompts`; completions in their order. `progress` is called with every delta."""
+        """Answer `prompts`; completions in their order. `progress` is called with every delta.
+
+        A request that failed has finish_reason "error" and says why in `error`; the others are unharmed."""
         rows: dict[int, Row] = {}
         with closing(self.stream(prompts, params)) as deltas:
             for delta in deltas:
                 rows[delta.index] = delta.row
                 if progress is not None:
                     progress(delta)
-        return [completion(i, rows[i]) for i in range(len(prompts))]
+        return [Completion.of(i, rows[i]) for i in range(len(prompts))]
 
 
-def _is_chat(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def completion(index: int, row: Row) -> Completion:
-    """A row's answer, as it stands."""
-    return Completion(
-        index,
-        row.text,
-        row.new_tokens.tolist(),
-        row.prompt_length,
-        row.finish_reason or "abort",
-        (row.ended or perf_counter()) - row.joined if row.joined else 0.0,
-        row.stats,
-        row.runs,
-    )
+def _rooted(tree: DraftTree, row: Row, drafter: Drafter) -> DraftTree:
+    """`tree`, if its root is the row's last token."""
+    if tree.tokens[0] != row.last_token:
+        raise RowError(row.id) from ValueError(f"{drafter.name} proposed a tree whose root is not the row's last token")
+    return tree

@@ -4,7 +4,8 @@ Everything else is a bug and keeps its traceback. The command line prints a Pace
 with status 2; a Python user catches `PacelineError` (or the narrower class).
 """
 
-import difflib
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 
@@ -32,7 +33,22 @@ class NumericError(PacelineError):
     """The target's logits are not numbers any more."""
 
 
+class RowError(Exception):
+    """One row of a batch failed, and `__cause__` says how; the others have done nothing wrong. row_id: its `Row.id`."""
+
+    def __init__(self, row_id: int):
+        super().__init__(f"row {row_id} failed")
+        self.row_id = row_id
+
+
 def meant(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'sam'?"` when one of `known` is close to `word`, else an empty string."""
+    import difflib  # slow, and the first thing that the command line would wait for
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def shortened(text: str, most: int = 120) -> str:
+    """A text of at most about `most` characters, for a message: a long one without its middle."""
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"

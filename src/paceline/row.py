@@ -13,11 +13,55 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from paceline.sampling import RowRandom, SamplingParams
+from paceline.sampling import RowRandom, SamplingParams, TokenLogprob
 from paceline.tree import IntArray
 
-FinishReason = Literal["stop", "length", "context", "abort"]
-"""stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: given up."""
+FinishReason = Literal["stop", "length", "context", "abort", "error"]
+"""stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: given up by the
+caller; error: it could not go on, `Row.error` says why."""
+
+
+class Request(Protocol):
+    """What drafters see of a row: our engine's `Row`, a recording, or a request of another engine."""
+
+    @property
+    def id(self) -> int:
+        """Its number; no two requests of an engine's life share one."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """How it is answered."""
+
+    @property
+    def random(self) -> RowRandom:
+        """Its randomness."""
+
+    @property
+    def tokens(self) -> IntArray:
+        """Every committed token, prompt and answer; do not write into it."""
+
+    @property
+    def last_token(self) -> int:
+        """The newest token: the root of the next draft."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def max_draft(self) -> int:
+        """Deepest useful draft."""
+
+    @property
+    def expected_length(self) -> int:
+        """Tokens worth making room for at once."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer has come to its end, and was not given up: worth learning from."""
+
+    def __len__(self) -> int:
+        """Committed tokens."""
 
 
 class Decoder(Protocol):
@@ -73,6 +117,8 @@ class Row:
     slot    where the target keeps its cache; cached how many of its tokens are in there.
     joined, ended  when it joined and left the batch, by time.perf_counter; 0 before that.
     runs    (drafter, length) of each piece of the answer: who proposed it, or "" for the target's own tokens.
+    logprobs  one entry a new token, if the request wants them.
+    error   why it ended, with finish_reason "error".
     """
 
     def __init__(
@@ -95,7 +141,9 @@ class Row:
         self.ended = 0.0
         self.stats = RowStats()
         self.runs: list[tuple[str, int]] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
+        self.error = ""
         self.text = ""
         self._sent = 0
         self._source = ""
@@ -143,17 +191,30 @@ class Row:
 
     @property
     def max_draft(self) -> int:
-        """Deepest useful draft: the target adds a token behind it, and the two must fit the room left."""
+        """Deepest useful draft: the target adds a token after it, and the two must fit the room left."""
         return self._max_length - self._length - 1
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the row is past its prompt: it has a token of its own, and only that one is not in the cache."""
+        return self._length > self.prompt_length and self.cached == self._length - 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer has come to its end, and was not given up: worth learning from."""
+        return self.finish_reason in ("stop", "length", "context")
 
     @property
     def mean_accepted_tokens(self) -> float:
         """Tokens committed per round, the target's own included (Spec-Bench's definition); plain decoding is 1."""
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
-    def extend(self, tokens: Sequence[int], source: str = "") -> int:
+    def extend(
+        self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None
+    ) -> int:
         """Take the tokens of one round, the last of them the target's own, up to the one that ends the answer.
 
+        source: who drafted the others. logprobs: of `tokens`, if the request wants them.
         Sets `finish_reason` if the answer ended; returns how many tokens were taken."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
         for token in tokens:
@@ -164,8 +225,17 @@ class Row:
             if self._ends_with(token):
                 break
         drafted = min(taken, drafted)
+        self.logprobs += (logprobs or ())[:taken]
         self.runs += [(who, n) for who, n in ((source, drafted), ("", taken - drafted)) if n]
         return taken
+
+    def end(self, reason: FinishReason, error: str = "") -> None:
+        """End the answer where it is, unless it has ended: "abort", or "error" and why."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = reason, error
+            if reason == "error":
+                self._decoder = None  # it may be what failed
+            self.finish_text()
 
     def _ends_with(self, token: int) -> bool:
         """Push `token` into the text and say whether the answer ends here; the text never shows an end token."""

@@ -11,38 +11,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import index
 from secrets import randbits
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from paceline.errors import NumericError, PacelineError
+from paceline.errors import NumericError, PacelineError, shortened
 from paceline.kernels.softmax import keep_best, softmax_of_row, token_at
 from paceline.tree import IntArray
 
 COLDEST = 1e-6
 """Lowest temperature above greedy: colder than this, logits divided by it could overflow."""
+MOST = 2**31 - 1
+"""Largest count: what the compiled functions take."""
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda t: t == 0 or COLDEST <= t < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
-    "top_k": (lambda k: index(k) >= 0, "a whole number, 0 (all tokens) or more"),
+    "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
+    "top_k": (lambda k: 0 <= index(k) <= MOST, f"a whole number, 0 (all tokens) to {MOST:,}"),
     "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
     "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1"),
-    "repetition_penalty": (lambda r: 0 < r < math.inf, "above 0 (1 is off)"),
+    "repetition_penalty": (lambda r: 0 < r + 0.0 < math.inf, "above 0 (1 is off)"),
     "logit_bias": (
-        lambda bias: all(index(i) >= 0 and b < math.inf for i, b in bias.items()),
+        lambda bias: all(index(i) >= 0 and b + 0.0 < math.inf for i, b in bias.items()),
         "a mapping from token ids to numbers (-inf bans a token)",
     ),
     "bad_words": (
         lambda words: all(len(w) > 0 and all(index(i) >= 0 for i in w) for w in words),
         "sequences of at least one token id",
     ),
-    "max_tokens": (lambda n: index(n) >= 1, "a whole number, 1 or more"),
+    "max_tokens": (lambda n: 1 <= index(n) <= MOST, f"a whole number, 1 or more (at most {MOST:,})"),
     "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
     "stop": (
         lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
         "a list of non-empty strings",
     ),
+    "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
     "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
 }
 """What each field of SamplingParams must be: a test, and the rule in words."""
@@ -67,6 +70,8 @@ class SamplingParams:
     stop                strings that end the answer; the text ends before them.
     stop_token_ids      tokens that end the answer, beside the model's own end-of-sequence tokens.
     ignore_eos          go on past the model's end-of-sequence tokens.
+    logprobs            report how likely the target found each new token, and this many of the most probable tokens at
+                        its place; None reports nothing.
     """
 
     temperature: float = 0.0
@@ -81,16 +86,17 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, (fits, rule) in RULES.items():
             value = getattr(self, name)
             try:
                 good = fits(value)
-            except (TypeError, AttributeError):  # not even of the right kind
+            except (TypeError, AttributeError, OverflowError):  # of another kind, or too large
                 good = False
             if not good:
-                raise PacelineError(f"{name} is {value!r}; it must be {rule}.")
+                raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
 
     @property
     def is_greedy(self) -> bool:
@@ -102,6 +108,16 @@ class SamplingParams:
         """Whether the most probable token can change, so that greedy decoding needs warping too."""
         return self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise PacelineError if a model of `vocab_size` tokens can never answer this: a token that does not exist is
+        named, or every token is banned."""
+        _check_ids("logit_bias", self.logit_bias, vocab_size)
+        _check_ids("bad_words", [word[-1] for word in self.bad_words], vocab_size)
+        banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
+        banned |= {word[0] for word in self.bad_words if len(word) == 1}
+        if len(banned) == vocab_size:
+            raise PacelineError("logit_bias and bad_words ban every token; allow one at least.")
+
     def warps_like(self, other: SamplingParams) -> bool:
         """Whether both turn the same logits into the same distribution."""
         return self is other or all(getattr(self, f) == getattr(other, f) for f in WARPING)
@@ -110,6 +126,15 @@ class SamplingParams:
     def option_names(cls) -> tuple[str, ...]:
         """Every field, for command lines and prompt files."""
         return tuple(f.name for f in fields(cls))
+
+
+class TokenLogprob(NamedTuple):
+    """How likely the target found a token: natural logarithms of the probabilities at temperature 1, before penalties,
+    biases and filters. top: the most probable tokens at this place, best first, as (token id, logarithm)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class RowRandom:

@@ -11,7 +11,7 @@ is a drafted token that follows its parent. A chain is a tree without branches; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,11 @@ class DraftTree:
                  Children of a probe are probes.
     hidden       float tensor [n, H] or None: a self-drafter's own states of the nodes after its last layer, whose
                  keys and values already lie behind the row; `verify` goes on from there.
-    source       the drafter that proposed it, for reports.
+    token_probs  float64 [n] or None: the probability with which each node's token was drawn, one number a node. For
+                 acceptance rules that need no more, such as those of an old policy's answers; the lossless rule needs
+                 `draft_probs`.
+    source       name of the drafter that proposed it, for reports.
+    owner        the drafter that proposed it; the engine writes it down, and `Round.is_from` reads it.
     calls        forwards of a draft model, one after another, that it took.
     """
 
@@ -46,7 +50,9 @@ class DraftTree:
     replacement: bool = False
     probe: NDArray[np.bool_] | None = None
     hidden: Any = None
+    token_probs: NDArray[np.float64] | None = None
     source: str = ""
+    owner: Any = field(default=None, repr=False)
     calls: int = 0
     _depth: IntArray | None = field(default=None, repr=False, compare=False)
     _max_depth: int | None = field(default=None, repr=False, compare=False)
@@ -120,16 +126,32 @@ class DraftTree:
         new_index = np.full(len(self), -1)
         new_index[keep] = np.arange(len(keep))
         parent = np.where(self.parent[keep] < 0, -1, new_index[self.parent[keep]])
-        return DraftTree(
-            self.tokens[keep],
-            parent,
-            None if self.draft_probs is None else self.draft_probs[keep],
-            self.replacement,
-            None if self.probe is None else self.probe[keep],
-            None if self.hidden is None else self.hidden[keep],
-            self.source,
-            self.calls,
+
+        def of(values: Any) -> Any:
+            return None if values is None else values[keep]
+
+        return replace(
+            self,
+            tokens=self.tokens[keep],
+            parent=parent,
+            draft_probs=of(self.draft_probs),
+            probe=of(self.probe),
+            hidden=of(self.hidden),
+            token_probs=of(self.token_probs),
+            _depth=None,
+            _max_depth=None,
+            _children=None,
         )
+
+    def trunk(self) -> IntArray:
+        """The drafted tokens of the best single chain, int64: what a host that verifies chains only can use.
+
+        Of siblings the first is taken, for drafters put the best first; probes are left out."""
+        chain, node = [], 0
+        while children := self.children(node):
+            node = children[0]
+            chain.append(int(self.tokens[node]))
+        return np.array(chain, np.int64)
 
 
 def depths(parent: IntArray) -> IntArray:

@@ -133,3 +133,10 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
 def test_a_failure_that_was_made_good_is_forgotten() -> None:
     bad, good, other = answer("a", failed="x"), answer("a"), answer("b", failed="y")
     assert settled([bad, good, other]) == [good, other]
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "[" * 200_000, '{"model": ' + "9" * 5_000 + "}"], ids=range(4))
+def test_a_description_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(PacelineError, match=r"run\.json cannot be read: .*; name a new folder with --out"):
+        RunFolder.open(tmp_path, RUN)

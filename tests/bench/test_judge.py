@@ -9,7 +9,8 @@ import torch
 from tests import models
 
 from paceline.bench.judge import Judge
-from paceline.target.base import Segment, Target
+from paceline.round import Segment
+from paceline.target.base import Target
 from paceline.target.load import load
 
 

@@ -18,8 +18,8 @@ from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 from paceline.target.base import Target
-from paceline.target.decoder import Shape
 from paceline.target.load import load, load_tokenizer, read_config
+from paceline.target.shape import Shape
 
 PROMPTS = ["the cat and the dog", "there was", "hello: the little mat sat on the dog"]
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)

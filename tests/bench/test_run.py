@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.test_calibrate_peer import Engine
 from tests.cli.conftest import make
+from tests.cost.test_calibrate_peer import Engine
 
 from paceline.bench import calibrations, run
 from paceline.bench.contestant import Ask, NotInstalled

@@ -14,8 +14,9 @@ import huggingface_hub
 import pytest
 
 from paceline.bench import suites
-from paceline.bench.suites import Question, SuiteError, cache_folder, fingerprint, read_suite, write_whole
+from paceline.bench.suites import Question, SuiteError, cache_folder, fingerprint, read_suite
 from paceline.errors import PacelineError
+from paceline.records import write_whole
 
 TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 

@@ -208,3 +208,20 @@ def test_the_time_left_is_guessed_without_the_warm_up(
         now[0] += 10
         progress.answered(answer)
     assert capsys.readouterr().err == "28 of 100 answers, 12 min left\n"
+
+
+def test_a_disturbed_run_says_so(
+    command: Command, tiny: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load average is one of its signs; a speed-up that cannot be is marked in the table as well."""
+    monkeypatch.setattr("paceline.bench.runner.load", lambda: 7.0)
+    monkeypatch.setattr("paceline.bench.disturbance.ABOVE", 0.0)
+    out = tmp_path / "run"
+    arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0, "--no-calibrate", "--out", out]
+    shown = command(*arguments).out
+    (line,) = [line for line in shown.splitlines() if line.startswith("Timings are not reliable")]
+    assert "the load average was 7.0" in line
+    assert "sam has" in line
+    assert next(row for row in shown.splitlines() if row.startswith("sam ")).split()[2] == "?"
+    assert json.loads((out / "summary.json").read_text())["disturbed"] == [line]
+    assert json.loads(command(*arguments, "--json").out)["disturbed"] == [line]

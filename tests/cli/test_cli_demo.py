@@ -10,12 +10,13 @@ from tests.cli.conftest import Command
 from tests.conftest import REPOSITORY
 
 from paceline.bench.looping import is_looping
-from paceline.cli.demo import _is_there, _typical
+from paceline.cli.demo import _is_there
 from paceline.cli.prompts import from_file
+from paceline.cli.repeats import typical
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
 
-PROMPTS = REPOSITORY / "examples" / "demo-prompts.jsonl"
+PROMPTS = REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts.jsonl"
 
 
 def test_the_prompts_are_six_of_six_kinds() -> None:
@@ -95,8 +96,8 @@ def test_the_table_has_the_median_of_the_repetitions() -> None:
             self.speedup, self.is_complete = speedup, is_complete
 
     runs = [[Both(0, 3.0), Both(1, 1.0)], [Both(0, 1.0), Both(1, 9.0, is_complete=False)], [Both(0, 2.0)]]
-    typical = _typical(runs)  # type: ignore[arg-type]
-    assert [(both.job.index, both.speedup) for both in typical] == [(0, 2.0), (1, 1.0)]
+    found = typical(runs)  # type: ignore[arg-type]
+    assert [(both.job.index, both.speedup) for both in found] == [(0, 2.0), (1, 1.0)]
 
 
 def test_without_the_demo_model(command: Command, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from tests.cli.conftest import Command
 import paceline.engine
 from paceline.cli.drive import Answer, Comparison, Interrupt, drive
 from paceline.cli.prompts import Job
+from paceline.cli.repeats import Repeated, doubts, once, steady
 from paceline.cli.run import comparison
 from paceline.cli.show import CONTROLS, Screen
 from paceline.engine import Engine
@@ -127,8 +129,9 @@ def test_compare_loads_one_model_and_reports_both_speeds(
 
 
 def test_compare_in_words(command: Command, tiny: Path) -> None:
-    result = command("generate", tiny, LOOPS, "-n", 30, "--ignore-eos", "--compare", "-t", "0.7")
-    assert re.search(r"plain [\d.]+ tokens/s, sam [\d.]+ tokens/s, ratio [\d.]+; outputs identical", result.err)
+    result = command("generate", tiny, LOOPS, "-n", 100, "--ignore-eos", "--compare")
+    assert re.search(r"plain [\d.]+ tokens/s, sam [\d.]+ tokens/s, ratio [\d.]+ \(median", result.err)
+    assert "; outputs identical, token for token" in result.err
 
 
 def _compared(ours: list[int], theirs: list[int], **sampling: float) -> Comparison:
@@ -150,13 +153,72 @@ def test_outputs_that_differ_are_said_to_differ_and_where() -> None:
     assert both.speedup == 2
     assert both.record()["identical"] is False
     assert both.record()["first_difference"] == 1
-    text = " ".join(comparison(both, "sam", torch.float32))
+    text = " ".join(comparison(once(both), "sam", torch.float32))
     assert "differ from new token 1" in text
     assert "9 7" in text
     assert "6 7" in text
     assert "identical" not in text
-    assert "float32 rules that out" in " ".join(comparison(both, "sam", torch.bfloat16))
-    assert "distribution" in " ".join(comparison(_compared([5], [6], temperature=1), "sam", torch.bfloat16))
+    assert "float32 rules that out" in " ".join(comparison(once(both), "sam", torch.bfloat16))
+    assert "distribution" in " ".join(comparison(once(_compared([5], [6], temperature=1)), "sam", torch.bfloat16))
+
+
+def _timed(ratio: float, rounds: int = 2) -> Comparison:
+    """Four new tokens in that many rounds, at that ratio."""
+    both = _compared([1, 2, 3, 4], [1, 2, 3, 4])
+    drafted, plain = both.pair
+    drafted.row.stats.rounds = rounds
+    drafted.seconds, plain.seconds = 1.0, ratio
+    return both
+
+
+def _steady(ratios: list[float]) -> tuple[Repeated, int]:
+    """What is made of turns with these ratios, the last of them again and again, and the number of turns."""
+    turns: list[int] = []
+
+    def turn(number: int) -> Iterator[Comparison]:
+        turns.append(number)
+        yield _timed(ratios[min(number, len(ratios) - 1)])
+
+    (found,) = steady(turn, Interrupt())
+    return found, len(turns)
+
+
+def test_a_comparison_is_repeated_until_its_ratio_is_steady() -> None:
+    """The first turn, whose kernels are still to be compiled, is not among them."""
+    found, turns = _steady([9.0, 1.5, 1.52, 1.49, 1.5, 1.51])
+    assert turns == 6
+    assert found.both.speedup == 1.5
+    assert found.spread == " (median of 5, 1.49 to 1.52)"
+    assert found.record()["reliable"] is True
+    wild, turns = _steady([1.0, *[0.3, 1.9] * 8])
+    assert turns == 16
+    assert "another process is using the processor" in wild.doubts[0]
+    assert wild.record()["reliable"] is False
+
+
+def test_a_ratio_above_the_mean_accepted_tokens_is_not_believed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A round that verifies takes no less than one that does not: 4 tokens in 2 rounds are at most twice as fast."""
+    assert doubts(2.1, 2.0) == []
+    text = " ".join(comparison(once(_timed(54.91)), "sam", torch.float32))
+    assert "a ratio of 54.91 at 2.00 mean accepted tokens is impossible" in text
+    assert "another process is using the processor, and timings are not reliable" in text
+    assert "impossible" not in " ".join(comparison(once(_timed(1.9)), "sam", torch.float32))
+
+
+def test_a_looping_answer_is_said_to_loop() -> None:
+    looping, other = ([5, 6] * 32, list(range(64)))
+    assert "runs into a loop" in " ".join(comparison(once(_compared(looping, looping)), "sam", torch.float32))
+    assert once(_compared(looping, looping)).record()["looping"] is True
+    assert "loop" not in " ".join(comparison(once(_compared(other, other)), "sam", torch.float32))
+
+
+def test_a_repetition_meets_a_drafter_that_has_not_seen_the_answer(command: Command, tiny: Path) -> None:
+    """ngram-pool and the like would otherwise draft an answer that they have learnt by heart."""
+    options = ("-n", 60, "--ignore-eos", "--json", "--draft", "ngram-pool")
+    alone = json.loads(command("generate", tiny, LOOPS, *options).out)
+    compared = json.loads(command("generate", tiny, LOOPS, *options, "--compare").out)
+    assert compared["rounds"] == alone["rounds"]
+    assert len(compared["speedups"]) >= 5
 
 
 def _file(folder: Path, *lines: str) -> Path:

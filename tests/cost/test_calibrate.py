@@ -14,17 +14,18 @@ from tests.fakes import TableTarget
 
 from paceline.bench import metrics
 from paceline.bench.record import Answer, Turn
+from paceline.completion import Delta
 from paceline.cost.calibrate import Calibrator, calibrate, calibrate_transformers
 from paceline.cost.calibration import Calibration
 from paceline.cost.model import DEVICES, Machine, Size, predict
 from paceline.cost.predict import BESIDE, pace, predict_run, recorded_rounds
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.engine import Delta, Engine
+from paceline.engine import Engine
 from paceline.errors import PacelineError
+from paceline.round import Segment, Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment, Verdict
 from paceline.tree import DraftTree
 
 SIZES = (1, 2, 4, 8, 16)
@@ -235,9 +236,9 @@ def test_a_run_whose_memory_gets_slow_is_predicted_by_sweeps_all_through_it(wait
 def test_accepted_tokens_cost_what_keeping_them_costs(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
     extend = Row.extend
 
-    def slow(row: Row, tokens: Sequence[int], source: str = "") -> int:
+    def slow(row: Row, tokens: Sequence[int], *rest: Any) -> int:
         wait(1e-4 * len(tokens))
-        return extend(row, tokens, source)
+        return extend(row, tokens, *rest)
 
     monkeypatch.setattr(Row, "extend", slow)
     found = calibrate(Simulator(wait), sizes=SIZES, context=64, rounds=3)

@@ -15,9 +15,10 @@ import torch
 
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural.stop import RULES
+from paceline.round import Segment, Verdict
 from paceline.row import Row
 from paceline.sampling import RowRandom, SamplingParams
-from paceline.target.base import LayerCallback, Needs, Segment, Target, Verdict
+from paceline.target.base import LayerCallback, Needs, Target
 from paceline.tree import DraftTree
 from tests.fakes import Prefix, TableTarget
 

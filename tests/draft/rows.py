@@ -31,5 +31,6 @@ def draft_of(drafter: object, text: str, room: int = 100, **params: object) -> s
     drafter.start(one)  # type: ignore[attr-defined]
     (tree,) = drafter.propose([one])  # type: ignore[attr-defined]
     assert tree.tokens[0] == one.last_token
+    one.finish_reason = "stop"
     drafter.drop(one)  # type: ignore[attr-defined]
     return letters(tree.tokens[1:])

@@ -8,9 +8,10 @@ from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
 from paceline.errors import MethodError
-from paceline.target.base import Needs, Verdict
+from paceline.target.base import Needs
 from paceline.tree import DraftTree
 from tests.draft.rows import draft_of, letters, row, target
+from tests.rounds import shown
 
 
 class Recorder(Drafter):
@@ -33,10 +34,10 @@ class Recorder(Drafter):
         words = [[ord(c) for c in self.word] if fit else [] for fit in fits]
         return [DraftTree.chain(row.last_token, word) for row, word in zip(rows, words, strict=True)]
 
-    def observe(self, rows, trees, verdict, accepted):
-        self.calls.append(("observe", *(tree.source for tree in trees)))
+    def observe(self, round):
+        self.calls.append(("observe", *(tree.source for tree in round.trees)))
 
-    def on_layer(self, layer, hidden):
+    def on_layer(self, layer, hidden, round):
         self.calls.append(("on_layer", layer))
 
     def drop(self, row):
@@ -69,7 +70,7 @@ def test_every_part_watches_every_row():
     for one in rows:
         drafter.start(one)
     trees = drafter.propose(rows)
-    drafter.observe(rows, trees, Verdict(torch.zeros(0, 1), [0]), [Accepted([0], [])] * 2)
+    drafter.observe(shown(rows, trees, [Accepted([0], [])] * 2))
     drafter.drop(rows[0])
     watched = [("bind",), ("start", 0), ("start", 1), ("observe", "p", "q"), ("drop", 0)]
     for part in parts:
@@ -80,7 +81,7 @@ def test_needs_are_put_together_and_layers_handed_to_those_who_asked():
     asked, other = Recorder("p", callback_layer=2, top_k=4), Recorder("q", hidden_layers=(1,), top_k=8)
     drafter = Fallback([asked, other])
     assert drafter.needs == Needs(hidden_layers=(1,), top_k=8, callback_layer=2)
-    drafter.on_layer(2, torch.zeros(1, 1))
+    drafter.on_layer(2, torch.zeros(1, 1), shown([], [], []))
     assert asked.calls == [("on_layer", 2)]
     assert other.calls == []
 

@@ -18,26 +18,30 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 
 import paceline.draft.kangaroo as kangaroo
-from paceline.accept import Accepted, accept
-from paceline.draft import registry, stop
+from paceline.accept import accept
+from paceline.completion import Completion
+from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
+from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.stepping import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
-from paceline.engine import Completion, Engine
+from paceline.engine import Engine
 from paceline.errors import MethodError
+from paceline.round import Round, Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment
-from paceline.target.decoder import Decoder, Shape, rotary_tables
+from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
+from paceline.target.shape import Shape, rotary_tables
 from paceline.train.kangaroo import AdapterModule, no_adapter
 from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
+from tests.rounds import prompt_run
 from tests.test_lossless import generate, texts, up_to
 
 NEW = 16
@@ -346,9 +350,9 @@ class Counting(Kangaroo):
                 self.lags.append((self.whole[row.id], len(row) - 1 - done))
         return super().propose(rows)
 
-    def observe(self, rows, trees, verdict, accepted) -> None:  # type: ignore[no-untyped-def]
-        super().observe(rows, trees, verdict, accepted)
-        for row, tree, done in zip(rows, trees, accepted, strict=True):
+    def observe(self, round: Round) -> None:
+        super().observe(round)
+        for row, tree, done in zip(round.rows, round.trees, round.accepted, strict=True):
             if tree.num_drafted:
                 self.whole[row.id] = len(done.path) == len(tree)
 
@@ -548,9 +552,8 @@ def law(target: Decoder, drafter: Kangaroo, prompt: list[int], new: int) -> dict
         row.slot = target.add_row(row.expected_length)
         drafter.start(row)
         verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], drafter.needs)
-        path = list(range(len(text) - 1))
-        target.commit(row.slot, path)
-        drafter.observe([row], [DraftTree.root(text[-2])], verdict, [Accepted(path, [])])
+        target.commit(row.slot, list(range(len(text) - 1)))
+        drafter.observe(prompt_run(row, text[:-1], verdict))
 
         def one(branches: Branches, row: Row = row) -> tuple[int, ...]:
             row.random = BranchingRandom(branches)

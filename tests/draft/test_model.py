@@ -13,9 +13,10 @@ from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Segment
+from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
@@ -25,6 +26,7 @@ from tests import drafters, models, native
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
 from tests.draft.test_lossless import PROMPTS, plain
 from tests.fakes import TableTarget
+from tests.rounds import shown
 
 NEW = 16
 GREEDY = SamplingParams(max_tokens=NEW)
@@ -236,12 +238,12 @@ def test_behind_another_drafter_it_skips_what_was_copied_meanwhile():
     row = Row(0, [1, 2, 3], SamplingParams(max_tokens=60), max_context=4096)
     made.start(row)
     made.propose([row])
-    made.observe([row], [DraftTree.root(3)], None, [Accepted([0], [4])])
+    made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
     row.extend([4, 5])
     assert made.cached(row) == 3
     made.propose([row])
     row.extend([0] * 20)
-    made.observe([row], [DraftTree.root(3)], None, [Accepted([0], [4])])
+    made.observe(shown([row], [DraftTree.root(3)], [Accepted([0], [4])]))
     made.propose([row])
     assert table.ran == [[3], [2], [5]]
 

@@ -196,16 +196,17 @@ def test_the_window_s_predictions_are_the_target_s_behind_each_column():
     grams: list[tuple[list[int], list[int], tuple[int, ...]]] = []
 
     class Watched(NgramPool):
-        def observe(self, rows, trees, verdict, accepted):
-            window = self._windows[rows[0].id]
-            if window.tree is trees[0]:
-                spine, tree = list(window.rows[0]), trees[0]
-                context = rows[0].tokens[: len(rows[0]) - len(accepted[0].tokens)].tolist()
+        def observe(self, round):
+            row, tree = round.rows[0], round.trees[0]
+            window = self._windows[row.id]
+            if tree.probe is not None:
+                spine = list(window.rows[0])
+                context = row.tokens[: len(row) - len(round.accepted[0].tokens)].tolist()
                 step = window.step
                 window.step = lambda root, predicted: [  # type: ignore[method-assign]
                     grams.append((context, spine[:i], gram)) or gram for i, gram in enumerate(step(root, predicted))
                 ]
-                super().observe(rows, trees, verdict, accepted)
+                super().observe(round)
                 assert int(tree.tokens[0]) == context[-1]
                 window.step = step  # type: ignore[method-assign]
 

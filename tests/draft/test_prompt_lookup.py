@@ -176,7 +176,9 @@ def test_published_wants_a_full_draft_behind_past_matches_too():
 def test_what_is_remembered_is_bounded():
     drafter = PromptLookup(PromptLookupConfig("transformers", past=10))
     for id in range(5):
-        drafter.drop(row("abcdef", id=id))
+        one = row("abcdef", id=id)
+        one.finish_reason = "stop"
+        drafter.drop(one)
         assert len(drafter._past) <= 10
     assert drafter._past.tolist() == [*map(ord, "abcdef"), -1, *map(ord, "abc")]
 

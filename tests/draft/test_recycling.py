@@ -16,13 +16,14 @@ from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, compile_
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
+from paceline.round import Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Verdict
 from paceline.tree import DraftTree, ancestors, depths
 from tests import models, native
 from tests.draft.rows import row
 from tests.fakes import Spelling, TableTarget
+from tests.rounds import shown
 
 SIZES = list(TREES)
 
@@ -182,7 +183,7 @@ def test_rows_that_were_never_verified_draft_nothing():
 def observe(drafter: Recycling, one: Row, tree: DraftTree, path: list[int], best: torch.Tensor) -> None:
     values = torch.zeros(best.shape)
     verdict = Verdict(torch.empty(len(tree), 0), [0, len(tree)], top_k=(values, best))
-    drafter.observe([one], [tree], verdict, [Accepted(path, [0] * len(path))])
+    drafter.observe(shown([one], [tree], [Accepted(path, [0] * len(path))], verdict))
 
 
 @settings(max_examples=150, deadline=None)

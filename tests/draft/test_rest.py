@@ -190,7 +190,7 @@ def test_rows_share_the_corpus_and_nothing_else(store):
 
 
 PROGRAM = """
-from paceline import suffix_array, suffix_tree
+from paceline.draft.text import suffix_array, suffix_tree
 from paceline.draft import rest
 from paceline.draft.registry import create
 from tests.draft.rows import draft_of, target

@@ -13,12 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from paceline.completion import Completion
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.stepping import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.draft.s2d import LAG, Sorted, exits_in_use
-from paceline.engine import Completion, Engine
+from paceline.engine import Engine
 from paceline.errors import MethodError, ModelError
 from paceline.row import Row
 from paceline.sampling import RowRandom, SamplingParams

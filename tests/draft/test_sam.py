@@ -249,6 +249,17 @@ def test_the_cursor_follows_the_row(tmp_path):
         assert letters(tree.tokens[1:]) == draft_of(bound(f"sam,corpus={folder}"), letters(one.tokens))
 
 
+def test_the_cursor_has_read_the_last_token(tmp_path):
+    folder = corpus(tmp_path, "qz", "pqy")
+    steps, one = bound(f"sam,corpus={folder},bias=0,grow=1"), row("#q", room=100)
+    steps.start(one)
+    assert letters(steps.propose([one])[0].tokens[1:])[:1] in ("z", "y"), "one token is enough, if it is the last one"
+    one.extend(tokens("#p"))
+    assert letters(steps.propose([one])[0].tokens[1:]) == "q"
+    one.extend(tokens("q"))
+    assert letters(steps.propose([one])[0].tokens[1:])[:1] == "y", "two tokens tell y from z"
+
+
 def test_finished_requests_are_remembered(tmp_path):
     drafter = bound("sam,past=100", eos=".")
     draft_of(drafter, "the sea is blue")

@@ -207,7 +207,7 @@ def test_with_a_past_answers_are_plain_decoding_s(spec, batch, temperature):
 
 
 PROGRAM = """
-from paceline import suffix_array, suffix_tree
+from paceline.draft.text import suffix_array, suffix_tree
 from paceline.draft import rest
 from paceline.draft.registry import create
 from tests.draft.rows import draft_of, target

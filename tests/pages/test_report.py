@@ -471,3 +471,12 @@ def test_loops_are_told_as_far_as_they_can_be(tmp_path: Path) -> None:
     some = markdown(read_run(make_run(tmp_path / "some"))).splitlines()
     assert some[0].endswith(" looping | without loops |")
     assert next(line for line in some if line.startswith("| `sam`")).endswith(" 6 % | 1.71 |")
+
+
+def test_a_disturbed_run_says_so_on_the_page_and_under_the_table(tmp_path: Path) -> None:
+    line = "Timings are not reliable, another process seems to have used the processor: <b>x</b>."
+    run = read_run(make_run(tmp_path / "run", change=lambda about, summary: summary.update(disturbed=[line])))
+    assert line in Seen(page(run)).text
+    assert line in markdown(run)
+    quiet = read_run(make_run(tmp_path / "quiet"))
+    assert "not reliable" not in page(quiet) + markdown(quiet)

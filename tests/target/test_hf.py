@@ -10,8 +10,9 @@ from tests import models
 
 from paceline.engine import Engine
 from paceline.errors import ModelError
+from paceline.round import Segment, Verdict
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Segment, Verdict
+from paceline.target.base import Needs
 from paceline.target.hf import HFTarget
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load
@@ -101,7 +102,7 @@ def test_a_prompt_chunk_beside_trees(target: HFTarget) -> None:
     layers = (0, target.num_layers)
     target.clock.seconds.clear()
     verdict = target.verify(segments, Needs(hidden_layers=layers, top_k=5))
-    assert target.clock.seconds["draft"] > 0, "only a drafter asks for the best logits"
+    assert target.clock.seconds["top_k"] > 0, "only a drafter asks for the best logits"
     assert verdict.logits_at == [0, 3, 4, 4]
     assert verdict.hidden_at == [0, 3, 3 + len(long), 8 + len(long)]
     check(target, {slot: [] for slot in slots}, segments, verdict)

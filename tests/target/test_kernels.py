@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.target.base import Segment
+from paceline.round import Segment
 from paceline.target.cache import RaggedCache
 from paceline.target.kernels import FusedOps
 from paceline.target.layout import plan

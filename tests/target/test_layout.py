@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.target.base import Segment
+from paceline.round import Segment
 from paceline.target.layout import FEWEST, KEY_GRANULE, SHARED_QUERIES, Group, Layout, familiar, plan
 
 

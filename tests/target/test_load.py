@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from tests import models
 
 from paceline.errors import ModelError
+from paceline.round import Segment
 from paceline.target import load as module
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
@@ -213,11 +214,11 @@ def test_the_model_is_one_folder_down(folder: Path) -> None:
 
 def test_config_is_not_json(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "llama",')
-    fails(lambda: load(folder), "config.json is not valid JSON", "line 1")
+    fails(lambda: load(folder), "config.json cannot be read: not JSON", "column 24")
     (folder / "config.json").write_text("[]")
     fails(lambda: load(folder), "should hold a JSON object, not a list")
     (folder / "config.json").write_bytes(b"\xff\xfe")
-    fails(lambda: load(folder), "config.json is not valid JSON")
+    fails(lambda: load(folder), "config.json cannot be read: not UTF-8")
 
 
 def test_config_of_something_else(folder: Path) -> None:
@@ -240,7 +241,7 @@ def test_a_model_with_code_of_its_own_is_not_run_unasked(folder: Path) -> None:
 
 def test_generation_config_is_not_json(folder: Path) -> None:
     (folder / "generation_config.json").write_text("{")
-    fails(lambda: load(folder), "generation_config.json is not valid JSON")
+    fails(lambda: load(folder), "generation_config.json cannot be read: not JSON")
 
 
 def test_not_a_language_model(folder: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.target import products
-from paceline.target.decoder import Linear
+from paceline.target.linear import Linear
 from paceline.target.products import COLUMNS, ROWS, Panels
 
 ROUNDING = 2.0**-8

@@ -86,6 +86,7 @@ def test_the_card_has_what_there_is(tmp_path: Path) -> None:
     (model / "looping.json").write_text(json.dumps([loops | {"share": 0.1}]))
     text = card(model, draft, [], answers, answers, "| practice |")
     assert "| q | 0 | 80 | 8 (10.0%) | 70 | 40 |" in text
+    assert "Greedy answers that run into a loop: 8 of 80 (q)." in text
     assert "> Hello?" in text
     assert "## demo-draft" in text
     draw_loss(model, tmp_path / "loss.png")

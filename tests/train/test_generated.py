@@ -199,8 +199,8 @@ def test_recorded_answers_are_read(tmp_path: Path, tokenizer: Tokenizer) -> None
     ("content", "says"),
     [
         ("", "holds no answers"),
-        ("{", "a line is not JSON"),
-        ("[1]", "line 1: an object is wanted, not list"),
+        ("{", "line 1: not JSON"),
+        ("[1]", "line 1: a JSON object is wanted"),
         ('{"tokens": "x"}', r"line 1: not an answer \(keys: tokens\)"),
         ('{"text": 3}', "line 1: not an answer"),
         ('{"other": 3}', "line 1: neither a prompt nor messages"),

@@ -19,10 +19,11 @@ from paceline.draft.kangaroo import Adapter
 from paceline.draft.neural.checkpoint import TargetFacts, open_drafter, save_drafter
 from paceline.engine import Engine
 from paceline.errors import PacelineError
+from paceline.round import Segment
 from paceline.sampling import SamplingParams
-from paceline.target.base import Segment
-from paceline.target.decoder import Decoder, Shape
+from paceline.target.decoder import Decoder
 from paceline.target.load import load
+from paceline.target.shape import Shape
 from paceline.train.__main__ import app
 from paceline.train.kangaroo import (
     CHUNK,

@@ -86,6 +86,7 @@ def test_a_resumed_run_equals_an_unbroken_one(
 def test_a_kill_while_saving_leaves_the_old_checkpoint(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from paceline.draft.neural import checkpoint as saved
     from paceline.train import lm, loop
 
     real = loop.train
@@ -98,7 +99,7 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(
         path.write_bytes(b"half a file")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "save_file", torn)
+    monkeypatch.setattr(saved, "save_file", torn)
     monkeypatch.setattr(lm, "train", lambda *args: real(*args, stop_after=6))
     with pytest.raises(KeyboardInterrupt):
         tiny_run(tokenizer, tmp_path, "run")

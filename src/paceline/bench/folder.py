@@ -11,7 +11,6 @@ of engines.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from paceline.bench.record import Answer, read_answers
 from paceline.errors import PacelineError
+from paceline.records import Appender, as_object, loads, write_whole
 
 RUN, ANSWERS, SUMMARY = "run.json", "answers.jsonl", "summary.json"
 CALIBRATION, SWEEPS = "calibration.json", "sweeps.json"
@@ -33,7 +33,8 @@ class RunFolder:
 
     def __init__(self, path: Path, lines: FileIO, answers: list[Answer]):
         self.path, self.answers = path, answers
-        self._lines = lines
+        then = "; what was answered before is safe, and the same command goes on from there"
+        self._lines = Appender(lines, str(path / ANSWERS), then)
 
     @classmethod
     def open(cls, path: Path, run: Mapping[str, Any]) -> RunFolder:
@@ -57,17 +58,7 @@ class RunFolder:
 
     def append(self, answers: Sequence[Answer]) -> None:
         """Write answers, in one piece: if that fails, the file is as it was."""
-        end = self._lines.seek(0, os.SEEK_END)
-        rest = memoryview("".join(answer.to_json() + "\n" for answer in answers).encode())
-        try:
-            while rest:
-                rest = rest[self._lines.write(rest) :]
-        except OSError as error:
-            self._lines.truncate(end)
-            raise PacelineError(
-                f"{self.path / ANSWERS} cannot be written: {error.strerror}; what was answered before is safe, and the "
-                "same command goes on from there"
-            ) from error
+        self._lines.append(answer.to_json() for answer in answers)
         self.answers += answers
 
     def describe(self, methods: Sequence[Mapping[str, Any]]) -> None:
@@ -102,7 +93,7 @@ def check(path: Path, run: Mapping[str, Any]) -> None:
             raise PacelineError(f"{path} holds other files and no run; name a new folder with --out")
         return
     try:
-        before = json.loads((path / RUN).read_text("utf-8"))
+        before = as_object((path / RUN).read_bytes(), "what was run")
     except (OSError, ValueError) as error:
         raise PacelineError(f"{path / RUN} cannot be read: {error}; name a new folder with --out") from None
     now = json.loads(json.dumps(run))
@@ -136,8 +127,8 @@ def calibrations_of(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises PacelineError if there is none, or if it was of another model, on another machine or in other batches."""
     try:
-        other = json.loads((path / RUN).read_text("utf-8"))
-        found: dict[str, Any] = json.loads((path / CALIBRATION).read_text("utf-8"))
+        other = loads((path / RUN).read_bytes())
+        found: dict[str, Any] = loads((path / CALIBRATION).read_bytes())
         both = other, json.loads(json.dumps(run))
         theirs, ours = ({**side, "batch": side["options"]["batch"]} for side in both)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -187,7 +178,7 @@ def _whole(lines: FileIO, path: Path) -> list[Answer]:
 def _read(file: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is none, or none that can be read."""
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = loads(file.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -195,10 +186,4 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 def _write(file: Path, value: Mapping[str, Any]) -> None:
     """A whole file or none."""
-    draft = file.with_name(file.name + ".part")
-    try:
-        draft.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        draft.replace(file)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error
+    write_whole(file, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

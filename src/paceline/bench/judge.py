@@ -18,7 +18,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from paceline.target.base import Segment, Target
+from paceline.round import Segment
+from paceline.target.base import Target
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from safetensors.torch import save_file
 from paceline.bench.suites import cache_folder
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.errors import ModelError, PacelineError
-from paceline.target.decoder import Shape, unsupported, weight_shapes
+from paceline.records import loads
 from paceline.target.load import (
     INDEX,
     SMALL_FILES,
@@ -49,6 +49,7 @@ from paceline.target.load import (
     open_weights,
     read_config,
 )
+from paceline.target.shape import Shape, unsupported, weight_shapes
 
 WIDTHS = (1, 4, 16)
 """Factors whose square root is a power of two, so that norm weights stay exact in any dtype."""
@@ -155,7 +156,7 @@ class Enlargement:
     def read(cls, folder: str | Path) -> Enlargement:
         """What `enlarge` noted in the folder it wrote. ModelError if it wrote none."""
         try:
-            found = json.loads((Path(folder) / RECORD).read_text("utf-8"))
+            found = loads((Path(folder) / RECORD).read_bytes())
             small, large = Proportions(**found.pop("small")), Proportions(**found.pop("large"))
             return cls(small=small, large=large, **found)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -313,7 +314,7 @@ def _noise(name: str, shape: tuple[int, ...], spread: float) -> torch.Tensor:
 def _config(source: Source, large: Shape) -> dict[str, Any]:
     """config.json of the large model. The size of a head is the same, whether it is given or follows from the rest:
     width and heads grow by the same factor."""
-    values: dict[str, Any] = json.loads((source.folder / "config.json").read_text("utf-8"))
+    values: dict[str, Any] = loads((source.folder / "config.json").read_bytes())
     values |= {
         "hidden_size": large.hidden_size,
         "intermediate_size": large.intermediate_size,

@@ -9,17 +9,17 @@ is. Whatever else a drafter reads, a corpus say, stays as it is. Knows no drafte
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from paceline.bench.large import Enlargement, Proportions, cache_home, copy_files, fingerprint_of, large_folder, padded
 from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.errors import ModelError
+from paceline.records import loads
 from paceline.spec import parse, split
 from paceline.target.base import Target
-from paceline.target.decoder import Shape, unsupported
 from paceline.target.load import SMALL_FILES, find, read_config
+from paceline.target.shape import Shape, unsupported
 
 
 def large_spec(spec: str, target: Target, done: Enlargement) -> str:
@@ -52,7 +52,7 @@ def _with_exits(part: str, exits: str | None, grown: Path) -> str:
 def _config(checkpoint: str) -> dict[str, Any] | None:
     """config.json of a draft model or of an adapter; None for whatever else a drafter may read."""
     try:
-        found = json.loads((Path(checkpoint).expanduser() / CONFIG).read_text("utf-8"))
+        found = loads((Path(checkpoint).expanduser() / CONFIG).read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and ("model_type" in found or KIND in found) else None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError, PromptError
+from paceline.records import objects
 from paceline.replay.record import MT_BENCH
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ def count_loops(
             rows.append(engine.add(prompt, SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed)))
         except PromptError:
             too_long += 1
-    while engine.has_work:
-        engine.step()
+    engine.finish(rows)
     answers = [row.new_tokens.tolist() for row in rows]
     return LoopCount(
         name,
@@ -88,21 +88,13 @@ def read_prompts(path: Path, categories: Sequence[str] = ()) -> list[list[dict[s
 
 
 def _prompts(path: Path, categories: Sequence[str]) -> Iterator[list[dict[str, str]]]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"the prompts file {path} cannot be read: {error}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    form = '"messages", "prompt" or "turns"'
+    for where, row in objects(path, PromptError, form):
         try:
-            row = json.loads(line)
             wanted = not categories or row.get("category", categories[0]) in categories
             messages = row.get("messages") or [{"role": "user", "content": (row.get("turns") or [row["prompt"]])[0]}]
-        except (ValueError, KeyError, AttributeError, IndexError):
-            raise PromptError(
-                f'{path}, line {number}: a line is an object with "messages", "prompt" or "turns"'
-            ) from None
+        except (KeyError, TypeError, IndexError):
+            raise PromptError(f"{where}: a line is an object with {form}") from None
         if wanted:
             yield messages
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, is_dataclass
 from time import perf_counter
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 from paceline import __version__
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.record import Turn
+from paceline.completion import Delta
 from paceline.draft.registry import create
-from paceline.engine import Delta, Engine
+from paceline.engine import Engine
+from paceline.errors import PacelineError
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 from paceline.target.base import Target
@@ -57,22 +60,16 @@ class Ours(Contestant):
             plain.generate([[1]], SamplingParams(max_tokens=2, ignore_eos=True))
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
-        engine, arrived = self.engine, []
+        rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
         began = perf_counter()
-        rows = [engine.add(prompt, params) for prompt, params in zip(prompts, _params(ask, len(prompts)), strict=True)]
-        try:
-            while engine.has_work:
-                deltas = engine.step()
-                arrived += [(perf_counter() - began, delta) for delta in deltas]
-            seconds = perf_counter() - began
-        finally:  # a drafter that fails must leave no rows behind for the next question
-            for row in rows:
-                engine.abort(row)
+        with closing(self.engine.stream(prompts, _params(ask, len(prompts)))) as deltas:
+            for delta in deltas:
+                rounds[delta.index].append((perf_counter() - began, delta))
+                if delta.row.error:
+                    raise PacelineError(delta.row.error)
+        seconds = perf_counter() - began
         self._weigh()
-        by_row: dict[int, list[tuple[float, Delta]]] = {row.id: [] for row in rows}
-        for when, delta in arrived:
-            by_row[delta.row.id].append((when, delta))
-        return [self._turn(row, by_row[row.id], seconds) for row in rows]
+        return [self._turn(of_row[0][1].row, of_row, seconds) for of_row in rounds]
 
     def _weigh(self) -> None:
         """Note what a draft forward reads; for a draft of several depths that is a mean of what it did so far."""

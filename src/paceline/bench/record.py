@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.records import loads
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Answer:
     def from_json(cls, line: str) -> Answer:
         """PacelineError if the line is not an answer."""
         try:
-            found = json.loads(line)
+            found = loads(line)
             turns = [Turn(**turn) for turn in found.pop("turns")]
             return cls(turns=turns, **found)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

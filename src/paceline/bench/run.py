@@ -20,6 +20,7 @@ import torch
 
 from paceline.bench import specbench
 from paceline.bench.contestant import Contestant
+from paceline.bench.disturbance import disturbances
 from paceline.bench.environment import environment, machine
 from paceline.bench.folder import RUN, SUMMARY, RunFolder, answers_of, calibrated, calibrations_of, check
 from paceline.bench.judge import Judge
@@ -40,9 +41,10 @@ from paceline.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
-from paceline.target.decoder import unsupported
 from paceline.target.load import SMALL_FILES, find, load, load_tokenizer, read_config
+from paceline.target.shape import unsupported
 from paceline.target.tokenizer import Tokenizer
+from paceline.threads import Threads
 
 JUDGED = 20
 """Differing answers of a method that are looked into; a method that differs more often has a common cause."""
@@ -87,13 +89,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """results: one dict per method and category, see `metrics.summarize`; notes: what else there is to say."""
+    """results: one dict per method and category, see `metrics.summarize`; notes: what else there is to say;
+    disturbed: see `disturbance.disturbances`."""
 
     out: Path
     complete: bool
     results: list[dict[str, Any]]
     unavailable: dict[str, str]
     notes: list[str]
+    disturbed: list[str]
 
 
 @dataclass
@@ -169,6 +173,7 @@ def _set_up(plan: Plan, watch: Watch) -> _Setting:
         folder = large_folder(folder, size)
         enlarged = Enlargement.read(folder).describe()
     target = load(folder, dtype=plan.dtype, device=plan.device)
+    target.threads = Threads(torch.get_num_threads())  # the same for all that is compared, from beginning to end
     tokenizer = load_tokenizer(folder)
     transcriber = Transcriber(tokenizer, plan.template)
     fit, left_out = fitting(
@@ -354,7 +359,13 @@ def _close(
     predicted = predict_run(answers, calibrations) if calibrations else {}
     facts = {told["method"]: told for told in (folder.read(RUN) or {}).get("methods", [])}
     results = summarize(answers, facts, judged=judged, predicted=predicted)
-    summary = {"complete": complete, "results": results, "predictions": {"devices": _elsewhere(setting, answers, plan)}}
+    disturbed = disturbances(answers, results, threads=torch.get_num_threads())
+    summary = {
+        "complete": complete,
+        "disturbed": disturbed,
+        "results": results,
+        "predictions": {"devices": _elsewhere(setting, answers, plan)},
+    }
     folder.write(SUMMARY, summary)
     notes = specbench.export(
         answers,
@@ -364,7 +375,7 @@ def _close(
         temperature=plan.options.temperature,
         suite=setting.suite,
     )
-    return Outcome(folder.path, complete, results, unavailable, notes)
+    return Outcome(folder.path, complete, results, unavailable, notes, disturbed)
 
 
 def _elsewhere(setting: _Setting, answers: Sequence[Answer], plan: Plan) -> dict[str, dict[str, list[float]]]:

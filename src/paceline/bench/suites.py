@@ -24,6 +24,7 @@ from huggingface_hub.errors import HTTPError
 
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
+from paceline.records import NotJSON, as_object, numbered, write_whole
 from paceline.replay.record import MT_BENCH
 
 T = TypeVar("T")
@@ -96,21 +97,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, its folder with it; PacelineError if that fails."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_bytes(content)
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
 # Where the lines are ---------------------------------------------------------------------------------------------
 
 
@@ -167,9 +153,7 @@ def _questions(content: bytes, source: str) -> list[Question]:
     """Every line's question; SuiteError for a broken line, an id that occurs twice, or no questions at all."""
     questions: dict[str, Question] = {}
     # Not splitlines: JSON allows its other line ends inside strings.
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered(content.split(b"\n")):
         where = f"{source}, line {number}"
         question = _question(_object(line, where), number, where)
         if question.id in questions:
@@ -182,14 +166,9 @@ def _questions(content: bytes, source: str) -> list[Question]:
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise SuiteError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
-    except UnicodeDecodeError as error:
-        raise SuiteError(f"{where}: not UTF-8 at byte {error.start}") from None
-    if not isinstance(found, dict):
-        raise SuiteError(f"{where}: a JSON object is wanted ({FORMS}), not a {type(found).__name__}")
-    return found
+        return as_object(line, FORMS)
+    except NotJSON as error:
+        raise SuiteError(f"{where}: {error}") from None
 
 
 def _question(record: Mapping[str, Any], number: int, where: str) -> Question:

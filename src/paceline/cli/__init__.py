@@ -1,17 +1,21 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-    paceline generate models/demo "Tell me about the sea." --draft sam --compare
+    paceline generate models/demo "Hello! What can you do?" --draft sam --compare
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from paceline import __version__
+from paceline import __version__, interrupt
 from paceline.cli.bench import bench
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
@@ -46,6 +50,8 @@ app.add_typer(train, name="train", short_help="Train drafters, or a model family
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that takes no more."""
 
 
 def _version(wanted: bool) -> None:
@@ -61,13 +67,13 @@ def paceline(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Language models answer several times faster without changing what they say.
+    """Language models answer faster without changing what they say.
 
     A drafter proposes tokens, the model verifies them in one forward, and the output is the model's own.
 
     \b
-    paceline generate MODEL "What is the sea?"            as it is written
-    paceline generate MODEL "What is the sea?" --compare  against no drafts
+    paceline generate MODEL "Hello! What can you do?"     as it is written
+    paceline generate MODEL "Hello! What can you do?" --compare  and no drafts
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline methods                                      what --draft takes
@@ -80,22 +86,67 @@ def paceline(
         print(context.get_help())
 
 
+def _bugs() -> logging.Handler:
+    """Shows tracebacks of what went wrong inside a request; commands say everything else themselves."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: bool(record.exc_info))
+    return handler
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command (default: the process's own arguments) and return its exit status.
 
-    0: all is well. 1: some prompts of a file could not be answered. 2: the caller's mistake, said in one line.
-    130: Ctrl-C. Anything else that goes wrong is a bug of ours and keeps its traceback."""
+    0: all is well. 1: some prompts of a file could not be answered. 2: the caller's mistake, or a full disk, said in
+    one line. 130: Ctrl-C. 141: nobody reads what is written (`| head`). Anything else that goes wrong is a bug of ours
+    and keeps its traceback."""
+    logging.getLogger("paceline").addHandler(_bugs())
+    with interrupt.ByException() as ctrl_c:
+        try:
+            status = _run(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
+            return status
+        except (KeyboardInterrupt, typer.Abort):
+            return _interrupted()
+        except BrokenPipeError:
+            _forget_output()
+            return 141
+        except Exception as error:
+            if ctrl_c.pressed:
+                return _interrupted()
+            if (line := _in_a_line(error)) is None:
+                raise
+            print(f"error: {one_line(line)}", file=sys.stderr)
+            return 2
+
+
+def _run(argv: Sequence[str]) -> int:
+    """Typer's own `main` would swallow Ctrl-C without a word."""
+    command = typer.main.get_command(app)
     try:
-        return int(app(args=argv, prog_name="paceline", standalone_mode=False) or 0)
-    except PacelineError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
-    except UsageError as error:
+        with command.make_context("paceline", list(argv)) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as done:
+        return int(done.exit_code)
+
+
+def _in_a_line(error: Exception) -> str | None:
+    """What to say of an error that is the caller's to mend; None for a bug."""
+    if isinstance(error, UsageError):
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "paceline"
-        message = error.format_message()  # type: ignore[attr-defined]
-        print(f"error: {one_line(message)} (see {where} --help)", file=sys.stderr)
-        return 2
+        return f"{error.format_message()} (see {where} --help)"  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.errno in FULL:
+        _forget_output()
+        return f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+    return str(error) if isinstance(error, PacelineError) else None
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return interrupt.STATUS
+
+
+def _forget_output() -> None:
+    """What is left in the buffer of standard output goes nowhere: Python would try, and complain, at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -122,7 +122,8 @@ def bench(
         watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
         outcome = run(plan, watch)
     if as_json:
-        print(json.dumps({"out": str(outcome.out), "complete": outcome.complete, "results": outcome.results}))
+        told = {"complete": outcome.complete, "disturbed": outcome.disturbed, "results": outcome.results}
+        print(json.dumps({"out": str(outcome.out), **told}))
     else:
         _show(outcome)
     if interrupt.pressed:
@@ -219,6 +220,8 @@ def _show(outcome: Outcome) -> None:
         markup=False,
         soft_wrap=True,
     )
+    for line in outcome.disturbed:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _looping(overall: list[dict[str, Any]]) -> str:
@@ -240,7 +243,7 @@ def _overview(overall: list[dict[str, Any]]) -> Table:
     for r in overall:
         table.add_row(
             escape(r["method"]),
-            _figure(r["speedup"], ".2f"),
+            _figure(r["speedup"], ".2f") + (" ?" if _is_doubtful(r) else ""),
             f"{r['speedup_low']:.2f}-{r['speedup_high']:.2f}" if r["speedup_low"] is not None else "",
             _figure(r["tokens_per_second"], ".1f"),
             _figure(r["mean_accepted_tokens"], ".2f"),
@@ -249,6 +252,13 @@ def _overview(overall: list[dict[str, Any]]) -> Table:
             _figure(r["predicted"], ".2f"),
         )
     return table
+
+
+def _is_doubtful(result: dict[str, Any]) -> bool:
+    from paceline.bench.disturbance import is_impossible
+
+    ours = not result["method"].startswith("peer:")
+    return ours and is_impossible(result["speedup"], result["mean_accepted_tokens"])
 
 
 def _by_task(results: list[dict[str, Any]], overall: list[dict[str, Any]], tasks: list[str]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from itertools import chain
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,15 +15,16 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.options import open_engine
 from paceline.cli.show import Screen
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import ModelError, PacelineError, PromptError
 from paceline.spec import parse, split
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Comparison
     from paceline.cli.prompts import Job
-    from paceline.engine import Delta, Engine
+    from paceline.completion import Delta
+    from paceline.engine import Engine
 
-DEMO = "models/demo"
+DEMO, PROMPTS = "models/demo", "demo-prompts.jsonl"
 
 ALSO = ("recycling,tree=16", f"model:{DEMO}-draft", f"kangaroo:{DEMO}-kangaroo", f"s2d:{DEMO}-sorted")
 """What else is compared on the demo model: what draws on its own distributions, and drafters trained for it."""
@@ -32,8 +33,8 @@ ALSO = ("recycling,tree=16", f"model:{DEMO}-draft", f"kangaroo:{DEMO}-kangaroo",
 def demo(
     model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face id.")] = DEMO,
     prompts: Annotated[
-        str, typer.Option("--prompts", "-p", help="JSON Lines, as for generate.")
-    ] = "examples/demo-prompts.jsonl",
+        str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six that come along]")
+    ] = None,
     draft: options.Draft = "sam",
     also: Annotated[
         list[str] | None,
@@ -48,15 +49,23 @@ def demo(
     """Answer a few prompts of different kinds plainly and with drafts, and show what it gains.
 
     \b
-    paceline demo                     in the repository, where models/demo and examples/ are
+    paceline demo                     in the repository, where models/demo is
     paceline demo path/to/model --prompts mine.jsonl --draft sam --also sam+prompt-lookup
     """
+    if model == DEMO and not Path(DEMO).is_dir():
+        raise ModelError(
+            f"there is no folder {DEMO} here: the demo model comes with paceline's repository, so run this in a "
+            "checkout of it, or name a model of your own, a folder or a Hugging Face id: paceline demo MODEL"
+        )
+
     from paceline.cli.drive import Interrupt, compare
     from paceline.cli.prompts import from_file
+    from paceline.cli.repeats import doubts, typical
     from paceline.engine import Engine
     from paceline.sampling import SamplingParams
 
-    jobs, broken = from_file(prompts, SamplingParams(max_tokens=max_tokens))
+    with as_file(files("paceline.cli") / PROMPTS) as shipped:
+        jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
     if broken:
         raise broken[0]
     engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)
@@ -76,7 +85,7 @@ def demo(
             for spec, its in zip((draft, *specs), runs, strict=True):
                 if len(its) <= turn and not interrupt.pressed:
                     its.append(list(compare(fresh(spec), plain, jobs, None, interrupt, _refuse, _look_away)))
-    done, *also_done = map(_typical, runs)
+    done, *also_done = map(typical, runs)
     screen.legend()
     if done:
         screen.out.print()
@@ -84,21 +93,14 @@ def demo(
         if specs:
             screen.out.print()
             screen.out.print(_overview(dict(zip((draft, *specs), (done, *also_done), strict=True))))
-        for line in ("", *_closing(done, model == DEMO)):
+        new, ratio = sum(both.pair[0].row.num_new for both in done), float(_totals(done)[-1])
+        rounds = sum(both.pair[0].row.stats.rounds for both in done)
+        for line in ("", *doubts(ratio, new / rounds), *_closing(done, model == DEMO)):
             screen.out.print(line, markup=False, soft_wrap=True)
     if interrupt.pressed:
         screen.note("interrupted; the above is what there was")
         return 130
     return 0
-
-
-def _typical(runs: list[list[Comparison]]) -> list[Comparison]:
-    """Of each prompt's complete comparisons the one with the median ratio: an answer is over in milliseconds."""
-    by_job: dict[int, list[Comparison]] = {}
-    for both in chain.from_iterable(runs):
-        if both.is_complete:
-            by_job.setdefault(both.job.index, []).append(both)
-    return [sorted(same, key=lambda both: both.speedup)[len(same) // 2] for same in by_job.values()]
 
 
 def _look_away(engine: Engine, job: Job, delta: Delta) -> None:

@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from paceline.cli.prompts import Job, Messages
-from paceline.engine import Delta, Engine
+from paceline.completion import Delta
+from paceline.engine import Engine
 from paceline.errors import PacelineError, PromptError
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -80,6 +81,8 @@ class Answer:
             "seconds_by_part": {part: round(seconds, 6) for part, seconds in row.stats.seconds.items()},
             "finish_reason": row.finish_reason,
         }
+        if row.error:
+            record["error"] = row.error
         if not row.params.is_greedy:
             record["seed"] = row.random.seed
         return record
@@ -150,7 +153,7 @@ class Comparison:
     @property
     def is_complete(self) -> bool:
         """Whether there is anything to compare."""
-        done = [a for a in (self.drafted, self.plain) if a is not None and a.row.finish_reason != "abort"]
+        done = [a for a in (self.drafted, self.plain) if a is not None and a.row.is_complete]
         return len(done) == 2
 
     @property
@@ -198,15 +201,16 @@ def compare(
     interrupt: Interrupt,
     refused: Refused,
     watch: Watch,
+    turn: int = 0,
 ) -> Iterator[Comparison]:
-    """Answer every job with both engines, which share a target.
+    """Answer every job with both engines, which share a target. In odd turns the drafts go first.
 
     Both are warmed up before, and they take turns at going first, batch by batch: a machine that slows down or speeds
     up meanwhile favours neither. Rows that sample get one seed for both."""
     for one in (plain, engine):
         warm_up(one)
-    jobs = [_with_seed(job) for job in jobs]
-    for n, start in enumerate(range(0, len(jobs), engine.max_batch)):
+    jobs = [with_seed(job) for job in jobs]
+    for n, start in enumerate(range(0, len(jobs), engine.max_batch), turn):
         batch: Sequence[Job] = jobs[start : start + engine.max_batch]
         answers: dict[Engine, dict[int, Answer]] = {engine: {}, plain: {}}
         for one in (plain, engine) if n % 2 == 0 else (engine, plain):
@@ -220,7 +224,8 @@ def compare(
                 yield Comparison(job, drafted, baseline)
 
 
-def _with_seed(job: Job) -> Job:
+def with_seed(job: Job) -> Job:
+    """The job with a seed, if it needs one: so that it is answered alike whenever it is."""
     if job.params.is_greedy or job.params.seed is not None:
         return job
     return replace(job, params=replace(job.params, seed=secrets.randbelow(2**31)))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.options import one_line, open_engine
 from paceline.cli.show import Screen, profile_table
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import PromptError
+from paceline.records.writing import Appender, Writer, standard_output
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
@@ -44,7 +44,10 @@ def generate(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", help="Prompts answered at once.", min=1)] = 1,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also decode plainly: both speeds, and whether outputs are identical.")
+        bool,
+        typer.Option(
+            "--compare", help="Also decode plainly, in turn and repeatedly: speeds, and whether outputs are identical."
+        ),
     ] = False,
     color: options.Color = False,
     profile: Annotated[bool, typer.Option("--profile", help="Show where each millisecond of a round went.")] = False,
@@ -61,10 +64,10 @@ def generate(
     Standard output gets the text (or, with --json, one object a prompt); statistics go to standard error.
 
     \b
-    paceline generate models/demo "What is the sea?" --color
-    paceline generate models/demo "What is the sea?" --compare --json
+    paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
+    paceline generate models/demo "Hello! What can you do?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
-    paceline generate models/demo -p examples/demo-prompts.jsonl -o new.jsonl
+    paceline generate models/demo -p prompts.jsonl -o answers.jsonl
     """
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
@@ -90,7 +93,7 @@ def generate(
         engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, batch=batch)
         engine.clock.exact = profile  # on an accelerator a lap means nothing unless it waits, and waiting costs time
         stack.callback(screen.end_line)
-        run = Run(engine, screen, chat, lines, stack.enter_context(Interrupt()))
+        run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()))
         run.compare(jobs) if compare else run.answer(jobs)
     screen.legend()
     if profile:
@@ -110,15 +113,10 @@ def _jobs(prompt: str | None, prompts: str | None, params: SamplingParams) -> tu
     return ([from_words(prompt, params)], []) if prompt is not None else from_file(str(prompts), params)
 
 
-def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> TextIO | None:
+def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> Writer | None:
     """Where JSON objects go, if anywhere. A file is made before a model is loaded, and never written over."""
     if out is None:
-        return sys.stdout if as_json else None
-    try:
-        lines = stack.enter_context(out.open("x", encoding="utf-8"))
-    except FileExistsError as error:
-        raise PacelineError(f"{out} exists already; give another name, or remove it first") from error
-    except OSError as error:
-        raise PacelineError(f"{out} cannot be written: {error.strerror}") from error
+        return standard_output() if as_json else None
+    lines = stack.enter_context(Appender.open(out, new=True, then="; what was answered before is in it"))
     stack.callback(lambda: out.unlink() if out.stat().st_size == 0 else None)  # a run that failed leaves nothing behind
     return lines

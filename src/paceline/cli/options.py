@@ -28,7 +28,10 @@ Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this
 Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.", min=0)]
 Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(help="Processor threads; torch's choice if left out.", min=1)]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Processor threads. [default: torch's number, fewer while others want the cores]", min=1),
+]
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 
@@ -47,7 +50,7 @@ def open_engine(
     if threads is not None:
         torch.set_num_threads(threads)
     drafter = create(draft)  # a misspelt method is named before a large model is read
-    return Engine(model, drafter, dtype=dtype, device=device, max_batch=batch)
+    return Engine(model, drafter, dtype=dtype, device=device, max_batch=batch, threads=threads)
 
 
 def one_line(error: PacelineError | str) -> str:

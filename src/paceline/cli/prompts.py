@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, PromptError, meant
+from paceline.errors import PacelineError, PromptError, meant, shortened
+from paceline.records import as_object, numbered
 from paceline.sampling import SamplingParams
 
 Messages = Sequence[Mapping[str, str]]
@@ -59,12 +60,10 @@ def from_file(path: str, params: SamplingParams) -> tuple[list[Job], list[Prompt
         raise PromptError(f"the prompts file {path} cannot be read: {error.strerror}") from error
     jobs: list[Job] = []
     broken: list[PromptError] = []
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered(content.split(b"\n")):
         where = f"{name}, line {number}"
         try:
-            jobs.append(_job(len(jobs) + len(broken), _decode(line), params, where))
+            jobs.append(_job(len(jobs) + len(broken), line, params, where))
         except PacelineError as error:
             broken.append(PromptError(f"{where}: {error}"))
     if not jobs and not broken:
@@ -79,13 +78,8 @@ def _decode(raw: bytes) -> str:
         raise PromptError(f"not UTF-8 at byte {error.start}") from error
 
 
-def _job(index: int, line: str, params: SamplingParams, where: str) -> Job:
-    try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"not JSON: {error.msg} at column {error.colno}") from error
-    if not isinstance(fields, dict):
-        raise PromptError(f'a JSON object is wanted, such as {{"prompt": "text"}}, not a {type(fields).__name__}')
+def _job(index: int, line: bytes, params: SamplingParams, where: str) -> Job:
+    fields = as_object(line, 'such as {"prompt": "text"}')
     known = ("prompt", "messages", "id", *SamplingParams.option_names())
     for key in fields:
         if key not in known:
@@ -99,7 +93,7 @@ def _job(index: int, line: str, params: SamplingParams, where: str) -> Job:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise PromptError(f'"prompt" must be a text that is not empty, not {json.dumps(value)}')
+        raise PromptError(f'"prompt" must be a text that is not empty, not {shortened(json.dumps(value))}')
     return value
 
 
@@ -154,5 +148,5 @@ _KINDS = {
 def _option(key: str, value: Any) -> Any:
     fits, wanted = _KINDS[key]
     if not fits(value):
-        raise PromptError(f'"{key}" must be {wanted}, not {json.dumps(value)}')
+        raise PromptError(f'"{key}" must be {wanted}, not {shortened(json.dumps(value))}')
     return {int(k): v for k, v in value.items()} if key == "logit_bias" else value

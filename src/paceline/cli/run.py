@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, TextIO
+from collections.abc import Iterator
 
 import torch
 
-from paceline.cli.drive import Answer, Comparison, Interrupt, compare, drive
+from paceline.cli.drive import Answer, Comparison, Interrupt, compare, drive, with_seed
 from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
+from paceline.cli.repeats import Repeated, once, steady
 from paceline.cli.show import Screen, statistics
-from paceline.engine import Delta, Engine
+from paceline.completion import Delta
+from paceline.engine import Engine
 from paceline.errors import PacelineError
+from paceline.records.writing import Writer
+
+LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"
 
 
 class Run:
     """One run of the command: jobs in, answers out, on the screen or as JSON lines.
 
+    draft    the spec of the engine's drafter.
     refused  prompts that the engine would not take."""
 
-    def __init__(self, engine: Engine, screen: Screen, chat: bool | None, lines: TextIO | None, interrupt: Interrupt):
+    def __init__(
+        self,
+        engine: Engine,
+        draft: str,
+        screen: Screen,
+        chat: bool | None,
+        lines: Writer | None,
+        interrupt: Interrupt,
+    ):
+        self.draft = draft
         self.engine, self.screen, self.chat, self.lines, self.interrupt = engine, screen, chat, lines, interrupt
         self.refused = 0
         self._many = False
@@ -37,15 +51,30 @@ class Run:
                 bar.advance()
 
     def compare(self, jobs: list[Job]) -> None:
-        """Answer every job with drafts and plainly, and show the one with drafts."""
+        """Answer every job with drafts and plainly, and show the one with drafts.
+
+        Jobs that fit into one batch are answered again and again until the ratio is steady; more of them, once."""
         self._many = len(jobs) > 1
-        target, tokenizer = self.engine.target, self.engine.tokenizer
-        plain = Engine(target, "none", max_batch=self.engine.max_batch, tokenizer=tokenizer)
+        plain = self._fresh("none")
+        often = len(jobs) <= self.engine.max_batch
+
+        def turn(number: int) -> Iterator[Comparison]:
+            # A drafter that learns must not draft an answer it has seen.
+            engine = self._fresh(self.draft) if number else self.engine
+            refuse = _look_away if number else self._refuse
+            return compare(engine, plain, jobs, self.chat, self.interrupt, refuse, _look_away, number)
+
+        jobs = [with_seed(job) for job in jobs]
         with self.screen.progress(len(jobs), shown=True) as bar:
-            for both in compare(self.engine, plain, jobs, self.chat, self.interrupt, self._refuse, _look_away):
+            for repeated in steady(turn, self.interrupt) if often else map(once, turn(0)):
                 with bar.aside():
-                    self._show_both(both)
+                    self._show_both(repeated)
                 bar.advance()
+
+    def _fresh(self, draft: str) -> Engine:
+        """An engine of the same target whose drafter has seen nothing."""
+        mine = self.engine
+        return Engine(mine.target, draft, max_batch=mine.max_batch, tokenizer=mine.tokenizer)
 
     def _refuse(self, job: Job, error: PacelineError) -> None:
         if not self._many and not job.where:
@@ -67,46 +96,63 @@ class Run:
     def _show(self, answer: Answer, streamed: bool = False) -> None:
         """An answer that is complete (or will not get any further)."""
         if self.lines is not None:
-            self._write(self.lines, answer.record())
+            if answer.row.error:
+                self._tell(answer)
+            if answer.row.num_new:
+                self.lines.append([answer.record()])
             return
         if not streamed:
             self._heading(answer.job)
             self.screen.write(answer.pieces)
         self.screen.end_line()
-        self.screen.note(statistics(answer.row, answer.tokens_per_second))
+        self._tell(answer)
 
-    def _show_both(self, both: Comparison) -> None:
+    def _tell(self, answer: Answer) -> None:
+        """How an answer went; an error counts as a prompt that was refused."""
+        if answer.row.error:
+            self._refuse(answer.job, PacelineError(answer.row.error))
+        else:
+            self.screen.note(statistics(answer.row, answer.tokens_per_second))
+
+    def _show_both(self, repeated: Repeated) -> None:
+        both = repeated.both
         if self.lines is not None:
-            self._write(self.lines, both.record())
+            self.lines.append([repeated.record()])
             return
         answer = both.drafted or both.plain
         assert answer is not None
         self._show(answer)
         if both.is_complete:
-            self.screen.note(*comparison(both, self.engine.drafter.name, self.engine.target.dtype))
-
-    def _write(self, lines: TextIO, record: dict[str, Any]) -> None:
-        """One object in one piece: whoever reads the file meanwhile finds whole lines."""
-        lines.write(json.dumps(record, ensure_ascii=False) + "\n")
-        lines.flush()
+            self.screen.note(*comparison(repeated, self.engine.drafter.name, self.engine.target.dtype))
 
 
-def _look_away(engine: Engine, job: Job, delta: Delta) -> None:
-    """The watch of an answer that is shown when it is complete."""
+def _look_away(*_: object) -> None:
+    """The watch of an answer that is shown when it is complete, and of a prompt that was refused before."""
 
 
-def comparison(both: Comparison, drafter: str, dtype: torch.dtype) -> list[str]:
-    """What a complete comparison says, in lines: both speeds, their ratio, and whether the outputs are identical."""
+def comparison(repeated: Repeated, drafter: str, dtype: torch.dtype) -> list[str]:
+    """What a complete comparison says, in lines: both speeds, their ratio, whether the outputs are identical, and what
+    there is to doubt."""
+    both = repeated.both
     drafted, plain = both.pair
-    lines = [
+    speeds = (
         f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s, "
-        f"ratio {both.speedup:.2f}"
-    ]
+        f"ratio {both.speedup:.2f}{repeated.spread}"
+    )
+    more = [LOOPS] if repeated.is_looping else []
+    more += repeated.doubts
     at = both.first_difference
     if at is None:
-        return [f"{lines[0]}; outputs identical, token for token"]
-    lines.append(f"outputs differ from new token {at} on (counted from 0)")
-    lines.append(f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts")
+        return [f"{speeds}; outputs identical, token for token", *more]
+    return [speeds, *_difference(both, at, dtype), *more]
+
+
+def _difference(both: Comparison, at: int, dtype: torch.dtype) -> list[str]:
+    drafted, plain = both.pair
+    lines = [
+        f"outputs differ from new token {at} on (counted from 0)",
+        f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts",
+    ]
     if not both.job.params.is_greedy:
         lines.append("a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens")
     elif dtype != torch.float32:

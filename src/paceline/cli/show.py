@@ -28,6 +28,7 @@ REASONS = {
     "length": "max_tokens reached",
     "context": "the model's context is full",
     "abort": "stopped",
+    "error": "ended with an error",
 }
 # A model may write anything, terminal control sequences too; they are shown, not obeyed.
 CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}

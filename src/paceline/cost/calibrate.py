@@ -24,9 +24,9 @@ from paceline.cost.model import Floats
 from paceline.draft.base import Drafter
 from paceline.engine import Engine
 from paceline.errors import PacelineError
-from paceline.row import Row
+from paceline.row import Request, Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Target
+from paceline.target.base import Facts, Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree
 
@@ -87,14 +87,16 @@ class _Guess(Drafter):
         self.right: list[list[int]] | None = None
         self._random = np.random.default_rng(0)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         self._vocab_size = target.vocab_size
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         if self.right is not None:
-            answers = zip(rows, self.right, strict=True)
-            count = self.case.nodes - 1
-            return [DraftTree.chain(row.last_token, right[row.num_new :][:count]) for row, right in answers]
+            count, trees = self.case.nodes - 1, []
+            for row, right in zip(rows, self.right, strict=True):
+                new = len(row) - row.prompt_length
+                trees.append(DraftTree.chain(row.last_token, right[new : new + count]))
+            return trees
         return [self._guess(row.last_token) for row in rows]
 
     def _guess(self, root: int) -> DraftTree:
@@ -191,6 +193,8 @@ class _Stage:
         began = perf_counter()
         while not all(row.num_new for row in self.rows):
             self.engine.step()
+            if broken := [row for row in self.rows if row.error]:
+                raise PacelineError(broken[0].error)
         return perf_counter() - began
 
     def _round(self, case: _Case) -> float:

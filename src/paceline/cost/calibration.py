@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from paceline.cost.model import Floats, interpolate
 from paceline.errors import PacelineError
+from paceline.records import loads
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Calibration:
     def from_json(cls, text: str) -> Calibration:
         """PacelineError if it is not a calibration."""
         try:
-            found: dict[str, Any] = json.loads(text)
+            found: dict[str, Any] = loads(text)
             found |= {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
             return cls(**found)
         except (ValueError, TypeError, AttributeError) as error:

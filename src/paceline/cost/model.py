@@ -266,7 +266,7 @@ class Size:
     @classmethod
     def of(cls, config: PretrainedConfig, weight_bytes: float = 2.0, cache_element: float = 2.0) -> Size:
         """Of a Llama-family model; cache_element: bytes of an element of the KV cache."""
-        from paceline.target.decoder import Shape, weight_shapes
+        from paceline.target.shape import Shape, weight_shapes
 
         shape = Shape.of(config)
         read = sum(map(prod, weight_shapes(config).values()))

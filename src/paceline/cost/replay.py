@@ -9,7 +9,6 @@ every token. Forwards are taken round by round from the histogram of tree sizes,
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from paceline.cost.model import Floats, Rounds, interpolate, speedup_from_rounds
 from paceline.errors import PacelineError
+from paceline.records import loads
 from paceline.replay.walk import Tally
 
 
@@ -62,7 +62,7 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
             raise PacelineError(f"--verify-cost {text}: linear:X wants a number, 0 or more, such as linear:0.01")
         return Cost((1.0, 2.0), (1.0, 1.0 + step), forward_ms)
     try:
-        found = json.loads(Path(text).read_text("utf-8"))
+        found = loads(Path(text).read_bytes())
         table = sorted((float(nodes), float(time)) for nodes, time in found.items())
     except OSError:
         raise PacelineError(f"--verify-cost {text}: no such file; give flat, linear:X or a JSON file") from None

@@ -4,63 +4,90 @@ A new drafter is one file with one class:
 
     class LastTokenAgain(Drafter):
         name = "again"
-        def propose(self, rows):
-            return [DraftTree.chain(row.last_token, [row.last_token] * min(4, row.max_draft)) for row in rows]
+        def draft(self, row):
+            return DraftTree.chain(row.last_token, [row.last_token] * min(4, row.max_draft))
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 
-from paceline.accept import Accepted
-from paceline.row import Row
-from paceline.target.base import Needs, Target, Verdict
+from paceline.clock import Clock
+from paceline.errors import RowError
+from paceline.round import Round
+from paceline.row import Request
+from paceline.target.base import Facts, Needs
 from paceline.tree import DraftTree
 
 
 class Drafter:
     """Proposes tokens for rows and watches what became of them.
 
-    name   as in the registry; reports show it.
-    needs  what it asks of the target's forward.
+    name      as in the registry; reports show it.
+    lossless  "yes", or what it keeps instead of the target's distribution.
+    paper     where it comes from.
+    Config    a frozen dataclass of its options (see `paceline.spec`), given to the class as its only argument; None
+              for a method without options.
+    needs     what it asks of the target's forward.
     weight_bytes  bytes of weights that one forward of its model reads; 0: it has none.
+    clock     the engine's. A drafter that runs beside the target books that time there itself (`Clock.beside`).
 
-    The engine calls `bind` once, then `start(row)`; each round `propose(rows)` and `observe(...)`; at the end
-    `drop(row)`. Rows come and go between rounds; `row.id` is unique for the engine's life.
+    The engine calls `bind` once, then `start(row)`; each round `propose(rows)` and `observe(round)`; at the end
+    `drop(row)`. Rows come and go between rounds; `row.id` is unique for the engine's life. `drop` is called for every
+    row that was started, also where `start` or `propose` failed.
     """
 
     name: str = ""
+    lossless: str = "not stated"
+    paper: str = "not stated"
+    Config: ClassVar[type[Any] | None] = None
     needs: Needs = Needs()
     weight_bytes: int = 0
+    clock: Clock | None = None
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Meet the target, once, before the first row. Raise MethodError if it does not fit."""
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         """A row joins; `row.tokens` is its prompt."""
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def draft(self, row: Request) -> DraftTree:
+        """A tree for one row: for methods that look at each row by itself. Others fill in `propose`."""
+        return DraftTree.root(row.last_token)
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         """One tree a row, rooted at `row.last_token`, no deeper than `row.max_draft` (deeper nodes are cut off).
 
-        `DraftTree.root(row.last_token)` is "nothing to propose": the row decodes plainly this round, and behind a
-        `+` the next drafter is asked."""
-        return [DraftTree.root(row.last_token) for row in rows]
+        `DraftTree.root(row.last_token)` is "nothing to propose": the row decodes plainly this round, and in `a+b`
+        the next drafter is asked."""
+        return [self._draft_or_blame(row) for row in rows]
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
-        """After a round. Index i of every argument belongs together, and so does segment i of the verdict;
-        `row.tokens` already ends with `accepted[i].tokens` (cut where the row ended). A row whose prompt was run
-        this round comes with the tree of its last prompt token alone."""
+    def observe(self, round: Round) -> None:
+        """After a round: `row.tokens` already ends with the accepted tokens (cut where the row ended). Rows that
+        failed in this round are not in it."""
 
-    def on_layer(self, layer: int, hidden: torch.Tensor) -> None:
-        """Called in the middle of the forward if `needs.callback_layer` is set: hidden [N, H]."""
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
+        """Called in the middle of the forward if `needs.callback_layer` is set, when `layer` layers are done.
 
-    def drop(self, row: Row) -> None:
-        """A row has ended or was aborted; forget it."""
+        hidden [N, H] are the states of all nodes of the round; row i's are `hidden[round.spans()[i]]`."""
+
+    def drop(self, row: Request) -> None:
+        """A row has ended, failed or was given up; forget it. `row.is_complete`: its answer is worth learning from."""
+
+    def _draft_or_blame(self, row: Request) -> DraftTree:
+        try:
+            return self.draft(row)
+        except Exception as error:
+            raise RowError(row.id) from error
+
+
+def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
+    """Write down who proposed `trees`, where nobody has done so."""
+    for tree in trees:
+        if tree.owner is None:
+            tree.owner = drafter
+        tree.source = tree.source or drafter.name
+    return trees

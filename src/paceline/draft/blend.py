@@ -17,7 +17,6 @@ Lossless: the drafts are point masses, so acceptance keeps the target's distribu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +30,8 @@ from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Target
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.tree import DraftTree
 
 OWN_DOUBT = (3.0, 5.0, 2.0, 1.5, 1.5, 1.0, 0.8, 0.5)
@@ -89,7 +88,7 @@ class Blend(Drafter):
         self._borders: frozenset[int] = frozenset()
         self._eos: tuple[int, ...] = ()
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Take the end tokens; open the corpus; compile."""
         self._eos = tuple(target.eos_token_ids)
         self._borders = frozenset(self._eos)
@@ -102,17 +101,14 @@ class Blend(Drafter):
         counts.extend([0, 0])
         self._grow(counts, np.zeros(1, np.int64), np.zeros(0, np.int64), 1, 1)
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self._counts[row.id] = ContextCounts(self.config.longest, 2 * len(row))
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
-
-    def drop(self, row: Row) -> None:
-        if self._counts.pop(row.id, None) is not None and self.config.past and row.finish_reason != "abort":
+    def drop(self, row: Request) -> None:
+        if self._counts.pop(row.id, None) is not None and self.config.past and row.is_complete:
             self._learn(row)
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         counts = self._counts[row.id]
         counts.extend(row.tokens[len(counts) :])
         if row.max_draft < 1:
@@ -132,7 +128,7 @@ class Blend(Drafter):
             nodes, depth, config.longest, config.least, _OWN, _CORPUS,
         )  # fmt: skip
 
-    def _learn(self, row: Row) -> None:
+    def _learn(self, row: Request) -> None:
         """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
         if len(self._past[0]) + len(row) > self.config.past // 2 and len(self._past[0]):
             self._past = [self._empty(), self._past[0]]

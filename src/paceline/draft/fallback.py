@@ -8,16 +8,17 @@ hands a step to its auxiliary drafter in this way; Hierarchy Drafting asks its s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import reduce
 from operator import or_
 
 import torch
 
-from paceline.accept import Accepted
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, stamp
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Target, Verdict
+from paceline.round import Round
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.tree import DraftTree
 
 
@@ -29,7 +30,7 @@ class Fallback(Drafter):
         self.name = "+".join(part.name for part in parts)
         self.needs = reduce(or_, (part.needs for part in parts))
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Bind every part; raise MethodError if two of them want the same forward cut at different layers."""
         for part in self.parts:
             part.bind(target)
@@ -43,37 +44,32 @@ class Fallback(Drafter):
         # Some parts know what they need only now that they have seen the target.
         self.needs = reduce(or_, (part.needs for part in self.parts))
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         for part in self.parts:
             part.start(row)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees = [DraftTree.root(row.last_token) for row in rows]
         waiting = list(range(len(rows)))
         for part in self.parts:
             if not waiting:
                 break
-            for i, tree in zip(waiting, part.propose([rows[i] for i in waiting]), strict=True):
-                tree.source = tree.source or part.name
+            proposed = stamp(part.propose([rows[i] for i in waiting]), part)
+            for i, tree in zip(waiting, proposed, strict=True):
                 trees[i] = tree
             waiting = [i for i in waiting if trees[i].num_drafted == 0]
         return trees
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
+    def observe(self, round: Round) -> None:
         for part in self.parts:
-            part.observe(rows, trees, verdict, accepted)
+            part.observe(round)
 
-    def on_layer(self, layer: int, hidden: torch.Tensor) -> None:
+    def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
         for part in self.parts:
             if part.needs.callback_layer == layer:
-                part.on_layer(layer, hidden)
+                part.on_layer(layer, hidden, round)
 
-    def drop(self, row: Row) -> None:
-        for part in self.parts:
-            part.drop(row)
+    def drop(self, row: Request) -> None:
+        with ExitStack() as dropping:  # a part that fails must not keep the others from forgetting the row
+            for part in reversed(self.parts):
+                dropping.callback(part.drop, row)

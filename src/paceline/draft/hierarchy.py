@@ -42,9 +42,9 @@ from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams
 from paceline.draft.text.store import Store, open_store
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
-from paceline.row import Row
+from paceline.row import Request, Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Target
+from paceline.target.base import Facts
 from paceline.tree import DraftTree
 
 KEY = 2
@@ -107,7 +107,7 @@ class Hierarchy(Drafter):
         self._drafts = np.full((config.k, config.n - 1), -1, np.int32)
         self._eos: Sequence[int] = ()
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Open the stores, compile; take the end tokens.
 
         Raises StoreError for a store that is missing, broken, of another tokenizer, or without the part asked for."""
@@ -119,18 +119,15 @@ class Hierarchy(Drafter):
             self._array = SuffixArray.of(_opened(corpus, target))
         self._warm_up()
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self._contexts[row.id] = ContextNgrams(self.config.n, self.config.k)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
-
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         self._contexts.pop(row.id, None)
-        if self.config.past and row.finish_reason != "abort":
+        if self.config.past and row.is_complete:
             self._past.learn(row.tokens)
 
-    def collect(self, row: Row) -> NDArray[np.int32]:
+    def collect(self, row: Request) -> NDArray[np.int32]:
         """What the stores say behind the row, int32 [up to k, n - 1], in the order they were asked; -1 where a
         sequence is shorter. Overwritten by the next call."""
         size = 0
@@ -139,19 +136,19 @@ class Hierarchy(Drafter):
                 size = self._stores[letter](row, size)
         return self._drafts[:size]
 
-    def _context(self, row: Row, size: int) -> int:
+    def _context(self, row: Request, size: int) -> int:
         """W. Its rows take in what they have gained when they are asked: at first the prompt, then what each round
         committed."""
         context = self._contexts[row.id]
         context.update(row.tokens)
         return context.collect(row.last_token, self._drafts, size)
 
-    def _model(self, row: Row, size: int) -> int:
+    def _model(self, row: Request, size: int) -> int:
         """S: what finished requests taught, then what was recorded."""
         size = self._past.collect(row.last_token, self._drafts, size)
         return size if self._frequent is None else self._frequent.collect(row.last_token, self._drafts, size)
 
-    def _statistics(self, row: Row, size: int) -> int:
+    def _statistics(self, row: Request, size: int) -> int:
         """L: behind the last 2 tokens, then the last 1."""
         if self._array is None:
             return size
@@ -162,7 +159,7 @@ class Hierarchy(Drafter):
                 size = _collect_paths(seen, self._drafts, size)
         return size
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         drafts = self.collect(row)
         if not len(drafts) or row.max_draft < 1:
             return DraftTree.root(row.last_token)
@@ -180,14 +177,14 @@ class Hierarchy(Drafter):
         if self._array is not None:
             self._array.continuations(0, min(len(self._array.positions), 1), 1, 1, skip=0)
         _collect_paths(self._drafts, self._drafts, 0)
-        self._draft(rehearsal)
+        self.draft(rehearsal)
         self._contexts.pop(rehearsal.id)
         past = PastNgrams(2 * len(rehearsal), self.config.n, self.config.k)
         past.learn(rehearsal.tokens)
         past.collect(0, self._drafts, 0)
 
 
-def _opened(path: str, target: Target) -> Store:
+def _opened(path: str, target: Facts) -> Store:
     return open_store(path, kind="corpus", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
 

@@ -25,17 +25,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.accept import Accepted
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import open_drafter
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Needs, Segment, Target, Verdict
+from paceline.round import Round, Segment
+from paceline.row import Request, Row
+from paceline.target.attention import Attention, attention_shapes, begin
+from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
-from paceline.target.decoder import Decoder, Linear, Shape, attend
+from paceline.target.decoder import Decoder
 from paceline.target.layout import plan
+from paceline.target.shape import Shape
 from paceline.tree import DraftTree
 
 CHUNK = 512
@@ -55,15 +57,8 @@ class KangarooConfig(SteppingConfig):
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP. 4 h^2 + 2 h
     numbers where every head has keys of its own."""
-    h, q, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    return {
-        "input_norm.weight": (h,),
-        "q_proj.weight": (q, h),
-        "k_proj.weight": (kv, h),
-        "v_proj.weight": (kv, h),
-        "o_proj.weight": (h, q),
-        "output_norm.weight": (h,),
-    }
+    norm = (shape.hidden_size,)
+    return {"input_norm.weight": norm, **attention_shapes(shape), "output_norm.weight": norm}
 
 
 class Adapter:
@@ -72,32 +67,20 @@ class Adapter:
     weights  as `adapter_shapes` lists them; they are cast to the target's dtype on its device."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder):
-        self.shape = target.shape
         here = {name: weight.to(target.device, target.dtype) for name, weight in weights.items()}
         self.nbytes = sum(weight.nbytes for weight in here.values())
-        self.qkv = Linear(torch.cat([here[f"{name}_proj.weight"] for name in "qkv"]))
-        self.out = Linear(here["o_proj.weight"])
+        self.attention = Attention(here, target.shape, target.ops)
         self.input_norm, self.output_norm = here["input_norm.weight"], here["output_norm.weight"]
-        self.ops = target.ops
         self.cache = target.new_cache(1)
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
         """Over early states [N, H], one for each node of the segments that is to be run; [M, H] for the nodes whose
         logits are wanted. Nothing is committed."""
-        s = self.shape
-        layout = plan(
-            segments,
-            [self.cache.length(segment.slot) for segment in segments],
-            shared=s.num_heads // s.num_kv_heads,
-            dtype=states.dtype,
-            device=states.device,
-        )
-        self.ops.begin(layout)
-        cache = self.cache.writer(layout)
-        qkv = self.qkv(self.ops.norm(states, self.input_norm)).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, None, cache, 0)
-        _, y = self.ops.add_norm(states, self.out(attend(queries, layout, cache, 0)), self.output_norm)
+        ops = self.attention.ops
+        layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
+        delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
+        _, y = ops.add_norm(states, delta, self.output_norm)
         return y if layout.wanted is None else y[layout.wanted]
 
 
@@ -114,9 +97,8 @@ class Kangaroo(Stepping):
         self.config = config
         self._slots: dict[int, int] = {}
         self._pending: dict[int, torch.Tensor] = {}
-        self._states: dict[int, list[torch.Tensor]] = {}
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Load the adapter. MethodError if the target cannot be cut in two, or the adapter is not for it."""
         super().bind(target)
         path = self.config.checkpoint
@@ -139,18 +121,18 @@ class Kangaroo(Stepping):
         early = sum(block.nbytes for block in target.blocks[: self.exit])
         self.weight_bytes = early + self.adapter.nbytes + rows * target.hidden_size * target.dtype.itemsize
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self._slots[row.id] = self.adapter.cache.add_row(row.expected_length)
         self._pending[row.id] = torch.empty(
             0, self.target.hidden_size, dtype=self.target.dtype, device=self.target.device
         )
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         super().drop(row)
         self.adapter.cache.drop_row(self._slots.pop(row.id))
         del self._pending[row.id]
 
-    def cached(self, row: Row) -> int:
+    def cached(self, row: Request) -> int:
         return self.adapter.cache.length(self._slots[row.id])
 
     # Drafting -------------------------------------------------------------------------------------------------
@@ -173,13 +155,13 @@ class Kangaroo(Stepping):
         for draft in drafts:
             root = draft.known - 1
             tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
-            segments.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
+            segments.append(Segment(slot_of(draft.row), tokens, parent, start=max(draft.done - root, 0)))
         states = self.target.run_layers(segments, self.exit).split([len(s.tokens) - s.start for s in segments])
         for draft, of_row in zip(drafts, states, strict=True):
-            self._states.setdefault(draft.row.id, []).append(of_row)
+            draft.features.append(of_row)
         return states
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees = super().propose(rows)
         self._hand_over(list(self._drafts.values()))
         return trees
@@ -194,37 +176,27 @@ class Kangaroo(Stepping):
         if late:
             self._run_early(late)
         for draft, of_tree in zip(drafts, nodes, strict=True):
-            states = torch.cat(self._states.pop(draft.row.id))
+            states = torch.cat(draft.features)
             if of_tree != list(range(len(states))):
                 states = states[of_tree]
-                rearrange(self.target.cache, draft.row.slot, of_tree, self.exit)
+                rearrange(self.target.cache, slot_of(draft.row), of_tree, self.exit)
             draft.tree.hidden = states  # type: ignore[union-attr]
 
     # After a round --------------------------------------------------------------------------------------------
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
+    def observe(self, round: Round) -> None:
         """Take the early states of what was committed, whoever drafted it, and forget the adapter's other nodes."""
-        states = verdict.hidden[self.exit]
-        for s, (row, done) in enumerate(zip(rows, accepted, strict=True)):
-            of_row = states[verdict.hidden_at[s] : verdict.hidden_at[s + 1]]
-            is_chain = done.path[-1] == len(done.path) - 1
-            new = of_row[: len(done.path)] if is_chain else of_row[done.path]
-            self._pending[row.id] = torch.cat([self._pending[row.id], new])
-        super().observe(rows, trees, verdict, accepted)
-        for row in rows:
+        for i, row in enumerate(round.rows):
+            self._pending[row.id] = torch.cat([self._pending[row.id], round.committed(i, self.exit)])
+        super().observe(round)
+        for row in round.rows:
             self._catch_up(row)
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.adapter.cache.commit(self._slots[draft.row.id], nodes)
         self._pending[draft.row.id] = self._pending[draft.row.id][len(nodes) :]
 
-    def _catch_up(self, row: Row) -> None:
+    def _catch_up(self, row: Request) -> None:
         """Run the adapter over what waits, as long as it is much."""
         slot = self._slots[row.id]
         while len(self._pending[row.id]) > CHUNK:
@@ -232,6 +204,12 @@ class Kangaroo(Stepping):
             self.adapter(part, [Segment.chunk(slot, np.zeros(CHUNK, np.int64), last=False)])
             self.adapter.cache.commit(slot, range(CHUNK))
             self._pending[row.id] = rest
+
+
+def slot_of(row: Request) -> int:
+    """Where the target keeps a row: a self-drafter works in its cache."""
+    assert isinstance(row, Row), "a self-drafter runs in our engine only"
+    return row.slot
 
 
 def _numbers(draft: Draft) -> list[int]:

@@ -18,8 +18,9 @@ import torch
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import trim
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Segment, Target
+from paceline.round import Segment
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import IntArray
@@ -56,7 +57,7 @@ class Model(Stepping):
         self._slots: dict[int, int] = {}
         self._first: dict[int, int] = {}
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Load the draft model. MethodError if its tokenizer is another than the target's."""
         super().bind(target)
         path = self.config.checkpoint
@@ -76,41 +77,41 @@ class Model(Stepping):
             self.columns = trim(self.model, self.config.vocab, path, target)
         self.weight_bytes = self.model.weight_bytes
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self.open(row, 0)
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         super().drop(row)
         self.close(row)
 
-    def open(self, row: Row, first: int) -> None:
+    def open(self, row: Request, first: int) -> None:
         """Make room for a row's tokens from `first` on."""
         self._first[row.id] = first
         self._slots[row.id] = self.model.add_row(self.expected(row))
 
-    def expected(self, row: Row) -> int:
+    def expected(self, row: Request) -> int:
         """Tokens of a row worth making room for at once."""
         return max(0, min(row.expected_length - self._first[row.id], self.model.max_context))
 
-    def close(self, row: Row) -> None:
+    def close(self, row: Request) -> None:
         """Forget what was read of a row."""
         self.model.drop_row(self._slots.pop(row.id))
         del self._first[row.id]
 
-    def room(self, row: Row) -> int:
+    def room(self, row: Request) -> int:
         if self.model.vocab_size < self._vocab_size and row.tokens.max() >= self.model.vocab_size:
             return 0  # a row of padding of the target's, which the draft model cannot read
         # The last drafted token is not run.
         return min(row.max_draft, self.model.max_context - (len(row) - self._begin(row)) + 1)
 
-    def cached(self, row: Row) -> int:
+    def cached(self, row: Request) -> int:
         return self._first[row.id] + self.model.length(self._slots[row.id])
 
-    def read(self, row: Row) -> IntArray:
+    def read(self, row: Request) -> IntArray:
         """The tokens of a row that the draft model holds."""
         return row.tokens[self._first[row.id] : self.cached(row)]
 
-    def catch_up(self, row: Row) -> None:
+    def catch_up(self, row: Request) -> None:
         first = self._begin(row)
         if first != self._first[row.id]:
             self.close(row)
@@ -118,7 +119,7 @@ class Model(Stepping):
         while len(row) - (begin := self.cached(row)) > CHUNK:
             self.read_chunk(row, row.tokens[begin : begin + CHUNK])
 
-    def _begin(self, row: Row) -> int:
+    def _begin(self, row: Request) -> int:
         """The first token of a row that this round's draft sees: as before, or `context` tokens back where more than
         that would have to be read, or where the draft model's own context is full."""
         first, context = self._first[row.id], self.config.context
@@ -127,7 +128,7 @@ class Model(Stepping):
         full = len(row) - first > self.model.max_context
         return len(row) - context if full or len(row) - self.cached(row) > context else first
 
-    def read_chunk(self, row: Row, tokens: IntArray) -> None:
+    def read_chunk(self, row: Request, tokens: IntArray) -> None:
         """Run the next tokens of a row, CHUNK of them, and keep them."""
         slot = self._slots[row.id]
         self.model.verify([Segment.chunk(slot, np.array(tokens), last=False)])

@@ -45,14 +45,14 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter
 from paceline.draft.text.copying import end_tokens, up_to_end
 from paceline.errors import MethodError
 from paceline.kernels.argmax import best_token
-from paceline.row import Row
+from paceline.round import Round
+from paceline.row import Request
 from paceline.sampling import on_accelerator
-from paceline.target.base import Target, Verdict
+from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray, merge
 
 Gram = tuple[int, ...]
@@ -130,7 +130,6 @@ class Window:
     def __init__(self, tokens: Sequence[int], level: int):
         self.level = level
         self.rows = [list(tokens)]
-        self.tree: DraftTree | None = None
         self.leaves: list[int] = []
 
     @property
@@ -156,8 +155,7 @@ class Window:
                 node = add(row[column], node)
             self.leaves.append(node)
         probe = np.arange(len(tokens)) >= len(draft)
-        self.tree = DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
-        return self.tree
+        return DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
 
     def step(self, root: int, predicted: list[int]) -> list[Gram]:
         """Take what the forward `predicted` behind each column; the n-grams that are complete with it."""
@@ -185,11 +183,11 @@ class NgramPool(Drafter):
         self._windows: dict[int, Window] = {}
         self._known: dict[int, int] = {}
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Take the end tokens."""
         self._eos = target.eos_token_ids
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self._pools[row.id] = Pool(self.config.guesses)
         self._known[row.id] = 0 if self.config.prompt else row.prompt_length
         if self.config.window:
@@ -197,32 +195,23 @@ class NgramPool(Drafter):
             begin = np.random.default_rng(0).choice(row.tokens, self.config.window + self.config.level - 3)
             self._windows[row.id] = Window(begin.tolist(), self.config.level)
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
-
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
+    def observe(self, round: Round) -> None:
         """Step the windows that were in the forward; their n-grams go into the pools."""
-        for s, (row, tree) in enumerate(zip(rows, trees, strict=True)):
+        for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             window = self._windows.get(row.id)
-            if window is not None and window.tree is tree:
-                predicted = _best(verdict.logits, [verdict.logits_at[s] + leaf for leaf in window.leaves])
+            if window is not None and tree.probe is not None and round.is_from(i, self):
+                predicted = _best(round.logits(i), window.leaves)
                 for gram in window.step(int(tree.tokens[0]), predicted):
                     self._pools[row.id].add(gram)
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         self._pools.pop(row.id, None)
         self._windows.pop(row.id, None)
-        if self._known.pop(row.id, None) is not None and row.finish_reason not in (None, "abort"):
+        if self._known.pop(row.id, None) is not None and row.is_complete:
             # What would be forgotten again at once is not worth adding.
             self._past.add_text(row.tokens[max(0, len(row) - self.config.past) :], self.config.level)
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         pool = self._pools[row.id]
         pool.add_text(row.tokens[self._known[row.id] :], self.config.level)
         # The last level - 1 tokens begin n-grams that are not complete yet.

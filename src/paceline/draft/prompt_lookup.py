@@ -32,8 +32,8 @@ from numba import njit
 from paceline.draft.base import Drafter
 from paceline.draft.text.copying import end_tokens, up_to_end
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Target
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
@@ -94,13 +94,10 @@ class PromptLookup(Drafter):
         self._eos: Sequence[int] = ()
         self._past: IntArray = np.empty(0, np.int64)
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Compile; take the end tokens."""
         self._eos = target.eos_token_ids
         self.lookup(np.array([0, 0]))
-
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
 
     def lookup(self, text: IntArray) -> IntArray:
         """The rule itself: what is proposed behind `text` int64 [n], end tokens and the row's room not minded."""
@@ -114,11 +111,11 @@ class PromptLookup(Drafter):
                 return up_to_end(self._past[place : place + self.config.draft], _BETWEEN, keep=False)
         return text[start : start + self.config.draft] if start >= 0 else text[:0]
 
-    def drop(self, row: Row) -> None:
-        if self.config.past and row.finish_reason != "abort":
+    def drop(self, row: Request) -> None:
+        if self.config.past and row.is_complete:
             self._past = np.concatenate([row.tokens, [*_BETWEEN], self._past])[: self.config.past]
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         if row.max_draft < 1:
             return DraftTree.root(row.last_token)
         drafted = self.lookup(row.tokens)[: row.max_draft]

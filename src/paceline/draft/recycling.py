@@ -25,8 +25,7 @@ Where we differ from the paper's code (github.com/Luowaterbi/TokenRecycling), an
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -35,14 +34,15 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter
 from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.store import HEADER, open_store, writing
 from paceline.errors import MethodError, StoreError
 from paceline.kernels.topk import top_tokens
-from paceline.row import Row
-from paceline.target.base import Needs, Target, Verdict
+from paceline.records import loads
+from paceline.round import Round
+from paceline.row import Request
+from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree, IntArray
 
@@ -120,14 +120,14 @@ class Recycling(Drafter):
         self.config = config
         self.template = _template(config)
         self.matrix: NDArray[np.int32] = np.empty((0, config.k), np.int32)
-        self._target: Target | None = None
+        self._target: Facts | None = None
         self._head: Decoder | None = None
         self._matrices: dict[int, NDArray[np.int32]] = {}
         self._ends: dict[int, IntArray] = {}
 
     # What it knows --------------------------------------------------------------------------------------------
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
         _warm_up()
         k = min(self.config.k, target.vocab_size)
@@ -161,56 +161,43 @@ class Recycling(Drafter):
 
     # The round ------------------------------------------------------------------------------------------------
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         assert self._target is not None
         self._ends[row.id] = np.array(sorted(end_tokens(row, self._target.eos_token_ids)), np.int64)
         if self.config.scope == "row":
             self._matrices[row.id] = self.matrix.copy()
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
-
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
+    def observe(self, round: Round) -> None:
         """Learn from every node that was verified, whoever drafted it."""
-        assert verdict.top_k is not None
-        best = verdict.top_k[1].cpu().numpy()
-        for s, (row, tree, done) in enumerate(zip(rows, trees, accepted, strict=True)):
-            successors = best[verdict.logits_at[s] : verdict.logits_at[s + 1]]
-            if self._head is not None:
-                self._learn_prompt(row, verdict, s, len(successors))
+        for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
+            successors = round.top_k(i).cpu().numpy()
+            if self._head is not None and round.is_prompt(i):
+                self._learn_prompt(row, round, i)
             if len(successors):
-                # Behind a prompt's last chunk the path has all its nodes and the tree only the last.
-                path = [node for node in done.path if node < len(tree)]
+                path = [0] if round.is_prompt(i) else round.accepted[i].path
                 # Fresh arrays whatever comes in, so that only one version is ever compiled.
                 nodes = np.array(tree.tokens), np.array(tree.depth), np.array(path)
                 _update(self._matrices.get(row.id, self.matrix), *nodes, successors)
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         self._matrices.pop(row.id, None)
         self._ends.pop(row.id, None)
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         parent, rank, levels = self.template
         size = levels[min(max(row.max_draft, 0), len(levels) - 1)]
         matrix = self._matrices.get(row.id, self.matrix)
         tokens, above = _grow(matrix, row.last_token, parent, rank, size, self._ends[row.id])
         return DraftTree(tokens, above, source=self.name)
 
-    def _learn_prompt(self, row: Row, verdict: Verdict, s: int, verified: int) -> None:
-        """The same for tokens of segment s whose logits nobody asked for: all of a prompt's but the last."""
+    def _learn_prompt(self, row: Request, round: Round, i: int) -> None:
+        """The same for row i's piece of prompt, but for its last token if that has logits: `observe` learns from it."""
         assert self._head is not None
-        begin, end = verdict.hidden_at[s], verdict.hidden_at[s + 1] - verified
-        if begin == end:
+        segment = round.segments[i]
+        count = len(segment.tokens) - segment.num_logits
+        if not count:
             return
-        first = row.cached - (verdict.hidden_at[s + 1] - begin)
-        tokens = row.tokens[first : first + end - begin]
-        hidden = verdict.hidden[self._head.num_layers][begin:end]
+        tokens, hidden = segment.tokens[:count], round.hidden(i, self._head.num_layers)[:count]
         best = top_tokens(self._head.logits(hidden, normalise=False), self.needs.top_k)[1].cpu().numpy()
         # A prompt is a path: all of it stands, and what came last is what counts.
         reverse = np.arange(len(tokens))[::-1].copy()
@@ -241,7 +228,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
     text = Path(file).read_text("utf-8")
     if not text.lstrip().startswith("["):
         return [tuple(map(int, word)) for word in text.split()]
-    paths = json.loads(text)
+    paths = loads(text)
     if not all(isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths):
         raise ValueError("in JSON a path is a list of whole numbers")
     return [tuple(path) for path in paths]
@@ -277,7 +264,7 @@ def _spelled(path: RankPath) -> str:
 # The matrix ----------------------------------------------------------------------------------------------------------
 
 
-def _load(path: str, shape: tuple[int, int], target: Target) -> NDArray[np.int32]:
+def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]:
     """A saved matrix int32 [V, k] of this shape; StoreError if it is not for this target."""
     if not (Path(path) / HEADER).exists():
         raise StoreError(f"there is no saved matrix {path}: Recycling.save writes one")

@@ -38,8 +38,8 @@ from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.store import open_store
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Target
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
@@ -74,7 +74,7 @@ class Rest(Drafter):
         self.config = config
         self._eos: Sequence[int] = ()
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Open the corpus, compile, take the end tokens. Raises StoreError if the corpus is not one for this model."""
         fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
         store = open_store(self.config.checkpoint, kind="corpus", tokenizer=fingerprint)
@@ -82,9 +82,6 @@ class Rest(Drafter):
         self._eos = target.eos_token_ids
         self._array.longest([0, 0])
         self.tree(0, 0, 0, 1, frozenset())
-
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
 
     def tree(
         self, lo: int, hi: int, skip: int, length: int, ends: frozenset[int]
@@ -100,7 +97,7 @@ class Rest(Drafter):
         )
         return nodes[:, _TOKEN], nodes[:, _PARENT], nodes[:, _HI] - nodes[:, _LO]
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         length = min(self.config.length, row.max_draft)
         ends = end_tokens(row, self._eos)
         # Behind an end token stands nothing that the model would say.

@@ -30,17 +30,17 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from paceline.accept import Accepted
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import read_drafter
 from paceline.draft.neural.stepping import Draft
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Segment, Target, Verdict
+from paceline.round import Round, Segment
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
-from paceline.tree import DraftTree, IntArray
+from paceline.tree import IntArray
 
 LAG = 64
 """Most committed tokens that deeper layers may be behind when a round begins."""
@@ -140,7 +140,7 @@ class Sorted(Model):
         self._left: dict[int, list[Section]] = {}
         self._forwards = self._read = 0
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Load the draft. MethodError if its tokenizer is another than the target's, or it has no such exits."""
         path = self.config.checkpoint
         exits, thresholds = (self.exits, []) if self.exits else _trained(path)
@@ -164,7 +164,7 @@ class Sorted(Model):
 
     # Rows -----------------------------------------------------------------------------------------------------
 
-    def open(self, row: Row, first: int) -> None:
+    def open(self, row: Request, first: int) -> None:
         super().open(row, first)
         slot = self._slots[row.id]
         for section in self.sections[1:]:
@@ -173,16 +173,16 @@ class Sorted(Model):
         for section in self.sections:
             section.start(slot)
 
-    def close(self, row: Row) -> None:
+    def close(self, row: Request) -> None:
         for section in self.sections[1:]:
             section.cache.drop_row(self._slots[row.id])
         super().close(row)
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         super().drop(row)
         self._left.pop(row.id, None)
 
-    def read_chunk(self, row: Row, tokens: IntArray) -> None:
+    def read_chunk(self, row: Request, tokens: IntArray) -> None:
         chunk = Draft(row, len(tokens), tokens.tolist(), list(range(-1, len(tokens) - 1)))
         for section in self.sections:
             self._through(section, [chunk])
@@ -194,24 +194,17 @@ class Sorted(Model):
         for section in self.sections:
             section.commit(slot, end, nodes)
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
-        for row, tree, done in zip(rows, trees, accepted, strict=True):
-            left = self._left.pop(row.id, [])
-            draft = self._drafts.get(row.id)
-            if left and draft is not None and draft.tree is tree:
-                stood = len(done.path) - 1
+    def observe(self, round: Round) -> None:
+        for i, row in enumerate(round.rows):
+            left, path = self._left.pop(row.id, []), round.accepted[i].path
+            if left and round.is_from(i, self):
+                stood = len(path) - 1
                 for section in left[:stood]:
                     section.tried += 1
                     section.kept += 1
-                if tree.children(done.path[-1]):
+                if round.trees[i].children(path[-1]):
                     left[stood].tried += 1
-        super().observe(rows, trees, verdict, accepted)
+        super().observe(round)
 
     # A step ---------------------------------------------------------------------------------------------------
 

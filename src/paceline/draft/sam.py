@@ -28,7 +28,7 @@ Where we differ from the paper and its code (github.com/hyx1999/SAM-Decoding), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -42,8 +42,8 @@ from paceline.draft.text.copying import continuation, end_tokens, up_to_end
 from paceline.draft.text.frozen import FrozenAutomaton, from_parts
 from paceline.draft.text.store import open_store
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Target
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 TAIL = 64
@@ -122,7 +122,7 @@ class Sam(Drafter):
         self._eos: tuple[int, ...] = ()
         self._borders: frozenset[int] = frozenset()
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Take the end tokens; open the corpus; compile."""
         self._eos = tuple(target.eos_token_ids)
         self._borders = frozenset(self._eos)
@@ -134,20 +134,17 @@ class Sam(Drafter):
             self._corpus.warm_up()
             self._borders |= {store.header["eos"]}
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         # Room for as much answer as prompt before the arrays double; no more, for most answers end early.
         self._automata[row.id] = SuffixAutomaton(2 * len(row))
         self._cursors[row.id] = _Cursor(0, 0, max(0, len(row) - TAIL))
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
-
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         self._cursors.pop(row.id, None)
-        if self._automata.pop(row.id, None) is not None and self._past and row.finish_reason != "abort":
+        if self._automata.pop(row.id, None) is not None and self._past and row.is_complete:
             self._learn(row)
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         """From the longest match; of equal ones the row's own, then in the order of `_others`."""
         found = self._own(row)
         for other in self._others(row):
@@ -163,7 +160,7 @@ class Sam(Drafter):
             return 0
         return min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
 
-    def _own(self, row: Row) -> _Found:
+    def _own(self, row: Request) -> _Found:
         """The match in the row's own text, after appending what it has gained: at first its prompt, then what each
         round committed. Drafts never go in, so nothing is ever taken back."""
         automaton = self._automata[row.id]
@@ -171,13 +168,13 @@ class Sam(Drafter):
         length, first, recent = automaton.match()
         start = recent if self._is_recent else first
 
-        def draw(row: Row, size: int) -> DraftTree:
+        def draw(row: Request, size: int) -> DraftTree:
             drafted = continuation(row.tokens, start, min(size, row.max_draft))
             return self._chain(row, drafted, end_tokens(row, self._eos))
 
         return _Found(length, draw)
 
-    def _others(self, row: Row) -> Iterator[_Found]:
+    def _others(self, row: Request) -> Iterator[_Found]:
         """The matches in other texts: the corpus, then finished requests, the newer first."""
         if self._corpus is not None:
             state, length = self._in_corpus(row, self._corpus)
@@ -187,19 +184,19 @@ class Sam(Drafter):
             state, length = past.automaton.transfer(0, 0, row.tokens[-TAIL:])
             yield _Found(length, partial(self._copy, past, state))
 
-    def _in_corpus(self, row: Row, corpus: FrozenAutomaton) -> tuple[int, int]:
+    def _in_corpus(self, row: Request, corpus: FrozenAutomaton) -> tuple[int, int]:
         """Move the row's cursor over what it has gained: (state, length)."""
         cursor = self._cursors[row.id]
         state, length = corpus.transfer(cursor.state, cursor.length, row.tokens[cursor.read :])
         self._cursors[row.id] = _Cursor(state, length, len(row))
         return state, length
 
-    def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Row, size: int) -> DraftTree:
+    def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match in another text, as far as the document goes."""
         drafted = text.chain(state, min(size, row.max_draft), recent=self._is_recent)
         return self._chain(row, drafted, end_tokens(row, self._eos) | self._borders)
 
-    def _branch(self, corpus: FrozenAutomaton, state: int, row: Row, size: int) -> DraftTree:
+    def _branch(self, corpus: FrozenAutomaton, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match most often in the corpus."""
         ends = end_tokens(row, self._eos) | self._borders
         tokens, parents, _ = corpus.tree(state, size, width=self.config.width, depth=row.max_draft, ends=tuple(ends))
@@ -207,7 +204,7 @@ class Sam(Drafter):
             np.append(row.last_token, tokens), np.append(-1, parents), source=self.name if len(tokens) else ""
         )
 
-    def _chain(self, row: Row, drafted: IntArray, ends: frozenset[int]) -> DraftTree:
+    def _chain(self, row: Request, drafted: IntArray, ends: frozenset[int]) -> DraftTree:
         drafted = up_to_end(drafted, ends, keep=True)
         return DraftTree.chain(row.last_token, drafted, source=self.name if len(drafted) else "")
 
@@ -215,7 +212,7 @@ class Sam(Drafter):
     def _is_recent(self) -> bool:
         return self.config.source == "recent"
 
-    def _learn(self, row: Row) -> None:
+    def _learn(self, row: Request) -> None:
         """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
         text = np.append(row.tokens, self._eos[:1])
         if not self._past[0].has_room(len(text)):
@@ -235,7 +232,7 @@ class _Found(NamedTuple):
     """A match, by what its length counts, and how to draft so many tokens from it."""
 
     length: int
-    draw: Callable[[Row, int], DraftTree]
+    draw: Callable[[Request, int], DraftTree]
 
 
 _length = attrgetter("length")
@@ -247,7 +244,10 @@ class _Past:
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()
-        self._text = np.empty(capacity, np.int32)
+        try:
+            self._text = np.empty(capacity, np.int32)
+        except (MemoryError, ValueError, OverflowError):  # the latter two: more than an address can say
+            raise MethodError(f"sam: past is {2 * capacity}; there is no memory for that many tokens.") from None
 
     def has_room(self, count: int) -> bool:
         """Whether so many tokens fit in, or there is nothing that could be forgotten for them."""

@@ -37,8 +37,8 @@ from paceline.draft.text.store import open_store
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculation, SuffixTree, warm_up
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.target.base import Target
+from paceline.row import Request
+from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
@@ -91,7 +91,7 @@ class Suffix(Drafter):
         self._shared: list[SuffixTree | SuffixArray] = [self._past] if config.past else []
         self._eos: Sequence[int] = ()
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         """Compile; take the end tokens; open the corpus. Raises StoreError if it is not one for this model."""
         self._eos = target.eos_token_ids
         warm_up()
@@ -101,15 +101,12 @@ class Suffix(Drafter):
             array.speculate([0], 1)
             self._shared.append(array)
 
-    def start(self, row: Row) -> None:
+    def start(self, row: Request) -> None:
         self._trees[row.id] = SuffixTree(self.config.depth, len(row))
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        return [self._draft(row) for row in rows]
-
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         tree = self._trees.pop(row.id, None)
-        if tree is not None and self.config.past and row.finish_reason != "abort":
+        if tree is not None and self.config.past and row.is_complete:
             self._learn(row.tokens[-self.config.past :])
 
     def _learn(self, tokens: IntArray) -> None:
@@ -119,7 +116,7 @@ class Suffix(Drafter):
         self._past.append(tokens)
         self._past.close()
 
-    def _draft(self, row: Row) -> DraftTree:
+    def draft(self, row: Request) -> DraftTree:
         tree = self._trees[row.id]
         tree.append(row.tokens[len(tree) :])
         most = min(self.config.draft, row.max_draft)
@@ -131,7 +128,7 @@ class Suffix(Drafter):
             return DraftTree.root(row.last_token)
         return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=self.name)
 
-    def _speculate(self, source: SuffixTree | SuffixArray, row: Row, most: int) -> Speculation:
+    def _speculate(self, source: SuffixTree | SuffixArray, row: Request, most: int) -> Speculation:
         return source.speculate(
             row.tokens[1 - self.config.depth :],
             most,

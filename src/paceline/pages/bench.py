@@ -9,7 +9,6 @@ Knows nothing of engines, and runs nothing.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from paceline.bench.record import Answer
 from paceline.bench.words import DASH, foldable, interval, number, percent, size, visible, words
 from paceline.errors import PacelineError
 from paceline.pages.plots import COLORS, FAINT, SMALL, Line, columns, plot, style
+from paceline.records import loads
 
 PEER = "peer:"
 SHOWN = 3
@@ -163,7 +163,7 @@ def _is_named(row: dict[str, Any]) -> bool:
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"), parse_constant=lambda _: None)
+        found = loads(file.read_bytes(), parse_constant=lambda _: None)
     except (OSError, ValueError) as error:
         raise PacelineError(f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict):
@@ -302,6 +302,7 @@ def markdown(run: Run) -> str:
         cells += [number(m.get("speedup_without_loops"))] if run.loops else []
         lines.append(_markdown_row(cells))
     lines += ["", f"{setting(run)}; {machine(run)}.{'' if run.complete else ' Not complete.'}"]
+    lines += run.summary.get("disturbed") or []
     if run.about.get("as_large"):
         lines.append(str(run.about["as_large"]))
     command = (run.about.get("environment") or {}).get("command")

@@ -13,8 +13,6 @@ last is Spec-Bench's answer file, whose questions come from a file of their own.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.records import objects
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Spec-Bench counts MT-bench's eight categories as one task."""
@@ -62,7 +61,7 @@ def read_trace(
     questions  Spec-Bench's question.jsonl, for an answer file.
 
     Raises TraceError, one line: what is wrong, and in which line of which file."""
-    lines = _lines(path)
+    lines = objects(path, TraceError, FORMS)
     first = next(lines, None)
     if first is None:
         raise TraceError(f"{path} holds no answers; a line is {FORMS}")
@@ -89,34 +88,6 @@ def _chain(first: tuple[str, Any], rest: Iterator[tuple[str, Any]]) -> Iterator[
     yield from rest
 
 
-def _lines(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, object) of every line that is not blank."""
-    path = Path(path)
-    try:
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if zipped else path.open("rb") as content:
-            for number, line in enumerate(content, 1):
-                if line.strip():
-                    yield f"{path}, line {number}", _object(line, f"{path}, line {number}")
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path} is cut off or damaged ({error})") from error
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    except json.JSONDecodeError as error:
-        raise TraceError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{where}: not UTF-8 at byte {error.start}") from None
-    if not isinstance(found, dict):
-        raise TraceError(f"{where}: a JSON object is wanted ({FORMS}), not a {type(found).__name__}")
-    return found
-
-
 def _is_answer(record: Mapping[str, Any]) -> bool:
     return "question_id" in record and "choices" in record
 
@@ -127,7 +98,7 @@ def _answers(
     """Spec-Bench's answers joined with their questions."""
     if questions is None:
         raise TraceError(f"{path} is a Spec-Bench answer file and holds no questions; add --questions FILE")
-    asked = {record.get("question_id"): (where, record) for where, record in _lines(questions)}
+    asked = {record.get("question_id"): (where, record) for where, record in objects(questions, TraceError, FORMS)}
     every = list(rows)
     absent = [record.get("question_id") for _, record in every if record.get("question_id") not in asked]
     if absent:

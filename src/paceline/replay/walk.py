@@ -15,20 +15,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 
 from paceline.accept import Accepted
-from paceline.draft.base import Drafter
+from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create, describe, names
 from paceline.errors import MethodError, PacelineError
 from paceline.replay.tokens import Turn
+from paceline.round import Round, Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.target.base import Needs, Target, Verdict
+from paceline.target.base import Facts, Needs
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree, IntArray
 
@@ -100,33 +100,23 @@ class Tally:
         return [float(kept[d] / reached[d]) for d in range(1, deepest + 1)]
 
 
-class Recording(Target):
+@dataclass
+class Recording:
     """What a drafter meets in place of a model: its tokenizer and its end token. It cannot run anything."""
 
-    num_layers = hidden_size = 0
-    max_context = 1 << 40
-    name, dtype, device = "a recording", torch.float32, torch.device("cpu")
-
-    def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], vocab_size: int):
-        self.tokenizer, self.eos_token_ids, self.vocab_size = tokenizer, eos_token_ids, vocab_size
-
-    def _run(self, *_: Any, **__: Any) -> Any:
-        raise MethodError("A recording holds tokens only: a drafter that runs the target cannot be replayed.")
-
-    add_row = drop_row = length = verify = commit = _run
-
-
-class _TokensOnly(Verdict):
-    """The verdict of a recording: no logits, and a clear line for the drafter that wants some."""
-
-    def __init__(self, drafter: Drafter):
-        self.drafter = drafter
-
-    def __getattr__(self, name: str) -> Any:
-        raise MethodError(f"{self.drafter.name} reads the target's {name}, and a recording holds tokens only.")
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    name: str = "a recording"
+    weights_fingerprint: str = ""
+    max_context: int = 1 << 40
+    num_layers: int = 0
+    hidden_size: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def replayable(spec: str, target: Target) -> Drafter:
+def replayable(spec: str, target: Facts) -> Drafter:
     """The drafter that `spec` names, bound; MethodError if it needs more than tokens."""
     drafter = create(spec)
     drafter.bind(target)
@@ -148,12 +138,12 @@ def _wants(needs: Needs) -> list[tuple[str, bool]]:
     ]
 
 
-def tokens_only(target: Target) -> list[str]:
+def tokens_only(target: Facts) -> list[str]:
     """Methods that can be replayed as they are, without a checkpoint: they get through a short trial."""
     return [name for name in names() if describe(name).checkpoint != "required" and _gets_through(name, target)]
 
 
-def _gets_through(name: str, target: Target) -> bool:
+def _gets_through(name: str, target: Facts) -> bool:
     drafter = create(name)
     try:
         drafter.bind(target)
@@ -165,42 +155,26 @@ def _gets_through(name: str, target: Target) -> bool:
     return False
 
 
-class RecordedRow(Row):
-    """A row whose answer is known: a round moves its end along the recorded tokens."""
-
-    def __init__(self, id: int, turn: Turn):
-        self.full_length = len(turn.prompt) + len(turn.answer)
-        params = SamplingParams(max_tokens=len(turn.answer) + ROOM, seed=0)
-        super().__init__(id, turn.prompt, params, max_context=self.full_length + 2 * ROOM)
-        self.recorded = self._tokens[: self.full_length]
-        self.recorded[self.prompt_length :] = turn.answer
-
-    def advance(self, count: int) -> None:
-        """Commit the next `count` tokens."""
-        self._length += count
-        if self._length == self.full_length:
-            self.finish_reason = "stop"
-
-
 def replay(drafter: Drafter, turn: Turn, id: int, tally: Tally) -> None:
     """Replay one answer and add to `tally` what became of the drafts. `id` is a row's: no two rows share one.
 
     The row is dropped at its end as an engine does it, so that a drafter that learns from finished requests does."""
-    row = RecordedRow(id, turn)
-    rows, end = [row], row.full_length
-    watches = type(drafter).observe is not Drafter.observe
-    verdict = _TokensOnly(drafter)
+    text = np.concatenate([turn.prompt, turn.answer])
+    end = len(text)
+    room = SamplingParams(max_tokens=len(turn.answer) + ROOM, seed=0)
+    row = Row(id, turn.prompt, room, max_context=end + 2 * ROOM)
+    rows, watches = [row], type(drafter).observe is not Drafter.observe
     began = perf_counter()
     drafter.start(row)
     seconds = perf_counter() - began
     while (at := len(row)) < end:
         began = perf_counter()
-        tree = drafter.propose(rows)[0]
+        tree = stamp(drafter.propose(rows), drafter)[0]
         seconds += perf_counter() - began
         tree = tree.clipped(row.max_draft)
         probe = _NO_PROBES if tree.probe is None else tree.probe
         kept, node = _walk(
-            tree.tokens, tree.parent, probe, row.recorded, at, tally.accepted, tally.depths, tally.sizes
+            tree.tokens, tree.parent, probe, text, at, tally.accepted, tally.depths, tally.sizes
         )
         if kept < 0:
             raise ValueError(f"{drafter.name} proposed a tree whose root is not the row's last token")
@@ -208,12 +182,14 @@ def replay(drafter: Drafter, turn: Turn, id: int, tally: Tally) -> None:
         tally.rounds += 1
         tally.drafted += size - 1
         tally.draft_rounds += size > 1
-        row.advance(min(kept + 1, end - at))
+        row.extend(text[at : at + kept + 1].tolist())
         if watches:
-            done = _accepted(tree, node, row, at)
+            # No verdict: there is no target, and a drafter that asks for more than tokens hears so.
+            round = Round(rows, [tree], [Segment.tree(0, tree)], accepted=[_accepted(tree, node, text, at)])
             began = perf_counter()
-            drafter.observe(rows, [tree], verdict, [done])
+            drafter.observe(round)
             seconds += perf_counter() - began
+    row.finish_reason = "stop"
     began = perf_counter()
     drafter.drop(row)
     tally.seconds += seconds + perf_counter() - began
@@ -224,12 +200,12 @@ def replay(drafter: Drafter, turn: Turn, id: int, tally: Tally) -> None:
 _NO_PROBES = np.empty(0, np.bool_)
 
 
-def _accepted(tree: DraftTree, node: int, row: RecordedRow, at: int) -> Accepted:
+def _accepted(tree: DraftTree, node: int, text: IntArray, at: int) -> Accepted:
     """The path that ends at `node`, as the engine tells a drafter."""
     path = [node]
     while path[-1] > 0:
         path.append(int(tree.parent[path[-1]]))
-    return Accepted(path[::-1], row.recorded[at : at + len(path)].tolist())
+    return Accepted(path[::-1], text[at : at + len(path)].tolist())
 
 
 @njit(cache=True)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
-import numpy as np
 import torch
 
 from paceline.clock import Clock
+from paceline.round import Segment, Verdict
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import DraftTree, IntArray, depths
+from paceline.threads import Threads
 
 
 @dataclass(frozen=True)
@@ -46,85 +48,23 @@ class Needs:
         )
 
 
-_UNKNOWN: IntArray = np.empty(0, np.int64)
-
-
-def _unknown() -> IntArray:
-    return _UNKNOWN
-
-
-@dataclass(slots=True)
-class Segment:
-    """Tokens of one row in one forward: a tree, or a chunk of the prompt (a chain).
-
-    slot     the row's slot in the cache; the row's committed length is the target's to know.
-    tokens   int64 [n]; parent int64 [n] as in DraftTree.
-    start    nodes before `start` already have their keys and values behind the row (a self-drafter put them there);
-             only nodes start..n-1 are run.
-    num_logits  logits are wanted for the last `num_logits` nodes.
-    depth    int64 [n]: how far each node is below the first; worked out if not given.
-    hidden   [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
-    """
-
-    slot: int
-    tokens: IntArray
-    parent: IntArray
-    start: int = 0
-    num_logits: int = 0
-    hidden: torch.Tensor | None = None
-    depth: IntArray = field(default_factory=_unknown)
-
-    def __post_init__(self) -> None:
-        if self.depth is _UNKNOWN:
-            self.depth = depths(self.parent)
-
-    def longer(self, count: int) -> Segment:
-        """With so many nodes more, one below the other, whose tokens are 0."""
-        n = len(self.tokens)
-        return Segment(
-            self.slot,
-            np.concatenate([self.tokens, np.zeros(count, np.int64)]),
-            np.concatenate([self.parent, np.arange(n - 1, n + count - 1)]),
-            self.start,
-            self.num_logits,
-            self.hidden,
-            np.concatenate([self.depth, self.depth[-1] + 1 + np.arange(count)]),
-        )
-
-    @classmethod
-    def tree(cls, slot: int, tree: DraftTree) -> Segment:
-        """Verify every node of `tree`."""
-        return cls(slot, tree.tokens, tree.parent, num_logits=len(tree), hidden=tree.hidden, depth=tree.depth)
-
-    @classmethod
-    def chunk(cls, slot: int, tokens: IntArray, last: bool) -> Segment:
-        """Known tokens, one after another; logits behind the last one if `last`."""
-        return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=int(last))
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What one forward says, packed in the order of the segments.
-
-    logits          [M, V] for the nodes whose logits were wanted, in the model's dtype.
-    logits_at       where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
-    hidden          {layer: [N, H]} for all nodes that were run; hidden_at as logits_at.
-    top_k           (values [M, k], token ids [M, k]) or None.
-    """
-
-    logits: torch.Tensor
-    logits_at: list[int]
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    hidden_at: list[int] = field(default_factory=list)
-    top_k: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def of(self, s: int) -> torch.Tensor:
-        """Logits of segment s, [its num_logits, V]."""
-        return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
-
-
 LayerCallback = Callable[[int, torch.Tensor], None]
 """Called as callback(layers done, hidden [N, H]) in the middle of a forward."""
+
+
+class Facts(Protocol):
+    """What drafters may know of the model they draft for, where it need not run in our engine."""
+
+    name: str
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    weights_fingerprint: str
+    tokenizer: Tokenizer | None
+    num_layers: int
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Target(ABC):
@@ -134,7 +74,8 @@ class Target(ABC):
     so is weight_bytes, the bytes of weights that a forward over one token reads: all but the input embedding, of which
     it reads one row, unless that is the output head as well. weights_fingerprint tells one training from another.
     `tokenizer` is the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
-    `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there.
+    `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there. `threads` are those of all
+    engines of this target; with `same_on_any_threads` its logits are, bit for bit, the same on any number of them.
     """
 
     vocab_size: int
@@ -149,6 +90,12 @@ class Target(ABC):
     device: torch.device
     clock: Clock
     tokenizer: Tokenizer | None = None
+    same_on_any_threads = False
+
+    @cached_property
+    def threads(self) -> Threads:
+        """Chosen by how rounds of this target fare; on an accelerator the processor's hardly matter."""
+        return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     def check(self, needs: Needs) -> None:  # noqa: B027
         """Raise ModelError if this target cannot give a drafter what it needs."""

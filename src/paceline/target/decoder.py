@@ -9,170 +9,22 @@ weights are kept in the order in which they stream from memory fastest: oneDNN's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.clock import Clock
 from paceline.kernels.topk import top_tokens
-from paceline.target import products
-from paceline.target.base import LayerCallback, Needs, Segment, Verdict
+from paceline.round import Segment, Verdict
+from paceline.target.attention import attend
+from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import Layout, familiar, plan
+from paceline.target.linear import Linear
 from paceline.target.ops import TorchOps
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary tables that do not depend on how long the text has become."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The numbers of a decoder, read from a Hugging Face configuration."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    eps: float
-    max_context: int
-    tied: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    window: int | None
-
-    @classmethod
-    def of(cls, config: PretrainedConfig) -> Shape:
-        """Read `config`; call `unsupported` first."""
-        attention_bias = bool(getattr(config, "attention_bias", False))
-        return cls(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            intermediate_size=config.intermediate_size,
-            eps=config.rms_norm_eps,
-            max_context=config.max_position_embeddings,
-            tied=bool(config.tie_word_embeddings),
-            qkv_bias=attention_bias or config.model_type == "qwen2",
-            out_bias=attention_bias and config.model_type != "qwen2",
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            qk_norm=config.model_type == "qwen3",
-            window=_window(config),
-        )
-
-
-def _window(config: PretrainedConfig) -> int | None:
-    """The sliding window every layer uses, or None."""
-    types = set(getattr(config, "layer_types", None) or ())
-    if types == {"full_attention"} or (config.model_type != "mistral" and not types):
-        return None
-    window: int | None = getattr(config, "sliding_window", None)
-    return window
-
-
-def unsupported(config: PretrainedConfig) -> str | None:
-    """Why the native decoder cannot run this configuration, in a few words; None if it can."""
-    if config.model_type not in FAMILIES:
-        return f"model type {config.model_type!r} is not one of {', '.join(FAMILIES)}"
-    rope = dict(getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in STATIC_ROPE:
-        return f"rope type {rope!r} is not one of {', '.join(STATIC_ROPE)}"
-    if len(set(getattr(config, "layer_types", None) or ())) > 1:
-        return "its layers use different kinds of attention"
-    activation = getattr(config, "hidden_act", "silu")
-    if activation != "silu":
-        return f"activation {activation!r} is not 'silu'"
-    return None
-
-
-def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the checkpoint that the decoder reads."""
-    s = Shape.of(config)
-    q, kv, h, m = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size, s.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (s.vocab_size, h),
-        "model.norm.weight": (h,),
-    }
-    if not s.tied:
-        shapes["lm_head.weight"] = (s.vocab_size, h)
-    linear = [
-        ("self_attn.q_proj", q, h, s.qkv_bias),
-        ("self_attn.k_proj", kv, h, s.qkv_bias),
-        ("self_attn.v_proj", kv, h, s.qkv_bias),
-        ("self_attn.o_proj", h, q, s.out_bias),
-        ("mlp.gate_proj", m, h, s.mlp_bias),
-        ("mlp.up_proj", m, h, s.mlp_bias),
-        ("mlp.down_proj", h, m, s.mlp_bias),
-    ]
-    for layer in range(s.num_layers):
-        at = f"model.layers.{layer}."
-        for name, rows, columns, bias in linear:
-            shapes[f"{at}{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{at}{name}.bias"] = (rows,)
-        shapes[at + "input_layernorm.weight"] = shapes[at + "post_attention_layernorm.weight"] = (h,)
-        if s.qk_norm:
-            shapes[at + "self_attn.q_norm.weight"] = shapes[at + "self_attn.k_norm.weight"] = (s.head_dim,)
-    return shapes
-
-
-class Linear:
-    """x @ weight.T + bias, from weights in the order that streams fastest on this device: in `panels` where our kernel
-    is `preferred`, else oneDNN's, or as they are."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
-        self.bias = bias
-        self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
-        self.panels = products.Panels(weight, bias) if products.fits(weight) and products.preferred() else None
-        if self.panels is None:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.panels is not None:
-            return self.panels(x)
-        if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
-
-    def rows(self, ids: torch.Tensor) -> Linear:
-        """The outputs `ids` alone, from a copy of their rows: what is read is that much smaller."""
-        return Linear(self.dense()[ids], None if self.bias is None else self.bias[ids])
-
-    def dense(self) -> torch.Tensor:
-        """The weight [outputs, inputs] as it was."""
-        if self.panels is not None:
-            return self.panels.dense()
-        return self.weight.to_dense() if self.packed else self.weight
-
-
-def _has_bf16_units() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def rotary_tables(config: PretrainedConfig, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, float32 [max_context + 1, head_dim]; the first half of sin is negated."""
-    parameters = dict(getattr(config, "rope_parameters", None) or {})
-    kind, scale = parameters.get("rope_type", "default"), 1.0
-    if kind == "default":
-        base = parameters.get("rope_theta", 10000.0)
-        inverse = base ** -(torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
-    else:
-        inverse, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    angle = torch.outer(torch.arange(shape.max_context + 1).float(), inverse.float().cpu())
-    cos, sin = angle.cos() * scale, angle.sin() * scale
-    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+from paceline.target.shape import Shape, rotary_tables, weight_shapes
 
 
 def _fused_ops() -> type[TorchOps]:
@@ -226,40 +78,6 @@ class Block:
         return x, self.down(ops.gate(self.gate_up(h)))
 
 
-def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-    """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
-    if len(layout.groups) == 1 and layout.groups[0].gather is None:
-        return _attend_group(queries, layout, cache, layer, 0)
-    out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
-    for g, group in enumerate(layout.groups):
-        if group.gather is None:
-            out[group.begin : group.end] = _attend_group(queries[group.begin : group.end], layout, cache, layer, g)
-        else:
-            out[group.packed] = _attend_group(queries[group.gather], layout, cache, layer, g)[group.scatter]
-    return out
-
-
-def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, g: int) -> torch.Tensor:
-    """One call for the padded queries [slots * queries, heads, head_dim] of group g.
-
-    Query heads that share a key head become queries of one head: torch reads its keys once for all of them."""
-    group = layout.groups[g]
-    keys, values = cache.read(layer, g)
-    slots, kv_heads = keys.shape[:2]
-    if group.is_long:
-        q = queries.unsqueeze(0).transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=group.mask, is_causal=group.mask is None, enable_gqa=q.shape[1] != kv_heads
-        )
-        return out.transpose(1, 2).reshape(queries.shape[0], -1)
-    q = queries.view(slots, group.queries, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
-    if group.mask is not None and q.shape[2] < group.mask.shape[2]:
-        q = F.pad(q, (0, 0, 0, group.mask.shape[2] - q.shape[2]))
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
-    out = out[:, :, : group.queries * (queries.shape[1] // kv_heads)]
-    return out.unflatten(2, (group.queries, -1)).transpose(1, 2).reshape(queries.shape[0], -1)
-
-
 class Decoder(CachedTarget):
     """A Llama-family target (see the module's docstring).
 
@@ -290,6 +108,9 @@ class Decoder(CachedTarget):
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
+        linears = [self.head, *(one for b in self.blocks for one in (b.qkv, b.out, b.gate_up, b.down))]
+        # oneDNN and MKL add in an order that hangs on the number of threads; our products and attention do not.
+        self.same_on_any_threads = all(linear.panels is not None for linear in linears)
         self.cache = self.new_cache(s.num_layers)
         self.clock = Clock()
 
@@ -325,7 +146,7 @@ class Decoder(CachedTarget):
         self.clock.lap("head")
         top = top_tokens(logits, needs.top_k) if needs.top_k else None
         if needs.top_k:
-            self.clock.lap("draft")  # it is for the drafter alone
+            self.clock.lap("top_k")
         return Verdict(
             logits,
             layout.wanted_at,

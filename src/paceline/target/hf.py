@@ -29,8 +29,10 @@ from transformers.utils import logging
 from paceline.clock import Clock
 from paceline.errors import ModelError
 from paceline.kernels.topk import top_tokens
-from paceline.target.base import LayerCallback, Needs, Segment, Verdict
+from paceline.round import Segment, Verdict
+from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
+from paceline.target.checks import check_layers
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.tree import ancestors
@@ -78,6 +80,8 @@ def load(
             f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
             "the weights are incomplete or of another model"
         )
+    # Of unexpected weights transformers leaves out those that the model's own code says may be there.
+    check_layers(folder, model.config.get_text_config(decoder=True).num_hidden_layers, report["unexpected_keys"])
     return HFTarget(model.to(device), name=name, eos_token_ids=eos_token_ids)
 
 
@@ -162,7 +166,7 @@ class HFTarget(CachedTarget):
         self.clock.lap("head")
         top = top_tokens(packed, needs.top_k) if needs.top_k else None
         if needs.top_k:
-            self.clock.lap("draft")  # it is for the drafter alone
+            self.clock.lap("top_k")
         return Verdict(
             packed,
             _offsets([s.num_logits for s in segments]),

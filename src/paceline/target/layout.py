@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.target.base import Segment
+from paceline.round import Segment
 from paceline.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64

@@ -9,10 +9,9 @@ is unpickled, and no code from the folder runs unless asked for. Whatever is wro
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,11 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
+from paceline.records import loads
 from paceline.target import decoder, hf
 from paceline.target.base import Target
+from paceline.target.checks import check_config, check_layers, check_numbers, end_tokens
+from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,20 +61,40 @@ def load(
     wanted = _dtype(dtype)
     name, folder = _name(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
+    check_config(config, folder / "config.json")
     tensors = open_weights(folder)
     wanted = wanted or _own_dtype(config, tensors, to)
     ends = _eos_token_ids(folder, config)
     reason = _not_native(config)
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
+    if getattr(config, "quantization_config", None) is None:
+        check_numbers(folder, [key for key in tensors if key.endswith(".weight")], tensors)
     if native is False or reason:
-        return hf.load(
+        made: Target = hf.load(
             folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
-    shapes = decoder.weight_shapes(config)
+    else:
+        made = _load_native(folder, name, config, tensors, wanted, to, ends)
+    if any((folder / file).exists() for file in (*TOKENIZER_FILES, "tokenizer.model")):
+        made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
+    return made
+
+
+def _load_native(
+    folder: Path,
+    name: str,
+    config: PretrainedConfig,
+    tensors: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    ends: Sequence[int],
+) -> Target:
+    shapes = weight_shapes(config)
     check_shapes(folder, shapes, tensors)
+    check_layers(folder, config.num_hidden_layers, tensors)
     weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
-    return decoder.Decoder(config, weights, name=name, dtype=wanted, device=to, eos_token_ids=ends)
+    return decoder.Decoder(config, weights, name=name, dtype=dtype, device=device, eos_token_ids=ends)
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -82,9 +104,12 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     Raises ModelError if there is none, or if it has tokens that the model in the folder does not know."""
     if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
         return Tokenizer(_sentencepiece(file), str(model))
-    folder = find(model, SMALL_FILES)
+    return _tokenizer_in(find(model, SMALL_FILES), _name(model), trust_remote_code)
+
+
+def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
     if _has_only_sentencepiece(folder):
-        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), _name(model))
+        return Tokenizer(_sentencepiece(folder / "tokenizer.model"), name)
     if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
     try:
@@ -92,7 +117,7 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
     except Exception as error:  # third-party parsers of many formats; what they raise is theirs to choose
         raise ModelError(f"the tokenizer in {folder} cannot be read: {hf.one_line(error)}") from error
     inner.model_max_length = sys.maxsize  # the engine knows the context; transformers would only warn, once
-    tokenizer = Tokenizer(inner, _name(model))
+    tokenizer = Tokenizer(inner, name)
     if (folder / "config.json").exists():
         known = getattr(read_config(folder, trust_remote_code).get_text_config(), "vocab_size", None)
         highest = max(inner.get_vocab().values(), default=0)
@@ -194,9 +219,9 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelError(f"{file} is not valid JSON: {hf.one_line(error)}") from error
+        raise ModelError(f"{file} cannot be read: {hf.one_line(error)}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{file} should hold a JSON object, not a {type(found).__name__}")
     return found
@@ -204,12 +229,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
     """Tokens that end an answer: those of config.json and of generation_config.json together."""
-    found: set[int] = set()
+    own = getattr(config.get_text_config(), "eos_token_id", None)
     generation = folder / "generation_config.json"
     texts = _read_json(generation) if generation.exists() else {}
-    for ids in (getattr(config.get_text_config(), "eos_token_id", None), texts.get("eos_token_id")):
-        found |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    return tuple(sorted(found))
+    return tuple(sorted(end_tokens(own, folder / "config.json") | end_tokens(texts.get("eos_token_id"), generation)))
 
 
 def _dtype(word: str | torch.dtype) -> torch.dtype | None:
@@ -259,7 +282,7 @@ def _has_units(dtype: torch.dtype) -> bool:
 def _not_native(config: PretrainedConfig) -> str | None:
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantized"
-    return decoder.unsupported(config)
+    return unsupported(config)
 
 
 def open_weights(folder: Path) -> dict[str, Any]:
@@ -268,6 +291,9 @@ def open_weights(folder: Path) -> dict[str, Any]:
     for file in _weight_files(folder):
         try:
             opened = safe_open(file, framework="pt")
+        except OSError as error:
+            why = "it is a folder" if file.is_dir() else error.strerror or hf.one_line(error)
+            raise ModelError(f"{file} cannot be read as weights: {why}") from error
         except SafetensorError as error:
             with file.open("rb") as raw:
                 pointer = raw.read(30).startswith(b"version https://git-lfs")

@@ -20,6 +20,10 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ModelError, PromptError
 from paceline.row import Decoder
+from paceline.target.prompt_text import check_text, fewest_tokens, longest_token
+
+QUICK = 16
+"""A prompt of fewer characters a token of the context is encoded to see whether it fits: that takes no time."""
 
 
 class Tokenizer:
@@ -57,6 +61,7 @@ class Tokenizer:
 
         Some tokenizers are set, for training, to put an end token behind every text: that one is left off, a prompt
         is there to be continued."""
+        check_text(text)
         ids = [int(i) for i in self.inner.encode(text)]
         end = self.inner.eos_token_id
         if len(ids) > 1 and ids[-1] == end and not text.endswith(self.inner.eos_token):
@@ -65,6 +70,7 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of a piece of text as it is, without beginning or end token."""
+        check_text(text)
         return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -75,13 +81,36 @@ class Tokenizer:
             raise ModelError(
                 f"{self.name} has no chat template: give it plain text to continue, or use a model made for chat"
             )
+        return [int(i) for i in self._templated(messages, tokenize=True)]
+
+    def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool) -> Any:
+        """Messages through the chat template: token ids, or text."""
+        for text in (text for message in messages for text in message.values() if isinstance(text, str)):
+            check_text(text)
         try:
-            ids = self.inner.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            return self.inner.apply_chat_template(
+                [dict(m) for m in messages], add_generation_prompt=True, tokenize=tokenize, return_dict=False
             )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
-            raise PromptError(f"the chat template of {self.name} refuses these messages: {error}") from error
-        return [int(i) for i in ids]
+        except Exception as error:  # a template is a program, and what it does wrong is its own to choose
+            what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from error
+
+    def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
+        """PromptError for a prompt of so many bytes that its tokens cannot fit into the context, however they turn
+        out: to encode megabytes takes a minute. A prompt that passes may still be too long."""
+        size = len(prompt) if isinstance(prompt, str) else sum(len(str(m.get("content", ""))) for m in prompt)
+        if not isinstance(prompt, str) and not self.has_chat_template:
+            return  # which `encode_chat` says
+        if size < QUICK * max_context or self._backend is None or not self._longest_token:
+            return
+        text = prompt if isinstance(prompt, str) else self._templated(prompt, tokenize=False)
+        check_text(text)
+        tokens = fewest_tokens(self._backend, text, self._longest_token)
+        if tokens >= max_context:
+            raise PromptError(
+                f"The prompt has at least {tokens} tokens, and this model's context holds {max_context} with the "
+                "answer; shorten it."
+            )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
@@ -104,6 +133,10 @@ class Tokenizer:
     @cached_property
     def _backend(self) -> Backend | None:
         return getattr(self.inner, "backend_tokenizer", None)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return 0 if self._backend is None else longest_token(self._backend)
 
     @cached_property
     def _special(self) -> frozenset[int]:

@@ -45,8 +45,9 @@ def later(name: str, where: str, summary: str) -> None:
         one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
         run: Callable[..., Any] = getattr(importlib.import_module(module), function)
         one.command(name)(run)
-        status = typer.main.get_command(one).main(context.args, context.command_path, standalone_mode=False)
-        raise typer.Exit(status or 0)
+        recipe = typer.main.get_command(one)
+        with recipe.make_context(context.command_path, context.args) as own:
+            raise typer.Exit(recipe.invoke(own) or 0)
 
     unread = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     app.command(name, short_help=summary, add_help_option=False, context_settings=unread)(command)

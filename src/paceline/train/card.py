@@ -139,8 +139,7 @@ def answer_all(folder: Path, prompts: Mapping[str, Sequence[str | list[dict[str,
     for _, text in asked:
         messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
         rows.append(engine.add(messages, SamplingParams(max_tokens=LONGEST)))
-    while engine.has_work:
-        engine.step()
+    engine.finish(rows)
     answers = []
     for (kind, text), row in zip(asked, rows, strict=True):
         shown = text if isinstance(text, str) else "\n".join(f"{m['role']}: {m['content']}" for m in text)
@@ -175,6 +174,15 @@ def counts(answers: Sequence[Answer]) -> str:
         ended, looping = sum(a.ended for a in group), sum(a.loops for a in group)
         lines.append(f"| {kind} | {len(group)} | {ended} | {looping} | {mean:.0f} |")
     return "\n".join(lines)
+
+
+def loop_sentence(counts: Sequence[LoopCount]) -> str:
+    """How often greedy answers run into a loop, and sampled ones."""
+    greedy = [f"{count.looping} of {count.answers} ({count.prompts})" for count in counts if not count.temperature]
+    sampled = [f"{count.looping} of {count.answers} ({count.prompts})" for count in counts if count.temperature]
+    sentences = [f"Greedy answers that run into a loop: {', '.join(greedy)}." if greedy else ""]
+    sentences.append(f"Sampled answers that do: {', '.join(sampled)}." if sampled else "")
+    return " ".join(filter(None, sentences))
 
 
 def stage_report(folder: Path, stage: str) -> str:
@@ -321,7 +329,7 @@ def card(
     if looping.exists():
         rows = json.loads(looping.read_text())
         counted = [LoopCount(**{key: value for key, value in row.items() if key != "share"}) for row in rows]
-        parts.append(f"### Loops\n\n{LOOPS}\n\n{table(counted)}")
+        parts.append(f"### Loops\n\n{loop_sentence(counted)}\n\n{LOOPS}\n\n{table(counted)}")
     parts.append(f"### What it answers\n\n{COUNTS}\n\n{counts(answers)}\n\n{PRACTICE}\n\n{practice}")
     quoted = [
         f"{_quote(a.prompt)}\n\nanswers\n\n{_quote(a.text)}" + ("" if a.ended else f"\n\n(cut at {LONGEST} tokens)")
@@ -389,8 +397,8 @@ same tokenizer that read the training documents once (`python -m paceline.train 
 
 LOOPS = f"""\
 An answer loops when its last {WINDOW} tokens are covered by repeats of one n-gram of at most {MAX_NGRAM}
-tokens. At most 128 tokens an answer; prompts: first turns of MT-Bench, and held-out dialogues and
-instructions (`python -m paceline.bench.looping`)."""
+tokens, at most 128 tokens an answer. Prompts: first turns of MT-Bench (question), and held-out dialogues and
+instructions (held-out). `python -m paceline.bench.looping` counts."""
 
 COUNTS = f"Greedy answers of at most {LONGEST} tokens to 24 fixed prompts written for this card."
 

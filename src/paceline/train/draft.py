@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline import __version__
-from paceline.draft.neural.checkpoint import write_whole
 from paceline.errors import ModelError, PacelineError
+from paceline.records import loads, write_whole
 from paceline.target.fingerprint import fingerprint
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
@@ -146,5 +146,5 @@ def save_draft(network: Any, tokenizer: Tokenizer, out: Path, facts: dict[str, A
     copy.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     tokenizer.inner.save_pretrained(out)
-    config = json.loads((out / "config.json").read_text("utf-8"))
+    config = loads((out / "config.json").read_bytes())
     write_whole(out / "config.json", json.dumps(config | facts, indent=2) + "\n")

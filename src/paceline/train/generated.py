@@ -11,13 +11,13 @@ once, many prompts at a time, and gone on with where they were interrupted.
 Doesn't know: drafters, training recipes.
 """
 
-import gzip
 import hashlib
 import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +26,10 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from paceline.draft.neural.checkpoint import TargetFacts, write_whole
+from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine import Engine
 from paceline.errors import PacelineError
+from paceline.records import Appender, as_object, objects, write_whole
 from paceline.replay.record import read_trace
 from paceline.replay.tokens import Transcriber
 from paceline.sampling import SamplingParams
@@ -116,12 +117,13 @@ def _answers(
     engine: Engine, jobs: Mapping[str, tuple[str, list[int], SamplingParams]]
 ) -> Iterator[tuple[str, Reply]]:
     """(name, answer) of every job, as they end."""
-    names = {engine.add(prompt, params).id: name for name, (_, prompt, params) in jobs.items()}
-    while engine.has_work:
-        for delta in engine.step():
-            if delta.finished:
-                name = names[delta.row.id]
-                yield name, Reply(jobs[name][0], jobs[name][1], delta.row.new_tokens.tolist())
+    names = list(jobs)
+    for delta in engine.follow([engine.add(prompt, params) for _, prompt, params in jobs.values()]):
+        if delta.row.error:
+            raise PacelineError(delta.row.error)
+        if delta.finished:
+            source, prompt, _ = jobs[names[delta.index]]
+            yield names[delta.index], Reply(source, prompt, delta.row.new_tokens.tolist())
 
 
 def _begin(out: Path, settings: dict[str, Any]) -> set[str]:
@@ -132,7 +134,7 @@ def _begin(out: Path, settings: dict[str, Any]) -> set[str]:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(noted, json.dumps(settings, indent=2) + "\n")
         return set()
-    before = json.loads(noted.read_text("utf-8")) if noted.exists() else {}
+    before = as_object(noted.read_bytes(), "settings") if noted.exists() else {}
     other = [key for key in settings if before.get(key) != settings[key]]
     if other:
         raise PacelineError(
@@ -143,17 +145,16 @@ def _begin(out: Path, settings: dict[str, Any]) -> set[str]:
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         out.write_bytes(whole)
-    return {json.loads(line)["id"] for line in whole.splitlines()}
+    return {str(row.get("id")) for _, row in objects(out, PacelineError, "an answer")}
 
 
 def _append(
     out: Path, replies: Iterable[tuple[str, Reply]], progress: Progress | None = None, done: int = 0, total: int = 0
 ) -> None:
-    with out.open("a", encoding="utf-8") as file:
+    with Appender.open(out, then="; the same command goes on from there") as lines:
         for more, (name, reply) in enumerate(replies, 1):
             row = {"id": name, "source": reply.source, "prompt_tokens": reply.prompt, "tokens": reply.tokens}
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+            lines.append([row])
             if progress is not None:
                 progress(done + more, total)
 
@@ -187,10 +188,11 @@ def prompts_of(source: Source) -> Iterator[Document]:
     """Documents of a source: any that `sources.read` knows, prompt files of `paceline generate` (lines of {"prompt"}
     or {"messages"}), and Spec-Bench's questions ({"turns": [text]})."""
     path = source.path
-    if isinstance(path, str) or ".jsonl" not in path.name or not any(_is_prompt(r) for _, r in _records(path)):
+    rows = partial(objects, path, PacelineError, "a prompt")
+    if isinstance(path, str) or ".jsonl" not in path.name or not any(_is_prompt(row) for _, row in rows()):
         yield from read(source)
         return
-    for where, record in _records(path):
+    for where, record in rows():
         if "messages" in record:
             yield Document(source.name, messages=tuple(record["messages"]))
             continue
@@ -250,13 +252,13 @@ def read_replies(file: Path, tokenizer: Tokenizer, questions: Path | None = None
 
     with a "source" or a "category" beside it. questions: Spec-Bench's question.jsonl, from which its answers then have
     their prompts and categories. PacelineError, one line, for anything else."""
-    first = next(_records(file), None)
+    first = next(objects(file, PacelineError, "an answer"), None)
     if first is None:
         raise PacelineError(f"{file} holds no answers")
     if not {"tokens", "text", "choices"} & first[1].keys() or ("choices" in first[1] and questions is not None):
         yield from _logged(file, tokenizer, questions if "choices" in first[1] else None)
         return
-    for where, record in _records(file):
+    for where, record in objects(file, PacelineError, "an answer"):
         source = str(record.get("source") or record.get("category") or _stem(file))
         try:
             yield from (Reply(source, prompt, ids) for prompt, ids in _reply(record, tokenizer) if ids)
@@ -309,22 +311,6 @@ def _stem(file: Path) -> str:
     return re.sub(r"\.jsonl?(\.gz)?$", "", file.name)
 
 
-def _records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("file, line n", object) of every line that is not blank."""
-    try:
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise PacelineError(f"{file}, line {number}: an object is wanted, not {type(record).__name__}")
-                    yield f"{file}, line {number}", record
-    except (OSError, EOFError) as error:
-        raise PacelineError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except ValueError as error:
-        raise PacelineError(f"{file}: a line is not JSON: {error}") from None
-
-
 # Rows to train on -------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +339,7 @@ def split_rows(
 
 def _read(file: Path) -> list[Reply]:
     replies = []
-    for where, record in _records(file):
+    for where, record in objects(file, PacelineError, "an answer"):
         prompt, tokens = record.get("prompt_tokens"), record.get("tokens")
         if not isinstance(prompt, list) or not isinstance(tokens, list):
             raise PacelineError(f'{where}: "prompt_tokens" and "tokens" must be lists of token ids')

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from paceline.draft.kangaroo import Kangaroo, adapter_shapes
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.errors import PacelineError
-from paceline.target.decoder import Shape, rotary_tables, unsupported
 from paceline.target.load import load, load_tokenizer, read_config
+from paceline.target.shape import Shape, rotary_tables, unsupported
 from paceline.train import options
 from paceline.train.draft import open_teacher
 from paceline.train.generated import split_rows

@@ -16,10 +16,9 @@ Doesn't know: language models, drafters, tokenizers, text.
 
 import json
 import math
-import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,10 +29,11 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import PacelineError
+from paceline.records import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
 
@@ -145,12 +145,8 @@ def save_checkpoint(
             tensors |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
     tensors["rng"] = torch.get_rng_state()
     header = {"progress": vars(progress), "stream": stream.state_dict()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    save_file({k: t.contiguous() for k, t in tensors.items()}, beside, metadata={"paceline": json.dumps(header)})
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    with replacing(path) as beside:
+        save_tensors(beside, tensors, {"paceline": json.dumps(header)})
 
 
 def load_checkpoint(
@@ -159,7 +155,7 @@ def load_checkpoint(
     """Put everything back as it was; raises when the file is broken or the checkpoint is of another model."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()["paceline"])
+            header = loads(file.metadata()["paceline"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, TypeError, KeyError, ValueError) as error:
         raise PacelineError(f"{path} is not a whole checkpoint ({error}); delete it to start again") from None
@@ -337,7 +333,7 @@ class Reporter:
             return
         self._log.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in read_log(self._log) if row["step"] <= progress.step]
-        self._log.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        write_whole(self._log, "".join(json.dumps(row) + "\n" for row in kept))
 
     def say(self, text: str) -> None:
         self._console.print(text)
@@ -377,8 +373,8 @@ class Reporter:
 
     def _write(self, progress: Progress, row: dict[str, Any]) -> None:
         if not self._quiet:
-            with self._log.open("a") as file:
-                file.write(json.dumps({"step": progress.step, "tokens": progress.tokens, **row}) + "\n")
+            with Appender.open(self._log) as lines:
+                lines.append([{"step": progress.step, "tokens": progress.tokens, **row}])
 
 
 def validate(module: nn.Module, accelerator: Accelerator, validation: dict[str, list[Batch]]) -> dict[str, float]:
@@ -402,5 +398,4 @@ def _seconds_left(config: LoopConfig, progress: Progress, speed: float) -> float
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The rows of a log, in order."""
-    lines: Iterable[str] = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.strip()]
+    return [row for _, row in objects(path, PacelineError, "a row of a training's log")] if path.exists() else []

@@ -6,7 +6,6 @@
         loop = LoopConfig(minutes=minutes, tokens=budget(answers, minutes, tokens, passes=10))
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ from typing import Annotated
 import typer
 
 from paceline.errors import PacelineError
+from paceline.records import objects
 
 Out = Annotated[Path, typer.Option(help="Folder to write.")]
 # Not --run: torchrun would take it for its own --run-path.
@@ -67,9 +67,8 @@ def budget(answers: Path, minutes: float | None, tokens: int | None, passes: int
     """Tokens to train on: as asked, or `passes` times what a file of answers holds. None with a budget in minutes."""
     if minutes is not None or tokens is not None:
         return tokens
-    with answers.open(encoding="utf-8") as lines:
-        rows = map(json.loads, lines)
-        return passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for row in rows)
+    rows = objects(answers, PacelineError, "an answer")
+    return passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
 
 
 def own_answers(

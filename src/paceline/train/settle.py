@@ -194,7 +194,6 @@ def answers(
     for i, prompt in enumerate(prompts):
         hot = config.temperature if i % 2 else 0.0
         rows.append(engine.add(prompt, SamplingParams(max_tokens=config.tokens, temperature=hot, seed=seed + i)))
-    while engine.has_work:
-        engine.step()
+    engine.finish(rows)
     for row in rows:
         yield row.tokens[: row.prompt_length].tolist(), row.new_tokens.tolist()

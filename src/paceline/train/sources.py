@@ -12,9 +12,7 @@ Doesn't know: tokenizers, models, where data comes from or whether its licence l
     python -m paceline.train sources gsm=train.jsonl.gz books=alice.txt
 """
 
-import gzip
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.records import objects, opened
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
@@ -94,10 +93,8 @@ def read(source: Source) -> Iterator[Document]:
         for number, row in enumerate(_hub_rows(source), start=1):
             yield _document(source, f"{source.path}, row {number}", row)
     elif source.path.name.removesuffix(".gz").endswith(".jsonl"):
-        for number, line in enumerate(_lines(source.path), start=1):
-            if line.strip():
-                where = f"{source.path}, line {number}"
-                yield _document(source, where, _parse(where, line))
+        for where, row in objects(source.path, SourceError, KNOWN_RECORDS):
+            yield _document(source, where, row)
     else:
         yield from _plain_text(source)
 
@@ -117,16 +114,14 @@ def split(documents: Iterable[Document], share: float = 0.01) -> tuple[list[Docu
     return train, valid
 
 
-def _lines(path: Path) -> Iterator[str]:
-    number = 0
+def _text_of(path: Path) -> str:
+    with opened(path, SourceError) as stream:
+        content = stream.read()
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):  # noqa: B007  the except clauses name the line
-                yield raw.decode("utf-8")
+        return content.decode()
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path}, line {number}: not UTF-8 ({error.reason})") from None
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise SourceError(f"{path}, after line {number}: broken gzip file ({error})") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SourceError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
 
 
 def _hub_rows(source: Source) -> Iterable[Any]:
@@ -154,7 +149,7 @@ def _plain_text(source: Source) -> Iterator[Document]:
     assert isinstance(source.path, Path)
     paragraphs: list[str] = []
     size = 0
-    for block in re.split(r"\n\s*\n", "".join(_lines(source.path)).replace("\r\n", "\n")):
+    for block in re.split(r"\n\s*\n", _text_of(source.path).replace("\r\n", "\n")):
         if block.strip():
             paragraphs.append(block.strip("\n"))
             size += len(block)
@@ -163,13 +158,6 @@ def _plain_text(source: Source) -> Iterator[Document]:
             paragraphs, size = [], 0
     if paragraphs:
         yield Document(source.name, text="\n\n".join(paragraphs))
-
-
-def _parse(where: str, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise SourceError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
 
 
 def _document(source: Source, where: str, row: Any) -> Document:

@@ -93,6 +93,15 @@ def test_what_is_not_a_drafter_is_refused(saved, target, tmp_path):
     assert "does not say which target" in refusal(saved, "demo", target)
 
 
+@pytest.mark.parametrize("version", ["99.0", "1.0.0", "0.99.1", "new", 7, [1]])
+def test_a_later_version_is_refused(saved, target, version):
+    config = json.loads((saved / CONFIG).read_text())
+    (saved / CONFIG).write_text(json.dumps(config | {"paceline": version}))
+    assert "paceline" in refusal(saved, "demo", target)
+    (saved / CONFIG).write_text(json.dumps(config | {"paceline": "0.0.9"}))
+    open_drafter(saved, "demo", target)
+
+
 def test_cut_off_weights_are_refused(saved, target):
     whole = (saved / WEIGHTS).read_bytes()
     for length in (0, 7, len(whole) // 2, len(whole) - 1):

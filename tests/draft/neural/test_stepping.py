@@ -25,9 +25,10 @@ from paceline.draft.neural.stepping import Stepping, SteppingConfig
 from paceline.draft.neural.stop import Adaptive, Outcome, Svip
 from paceline.engine import Engine
 from paceline.errors import MethodError
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import RowRandom, SamplingParams, probabilities
-from paceline.target.base import Segment, Target
+from paceline.target.base import Target
 from paceline.tree import DraftTree
 
 GREEDY = SamplingParams(max_tokens=40)
@@ -379,9 +380,12 @@ class Sometimes(Drafter):
 
     name = "sometimes"
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
-        drafts = [[row.last_token] * min(3, row.max_draft) if len(row) % 2 else [] for row in rows]
-        return [DraftTree.chain(row.last_token, drafted) for row, drafted in zip(rows, drafts, strict=True)]
+    def __init__(self, target: TableTarget):
+        self.target = target
+
+    def draft(self, row: Row) -> DraftTree:
+        right = int(self.target.logits_after(row.tokens).argmax())
+        return DraftTree.chain(row.last_token, [right, right, right][: row.max_draft if len(row) % 2 else 0])
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -389,7 +393,7 @@ def test_while_another_drafter_was_asked_tokens_wait(spec):
     target = TableTarget(vocab_size=8, order=2, seed=4)
     for batch in (1, 8):
         made = drafter(like(target), **SPECS[spec])
-        out = answers(target, Fallback([Sometimes(), made]), max_batch=batch)
+        out = answers(target, Fallback([Sometimes(target), made]), max_batch=batch)
         assert tokens(out) == plain(target, GREEDY)
         assert {who for done in out for who, _ in done.runs} >= {"sometimes", "model"} or "short" in spec
         assert max(made.lags[1:]) > 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.draft.worlds import ROW, WORLDS, World, confident
 
-from paceline.draft import stop
+from paceline.draft.neural import stop
 from paceline.draft.neural.stop import (
     Adaptive,
     Confidence,

@@ -30,11 +30,11 @@ from paceline.draft.neural.vocab import (
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import MethodError
+from paceline.round import Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams, draw
-from paceline.target.base import Segment
-from paceline.target.decoder import Linear
 from paceline.target.hf import HFTarget
+from paceline.target.linear import Linear
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 

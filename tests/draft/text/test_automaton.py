@@ -271,7 +271,7 @@ def test_thousands_of_random_strings():
 
 def test_real_tokens(demo: Path):
     """10,000 tokens of this repository's own pages."""
-    pages = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
+    pages = sorted((Path(__file__).parents[3] / "docs").rglob("*.md"))
     ids = load_tokenizer(demo).encode_text("\n".join(page.read_text() for page in pages))[:10_000]
     assert len(ids) == 10_000
     brute, growing = BruteForce(), SuffixAutomaton()

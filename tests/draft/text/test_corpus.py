@@ -118,7 +118,7 @@ def test_the_estimate_is_about_right(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"text": "x"}\n{"text": "x"\n', "a.jsonl, line 2 is not valid JSON"),
+        ("a.jsonl", '{"text": "x"}\n{"text": "x"\n', "a.jsonl, line 2: not JSON"),
         ("a.jsonl", '{"prompt": "x"}\n', "a.jsonl, line 1 has no text: a line holds"),
         ("a.jsonl", "[1]\n", "line 1 has no text"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}\n', "line 1 has no text"),
@@ -145,7 +145,7 @@ def test_files_that_cannot_be_read(tmp_path):
         build(tmp_path / "out", [tmp_path / "a.txt"], LETTERS, ONLY)
     for cut in (b"no gzip", gzip.compress(b"x" * 100)[:-9]):
         (tmp_path / "a.txt.gz").write_bytes(cut)
-        with pytest.raises(StoreError, match=r"a\.txt\.gz cannot be read"):
+        with pytest.raises(StoreError, match=r"a\.txt\.gz is cut off or damaged"):
             build(tmp_path / "out", [tmp_path / "a.txt.gz"], LETTERS, ONLY)
 
 

@@ -10,7 +10,7 @@ and its data say. Nothing is unpickled. Whatever does not fit is said in one lin
 from __future__ import annotations
 
 import json
-import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.errors import MethodError, meant
-from paceline.target.base import Target
+from paceline.records import loads, replacing, write_whole
+from paceline.target.base import Facts
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
@@ -40,7 +41,7 @@ class TargetFacts:
     vocab_size: int
 
     @classmethod
-    def of(cls, target: Target) -> TargetFacts:
+    def of(cls, target: Facts) -> TargetFacts:
         """Those of a loaded target; bound to its tokenizer, if it has one, as an engine does it."""
         return cls(
             target.name,
@@ -60,30 +61,23 @@ def save_drafter(
     A kill leaves the old checkpoint, or one without config.json, which is refused: never one half old, half new."""
     text = json.dumps({KIND: kind, "paceline": __version__, "target": asdict(target), **config}, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
-    beside = out / f"{WEIGHTS}.tmp"
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, beside, metadata={"format": "pt"})
-    beside.chmod(0o644)  # safetensors writes for the owner alone
-    _to_disk(beside)
-    (out / CONFIG).unlink(missing_ok=True)
-    os.replace(beside, out / WEIGHTS)
+    with replacing(out / WEIGHTS) as beside:
+        save_tensors(beside, tensors, {"format": "pt"})
+        (out / CONFIG).unlink(missing_ok=True)
     write_whole(out / CONFIG, text)
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file that appears whole or not at all."""
-    beside = file.with_name(f"{file.name}.tmp")
-    beside.write_text(text, "utf-8")
-    _to_disk(beside)
-    os.replace(beside, file)
-
-
-def _to_disk(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """`save_file`, of which a full disk is an OSError."""
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    file.chmod(0o644)  # safetensors writes for the owner alone
 
 
 def open_drafter(
-    path: str | Path, kind: str, target: Target | None, *, any_target: bool = False
+    path: str | Path, kind: str, target: Facts | None, *, any_target: bool = False
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The configuration and the tensors (on the CPU, as they are stored) of the drafter in folder `path`.
 
@@ -108,7 +102,7 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
     if not file.exists():
         raise MethodError(f"{folder} has no {CONFIG}, so it is not a drafter; name the folder its training wrote")
     try:
-        config: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        config: dict[str, Any] = loads(file.read_bytes())
         found = config.get(KIND)
     except (OSError, ValueError, AttributeError) as error:
         raise MethodError(f"{file} cannot be read ({error}); train or copy the drafter again") from None
@@ -116,10 +110,26 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
         raise MethodError(f"{folder} is a model and not a {kind} drafter: its {CONFIG} has no {KIND}")
     if found != kind:
         raise MethodError(f"{folder} holds a drafter of kind {found} where {kind} is wanted: write {found}:{folder}")
+    _check_version(config.get("paceline"), folder)
     return config
 
 
-def check_target(folder: Path, made_for: TargetFacts, target: Target, *, any_target: bool = False) -> None:
+def _check_version(wrote: Any, folder: Path) -> None:
+    """MethodError for a checkpoint of a later version than this, whose format nobody can know here."""
+    if wrote is None:
+        return
+    numbers = re.match(r"(\d+)\.(\d+)", str(wrote))
+    if numbers is None:
+        raise MethodError(f"{folder / CONFIG} does not say which version of paceline wrote it: train the drafter again")
+    own = re.match(r"(\d+)\.(\d+)", __version__)
+    assert own is not None
+    if tuple(map(int, numbers.groups())) > tuple(map(int, own.groups())):
+        raise MethodError(
+            f"{folder} was written by paceline {wrote} and this is {__version__}: upgrade, or train the drafter again"
+        )
+
+
+def check_target(folder: Path, made_for: TargetFacts, target: Facts, *, any_target: bool = False) -> None:
     """MethodError, with both names and what differs, if a drafter `made_for` one target does not fit another."""
     here = TargetFacts.of(target)
     if made_for.tokenizer_fingerprint and here.tokenizer_fingerprint:

@@ -22,7 +22,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter
 from paceline.draft.neural import stop
 from paceline.draft.neural.stop import Outcome
@@ -30,9 +29,10 @@ from paceline.draft.text.copying import end_tokens
 from paceline.errors import MethodError, NumericError, PacelineError
 from paceline.kernels.argmax import best_token
 from paceline.kernels.topk import top_tokens
-from paceline.row import Row
+from paceline.round import Round, Segment
+from paceline.row import Request
 from paceline.sampling import on_accelerator, probabilities, warp
-from paceline.target.base import Segment, Target, Verdict
+from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
@@ -65,9 +65,10 @@ class Draft:
     ends            tokens behind which nothing can be accepted.
     done            nodes that were run. calls: forwards that took.
     probs           distributions that the drafted tokens were drawn from, [V] each; none if they were not drawn.
+    features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
     tree, kept      what was handed over, and for every node of it its number here; None: it was never run."""
 
-    row: Row
+    row: Request
     known: int
     tokens: list[int]
     parent: list[int]
@@ -75,11 +76,12 @@ class Draft:
     done: int = 0
     calls: int = 0
     probs: list[torch.Tensor] = field(default_factory=list)
+    features: list[torch.Tensor] = field(default_factory=list)
     tree: DraftTree | None = None
     kept: list[int | None] = field(default_factory=list)
 
     @classmethod
-    def of(cls, row: Row, cached: int, ends: frozenset[int] = frozenset()) -> Draft:
+    def of(cls, row: Request, cached: int, ends: frozenset[int] = frozenset()) -> Draft:
         """Nothing drafted yet; the model has run `cached` of the row's tokens."""
         known = row.tokens[cached:].tolist()
         return cls(row, len(known), known, list(range(-1, len(known) - 1)), ends)
@@ -138,7 +140,7 @@ class Stepping(Drafter):
         of each, columns as `columns` says."""
         raise NotImplementedError
 
-    def cached(self, row: Row) -> int:
+    def cached(self, row: Request) -> int:
         """How many of a row's tokens the model has run and kept."""
         raise NotImplementedError
 
@@ -146,20 +148,20 @@ class Stepping(Drafter):
         """Of the nodes of `draft` that were run, `nodes` (ascending, from 0) are committed now; forget the others."""
         raise NotImplementedError
 
-    def room(self, row: Row) -> int:
+    def room(self, row: Request) -> int:
         """Most tokens that may be drafted for a row; 0: none, and its model is not run."""
         return row.max_draft
 
-    def catch_up(self, row: Row) -> None:
+    def catch_up(self, row: Request) -> None:
         """Run what is long known, a prompt say, before the round's draft begins with the few tokens that are left."""
 
     # The loop -------------------------------------------------------------------------------------------------
 
-    def bind(self, target: Target) -> None:
+    def bind(self, target: Facts) -> None:
         self._eos_token_ids = target.eos_token_ids
         self._vocab_size = target.vocab_size
 
-    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         self.rule.begin([row.id for row in rows])
         self._asked = {row.id for row in rows}
         able = [row for row in rows if self._most(row) > 0]
@@ -174,7 +176,7 @@ class Stepping(Drafter):
         self._drafted_at = perf_counter()
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
-    def _most(self, row: Row) -> int:
+    def _most(self, row: Request) -> int:
         return min(self.rule.most(row.id), self.room(row))
 
     def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
@@ -219,7 +221,7 @@ class Stepping(Drafter):
             drew.append(token is not None)
         return drew
 
-    def _takes_best(self, row: Row) -> bool:
+    def _takes_best(self, row: Request) -> bool:
         """Whether a row's token is the best one as the logits come."""
         return not row.params.shifts_logits and (row.params.is_greedy or self.options.sample == "best")
 
@@ -294,28 +296,22 @@ class Stepping(Drafter):
 
     # After a round --------------------------------------------------------------------------------------------
 
-    def observe(
-        self,
-        rows: Sequence[Row],
-        trees: Sequence[DraftTree],
-        verdict: Verdict,
-        accepted: Sequence[Accepted],
-    ) -> None:
+    def observe(self, round: Round) -> None:
         seconds = perf_counter() - self._drafted_at
         outcomes: list[Outcome] = []
-        for row, tree, done in zip(rows, trees, accepted, strict=True):
+        for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
+            path, is_own = round.accepted[i].path, round.is_from(i, self)
             draft = self._drafts.pop(row.id, None)
-            mine = draft is not None and tree is draft.tree
             if draft is not None:
-                self.keep(draft, draft.accepted(done.path if mine else ()))
-            if mine or (row.id in self._asked and not tree.num_drafted):
-                outcomes.append(Outcome(row.id, tree.max_depth, len(done.path) - 1))
+                self.keep(draft, draft.accepted(path if is_own else ()))
+            if is_own or (row.id in self._asked and not tree.num_drafted):
+                outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         if outcomes:
             # Rounds in which others drafted or a prompt was run say nothing of what ours take.
-            self.rule.learn(outcomes, seconds if len(outcomes) == len(rows) else None)
+            self.rule.learn(outcomes, seconds if len(outcomes) == len(round) else None)
         self._asked = set()
 
-    def drop(self, row: Row) -> None:
+    def drop(self, row: Request) -> None:
         self._drafts.pop(row.id, None)
         self.rule.drop(row.id)
 

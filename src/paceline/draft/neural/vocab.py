@@ -31,7 +31,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline.errors import MethodError
-from paceline.target.base import Target
+from paceline.records import loads
+from paceline.target.base import Facts, Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.tokenizer import Tokenizer
@@ -174,7 +175,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
             names = set(opened.keys())
             wanted = {n for n in names if n in ("keep", "counts", OFFSETS, MEMBERS) or n.startswith("must.")}
             tensors = {name: opened.get_tensor(name) for name in sorted(wanted)}
-            header: dict[str, Any] = json.loads((opened.metadata() or {}).get("paceline", "{}"))
+            header: dict[str, Any] = loads((opened.metadata() or {}).get("paceline", "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         raise MethodError(f"{file} cannot be read as a vocabulary ({error}); make it again") from None
     if "keep" not in tensors and OFFSETS not in tensors:
@@ -204,7 +205,7 @@ def _from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
 # For drafters -----------------------------------------------------------------------------------------------------
 
 
-def trim(model: Target, vocab: str, checkpoint: str | Path, target: Target) -> Tensor:
+def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
     """Trim the head of a draft model as its option `vocab` says: logits have these columns then (token ids, int64 [K],
     ascending). Errors as `kept_tokens`, and MethodError if the model has no head that can be trimmed."""
     keep = kept_tokens(vocab, checkpoint, target)
@@ -234,7 +235,7 @@ def _width(bias: Tensor | None) -> int:
     return 0 if bias is None else bias.element_size()
 
 
-def kept_tokens(vocab: str, checkpoint: str | Path, target: Target) -> Tensor:
+def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
     """What the option `vocab` asks for: int64 [K] on the target's device, ascending.
 
     vocab       a number K: the best K by the counts beside the drafter's `checkpoint`; or a vocabulary file.

@@ -293,7 +293,7 @@ def _state(states, counts, length, first, recent):  # type: ignore[no-untyped-de
 
 @njit
 def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
-    """Row of `edges` that holds the edge, _HERE if the state itself does, or _NOWHERE."""
+    """Request of `edges` that holds the edge, _HERE if the state itself does, or _NOWHERE."""
     if states[state, _TOKEN] == token:
         return _HERE
     if states[state, _MORE] < 0:

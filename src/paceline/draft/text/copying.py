@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.row import Row
+from paceline.row import Request
 from paceline.tree import IntArray
 
 
@@ -18,7 +18,7 @@ def continuation(text: IntArray, start: int, count: int) -> IntArray:
     return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 
-def end_tokens(row: Row, eos_token_ids: Sequence[int]) -> frozenset[int]:
+def end_tokens(row: Request, eos_token_ids: Sequence[int]) -> frozenset[int]:
     """Tokens that end this row's answer."""
     return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else eos_token_ids)
 

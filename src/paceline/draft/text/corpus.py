@@ -16,14 +16,13 @@ Either may be compressed (.gz).
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from paceline.draft.text.frozen import BUILD_BYTES, DISK_BYTES
 from paceline.draft.text.store import Store, open_store, writing
 from paceline.errors import StoreError, meant
+from paceline.records import NotJSON, loads, numbered, opened
 from paceline.target.tokenizer import Tokenizer
 
 
@@ -110,24 +110,23 @@ def texts(file: Path, report: Callable[[float], None] | None = None) -> Iterator
     """Every text in `file`, empty ones left out. StoreError names the line that cannot be read."""
     _check(file)
     size = max(file.stat().st_size, 1)
+    with opened(file, StoreError) as lines:
+        if _type(file) == ".txt":
+            yield from _whole(lines.read(), file)
+            return
+        for number, line in numbered(lines):
+            yield from _texts(line, f"{file}, line {number}")
+            if report is not None:
+                report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
+
+
+def _whole(content: bytes, file: Path) -> list[str]:
+    """The one text of a .txt file, unless it is empty."""
     try:
-        with file.open("rb") as raw, _plain(file, raw) as lines:
-            if _type(file) == ".txt":
-                found = lines.read().decode()
-                yield from [found] if found.strip() else []
-                return
-            for number, line in enumerate(lines, 1):
-                yield from _texts(line, f"{file}, line {number}")
-                if report is not None:
-                    report(raw.tell() / size)
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise StoreError(f"{file} is not UTF-8: {error.reason} at byte {error.start:,}") from None
-    except (OSError, EOFError) as error:  # gzip: not compressed, or cut short
-        raise StoreError(f"{file} cannot be read: {error}") from None
-
-
-def _plain(file: Path, raw: IO[bytes]) -> IO[bytes]:
-    return gzip.open(raw) if file.suffix == ".gz" else raw  # type: ignore[return-value]
+    return [text] if text.strip() else []
 
 
 def _type(file: Path) -> str:
@@ -145,12 +144,10 @@ def _check(file: Path) -> None:
 
 def _texts(line: bytes, where: str) -> list[str]:
     """The texts of one line of JSON."""
-    if not line.strip():
-        return []
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise StoreError(f"{where} is not valid JSON: {error}") from None
+        record = loads(line)
+    except NotJSON as error:
+        raise StoreError(f"{where}: {error}") from None
     found = _fields(record) if isinstance(record, dict) else None
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise StoreError(f"{where} has no text: {LINE}")

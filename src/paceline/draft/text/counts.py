@@ -110,7 +110,7 @@ def mixed(key, token):  # type: ignore[no-untyped-def]
 
 @njit
 def locate(table, keys, key):  # type: ignore[no-untyped-def]
-    """Row of the context with this hash, or -1."""
+    """Request of the context with this hash, or -1."""
     slot = key & (len(table) - 1)
     while table[slot] >= 0:
         if keys[table[slot]] == key:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import StoreError
+from paceline.records import loads
 
 HEADER = "store.json"
 VERSION = 1
@@ -56,14 +57,16 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
         raise StoreError(f"{out} exists and is not a store; choose another place, nothing was written")
     beside = out.with_name(out.name + ".part")
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
     try:
+        beside.mkdir(parents=True)
         writer = StoreWriter(beside, kind, tokenizer, dict(facts))
         yield writer
         header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, **writer.facts, "arrays": writer.arrays}
         (beside / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
         shutil.rmtree(out, ignore_errors=True)
         beside.rename(out)
+    except OSError as error:  # NumPy's own has a text and no errno
+        raise StoreError(f"{out} cannot be written: {error.strerror or error}; nothing of it is left") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -97,7 +100,7 @@ def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -
         made = ": build one with `paceline corpus build`" if kind == "corpus" else ""
         raise StoreError(f"there is no store {folder}{made}")
     try:
-        header = json.loads(file.read_text("utf-8"))
+        header = loads(file.read_bytes())
         version, found, of = header["version"], header["kind"], header["tokenizer"]
         sizes: dict[str, int] = dict(header["arrays"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,0 +1,61 @@
+"""Ctrl-C while a command cannot yet stop by itself: one line, status 130, no traceback. Imports nothing slow.
+
+Later, between two rounds of an engine or two steps of a training, the loops look for themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, NoReturn
+
+STATUS = 130
+"""What a shell says of a command that Ctrl-C ended."""
+
+
+def at_once() -> None:
+    """From here on Ctrl-C ends the process: for the first moments, in which nothing but imports is under way."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it otherwise
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"interrupted\n")
+    os._exit(STATUS)
+
+
+class ByException:
+    """Within it Ctrl-C raises KeyboardInterrupt and is noted in `pressed`: libraries that are being imported or called
+    turn that into errors of their own. While torch is imported, which may not survive it, the process ends at once."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self._before: Any = None
+
+    def __enter__(self) -> ByException:
+        if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _leave):
+            try:
+                self._before = signal.signal(signal.SIGINT, self._press)
+            except ValueError:  # not in the main thread: the caller's business
+                self._before = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
+        if _is_loading("torch"):
+            _leave()
+        raise KeyboardInterrupt
+
+
+def _is_loading(module: str) -> bool:
+    """Whether a module is being imported now."""
+    return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))

@@ -1,0 +1,15 @@
+"""JSON Lines: one reader and one writer for prompts, recordings, corpora, training data and results.
+
+    for where, record in objects("log.jsonl", TraceError, '{"prompt": ..., "response": ...}'):
+        ...
+    with Appender.create(Path("new.jsonl")) as lines:
+        lines.append([{"text": "one"}])
+
+`reading.py` turns whatever a file may hold into values or into one line that says where it is broken; `writing.py`
+leaves whole lines and nothing else. Knows nothing of what the records mean.
+"""
+
+from paceline.records.reading import NotJSON, as_object, loads, numbered, objects, opened
+from paceline.records.writing import Appender, replacing, write_whole
+
+__all__ = ["Appender", "NotJSON", "as_object", "loads", "numbered", "objects", "opened", "replacing", "write_whole"]

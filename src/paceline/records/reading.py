@@ -1,0 +1,110 @@
+"""Read JSON that somebody else wrote. Everything that can be wrong with it is one PacelineError of one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import PacelineError
+
+DEPTH = 100
+"""Levels of nesting that are read. Python's own limit hangs on how deep the caller is in the stack."""
+BOM = b"\xef\xbb\xbf"
+
+
+class NotJSON(PacelineError, ValueError):
+    """Text that is not JSON, or that holds what nothing after it could work with."""
+
+
+def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """`json.loads`, but whatever is wrong raises NotJSON: bytes that are not UTF-8, a syntax error, nesting deeper
+    than DEPTH, an integer of more digits than Python reads, half a surrogate pair (no text can be made of it)."""
+    try:
+        text = text.removeprefix(BOM).decode() if isinstance(text, bytes) else text
+        value = json.loads(text, parse_constant=parse_constant)
+    except UnicodeDecodeError as error:
+        raise NotJSON(f"not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
+        raise NotJSON(f"not JSON: {error.msg} at {line}column {error.colno}") from None
+    except RecursionError:
+        raise NotJSON(_DEEP) from None
+    except ValueError:  # the only other one: int() of a long text is refused, as it would take quadratic time
+        raise NotJSON("a whole number of more than 4,300 digits is not read") from None
+    if text.count("[") + text.count("{") > DEPTH and _is_deep(value):
+        raise NotJSON(_DEEP)
+    if "\\ud" in text or "\\uD" in text:
+        _refuse_surrogates(value)
+    return value
+
+
+_DEEP = f"nested more than {DEPTH} levels deep"
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEPTH + 1):
+        holders = [one for one in level if isinstance(one, (dict, list)) and one]
+        if not holders:
+            return False
+        level = [inner for one in holders for inner in (one.values() if isinstance(one, dict) else one)]
+    return True
+
+
+def _refuse_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise NotJSON(f"{half} is half of a surrogate pair and stands alone, which is not a character") from None
+
+
+def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
+    """The JSON object of a line. NotJSON if it holds something else; `wanted` says what, in the message."""
+    value = loads(line)
+    if not isinstance(value, dict):
+        raise NotJSON(f"a JSON object is wanted ({wanted}), not a {type(value).__name__}")
+    return value
+
+
+def numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, line) of every line that is not blank, without a byte order mark."""
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix(BOM) if number == 1 else line
+        if line.strip():
+            yield number, line
+
+
+@contextmanager
+def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
+    """A file, gzipped (by its first bytes, or its name) or not, for reading bytes. What cannot be read in the block, or
+    unzipped, raises `error`. `tell` of its `raw` stays where the compressed bytes are."""
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b" or path.suffix == ".gz"
+            raw.seek(0)
+            with gzip.open(raw) if zipped else raw as lines:
+                yield lines  # type: ignore[misc]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as cause:
+        raise error(f"{path} is cut off or damaged ({cause})") from cause
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
+
+
+def objects(path: str | Path, error: type[PacelineError], wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file, line n", object) of every line that is not blank; `error`, which names the line, for one that is none.
+
+    wanted  what a line should be, for the message."""
+    with opened(Path(path), error) as lines:
+        for number, line in numbered(lines):
+            where = f"{path}, line {number}"
+            try:
+                record = as_object(line, wanted)
+            except NotJSON as cause:
+                raise error(f"{where}: {cause}") from None
+            yield where, record

@@ -1,0 +1,116 @@
+"""Append JSON Lines. A reader at any moment, and whoever goes on after a crash or a full disk, finds whole lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.errors import PacelineError
+
+
+class Writer(Protocol):
+    """What takes records one by one."""
+
+    def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
+        """Write records (or lines without their ends)."""
+
+
+class Appender:
+    """Lines at the end of a file; with an unbuffered file, so that what `append` returned from is written.
+
+    raw   opened for writing; closed with this. name is for messages; then what is said after "cannot be written"."""
+
+    def __init__(self, raw: FileIO, name: str, then: str = ""):
+        self._raw, self._name, self._then = raw, name, then
+        self._is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+
+    @classmethod
+    def open(cls, path: Path, *, new: bool = False, then: str = "") -> Appender:
+        """At the end of `path`, which is made if it is not there; new: it must not be there yet.
+
+        PacelineError, one line, if that cannot be."""
+        try:
+            return cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
+        except FileExistsError as error:
+            raise PacelineError(f"{path} exists already; give another name, or remove it first") from error
+        except OSError as error:
+            raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
+
+    def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
+        """Write records (or lines without their ends) in one piece. If that fails the file is as it was, and
+        PacelineError says why; a pipe that nobody reads any more raises BrokenPipeError."""
+        rest = memoryview("".join(_line(record) for record in records).encode())
+        end = os.fstat(self._raw.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._raw.write(rest) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._is_file:
+                self._raw.truncate(end)
+                self._raw.seek(end)
+            raise PacelineError(f"{self._name} cannot be written: {error.strerror}{self._then}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._raw.close()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Stream:
+    """A text stream without a file of its own, such as one that a test reads."""
+
+    def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
+        sys.stdout.write("".join(_line(record) for record in records))
+        sys.stdout.flush()
+
+
+def standard_output() -> Writer:
+    """Lines to standard output."""
+    sys.stdout.flush()
+    try:
+        return Appender(FileIO(os.dup(sys.stdout.fileno()), "w"), "standard output")
+    except (OSError, ValueError):  # no file: io.UnsupportedOperation is both
+        return _Stream()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The path of a file to write in the block, which then takes the place of `path` (its folder is made): that is
+    there whole or not at all, and what was there before stays if something fails. PacelineError if it cannot be
+    written."""
+    beside = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        with beside.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is there whole or not at all; PacelineError if that fails."""
+    with replacing(path) as beside:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _line(record: Mapping[str, Any] | str) -> str:
+    return (record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n"

@@ -1,0 +1,89 @@
+"""Attention over ragged caches: of packed queries, and as a layer that trained drafters stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from paceline.round import Segment
+from paceline.target.cache import RaggedCache, Writer
+from paceline.target.layout import Layout, plan
+from paceline.target.linear import Linear
+from paceline.target.ops import TorchOps
+from paceline.target.shape import Shape
+
+
+def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
+    """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
+    if len(layout.groups) == 1 and layout.groups[0].gather is None:
+        return _attend_group(queries, layout, cache, layer, 0)
+    out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
+    for g, group in enumerate(layout.groups):
+        if group.gather is None:
+            out[group.begin : group.end] = _attend_group(queries[group.begin : group.end], layout, cache, layer, g)
+        else:
+            out[group.packed] = _attend_group(queries[group.gather], layout, cache, layer, g)[group.scatter]
+    return out
+
+
+def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int, g: int) -> torch.Tensor:
+    """One call for the padded queries [slots * queries, heads, head_dim] of group g.
+
+    Query heads that share a key head become queries of one head: torch reads its keys once for all of them."""
+    group = layout.groups[g]
+    keys, values = cache.read(layer, g)
+    slots, kv_heads = keys.shape[:2]
+    if group.is_long:
+        q = queries.unsqueeze(0).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=group.mask, is_causal=group.mask is None, enable_gqa=q.shape[1] != kv_heads
+        )
+        return out.transpose(1, 2).reshape(queries.shape[0], -1)
+    q = queries.view(slots, group.queries, kv_heads, -1, queries.shape[-1]).transpose(1, 2).flatten(2, 3)
+    if group.mask is not None and q.shape[2] < group.mask.shape[2]:
+        q = F.pad(q, (0, 0, 0, group.mask.shape[2] - q.shape[2]))
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask)
+    out = out[:, :, : group.queries * (queries.shape[1] // kv_heads)]
+    return out.unflatten(2, (group.queries, -1)).transpose(1, 2).reshape(queries.shape[0], -1)
+
+
+class Attention:
+    """Rotary self-attention without norms: out(attend(rotate(qkv(x)))). A trained drafter stacks some of these.
+
+    weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" and "o_proj.weight", of `attention_shapes`."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], shape: Shape, ops: TorchOps):
+        self.shape, self.ops = shape, ops
+        self.qkv = Linear(torch.cat([weights[f"{name}_proj.weight"] for name in "qkv"]))
+        self.out = Linear(weights["o_proj.weight"])
+
+    def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
+        """Over normed states [N, H], whose keys and values become layer `layer` of the cache; [N, H]."""
+        s = self.shape
+        qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, None, cache, layer)
+        return self.out(attend(queries, layout, cache, layer))
+
+
+def attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the tensors of `Attention`."""
+    h, q, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return {"q_proj.weight": (q, h), "k_proj.weight": (kv, h), "v_proj.weight": (kv, h), "o_proj.weight": (h, q)}
+
+
+def begin(
+    segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor
+) -> tuple[Layout, Writer]:
+    """Plan a forward of layers that have a cache of their own, and make room in it. like: of the states' dtype and
+    device."""
+    layout = plan(
+        segments,
+        [cache.length(segment.slot) for segment in segments],
+        shared=shape.num_heads // shape.num_kv_heads,
+        dtype=like.dtype,
+        device=like.device,
+    )
+    ops.begin(layout)
+    return layout, cache.writer(layout)

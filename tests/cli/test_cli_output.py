@@ -1,0 +1,146 @@
+"""Where answers go when that is full, gone, or cut short: one line or none, and never a torn one."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+from tests.disk import full_after
+
+FULL = Path("/dev/full")
+PACELINE = (sys.executable, "-m", "paceline")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+
+
+@needs_full
+@pytest.mark.parametrize("more", [("--json",), ()], ids=["json", "text"])
+def test_a_full_disk_behind_standard_output(tiny: Path, more: tuple[str, ...]) -> None:
+    with FULL.open("wb") as full:
+        done = subprocess.run(
+            [*PACELINE, "generate", tiny, "the cat", "-n", "4", *more],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert errors[0].endswith("cannot be written: No space left on device")
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@needs_full
+def test_a_full_disk_behind_a_list_of_methods() -> None:
+    with FULL.open("wb") as full:
+        done = subprocess.run([*PACELINE, "methods"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_a_full_disk_behind_out(command: Command, tiny: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "the cat"}\n' * 20)
+    with full_after(1200):
+        result = command("generate", tiny, "-p", prompts, "-o", out, "-n", 2)
+    assert result.code == 2
+    assert result.err.splitlines()[-1].startswith(f"error: {out} cannot be written: ")
+    lines = out.read_text().split("\n")
+    assert lines.pop() == ""
+    assert 1 <= len([json.loads(line) for line in lines]) < 20
+
+
+def test_nobody_reads_on(endless: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the cat", "max_tokens": 2}\n' * 2000)
+    running = subprocess.Popen(
+        [*PACELINE, "generate", endless, "-p", tmp_path / "prompts.jsonl", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert running.stdout is not None
+    assert running.stderr is not None
+    assert running.stdout.readline()
+    running.stdout.close()
+    assert running.wait(timeout=60) == 141
+    assert running.stderr.read() == b""
+
+
+PRESSED_AT = """
+import os, signal, sys
+
+MODULE = sys.argv.pop(1)
+
+class Presses:
+    def find_spec(self, name, *_):
+        if name == MODULE:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Presses())
+from paceline.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["paceline.cli", "typer", "rich.table", "numpy", "torch.nn", "paceline.engine"])
+def test_ctrl_c_while_a_module_is_imported(tiny: Path, tmp_path: Path, module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED_AT, module, "generate", tiny, "the cat", "-o", tmp_path / "out.jsonl"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_while_a_model_is_loaded(command: Command, tiny: Path, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A library turns it into an error of its own, as imports of extensions do."""
+    import paceline.engine
+
+    def loading(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+
+    monkeypatch.setattr(paceline.engine, "load", loading)
+    result = command("generate", tiny, "hi", "-o", tmp_path / "out.jsonl")
+    assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(paceline.engine, "load", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    result = command("generate", tiny, "hi")
+    assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
+
+
+def test_an_argument_that_is_not_text(command: Command, tiny: Path, tmp_path: Path) -> None:
+    for more in ((), ("-o", tmp_path / "out.jsonl"), ("--json",), ("--compare",)):
+        result = command("generate", tiny, "the \udcff", *more)
+        assert result.code == 2
+        assert result.err.startswith("error: ")
+        assert "half of a surrogate pair" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_no_machine_holds(command: Command, tiny: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [f'{{"prompt": "a", "temperature": 1{"0" * 400}}}', f'{{"prompt": "a", "top_k": {10**30}}}']
+    lines += [f'{{"prompt": "a", "id": {"9" * 5000}}}', '{"prompt": "a", "id": "\\ud800"}']
+    prompts.write_text("\n".join([*lines, '{"prompt": "the cat", "max_tokens": 2, "temperature": 1}']))
+    result = command("generate", tiny, "-p", prompts, "--json")
+    assert result.code == 1
+    assert len(result.out.splitlines()) == 1
+    errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert [f"line {n}: " in error for n, error in enumerate(errors, 1)] == [True] * 4
+    assert max(map(len, errors)) < len(str(prompts)) + 260
+    assert command("generate", tiny, "hi", "--top-k", 10**30).code == 2
+    result = command("generate", tiny, "hi", "--draft", f"sam,past={10**15}")
+    assert result.code == 2
+    assert f"sam: past is {10**15}; there is no memory" in result.err
+
+
+def test_a_corpus_on_a_full_disk(command: Command, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 500)
+    with full_after(1000):
+        result = command("corpus", "build", tmp_path / "out", "--text", tmp_path / "a.txt", "--tokenizer", tiny)
+    assert result.code == 2
+    assert result.err.splitlines()[-1].startswith(f"error: {tmp_path / 'out'} cannot be written: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

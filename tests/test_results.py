@@ -1,0 +1,36 @@
+"""docs/results: its tables, and figures taken from them elsewhere, are what `benchmarks/results.py` prints."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+RESULTS = REPOSITORY / "docs" / "results"
+
+
+def printed(*arguments: str) -> str:
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "results.py"), *arguments]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+
+
+def test_the_short_table_is_what_the_command_prints() -> None:
+    page = (RESULTS / "README.md").read_text("utf-8")
+    assert f"<!-- python benchmarks/results.py table -->\n{printed('table')}<!-- end -->" in page
+
+
+@pytest.mark.parametrize("run", sorted(path.stem for path in RESULTS.glob("*.html")))
+def test_the_page_of_a_run_is_what_the_command_prints(run: str) -> None:
+    assert (RESULTS / f"{run}.md").read_text("utf-8") == printed("full", run)
+
+
+def test_the_number_of_differing_answers_is_what_the_command_counts() -> None:
+    differing, of, answers = printed("differing").splitlines()[-1].removeprefix("all: ").split()[:3]
+    assert of == "of"
+    for page, sentence in {
+        "README.md": f"this happened in {differing} of {answers} answers",
+        "docs/performance.md": f"{differing} of our drafters' {answers} answers are not plain decoding's",
+        "docs/results/README.md": f"Of our drafters' {answers} answers in the six runs below, {differing} differ",
+    }.items():
+        assert sentence in " ".join((REPOSITORY / page).read_text("utf-8").split()), page

@@ -1,0 +1,167 @@
+"""Threads: rounds get fewer of them beside a process that wants the cores, and all of them again afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.target.load import load
+from paceline.threads import REST, TRIAL, WINDOW, Threads
+from tests.fakes import TableTarget
+
+ALL = 4
+
+
+@pytest.fixture(autouse=True)
+def _all() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(ALL)
+    yield
+    torch.set_num_threads(before)
+
+
+class Machine:
+    """A clock, on which rounds take as long as a machine says.
+
+    alone, beside  milliseconds of a round by its number of threads, without a neighbour and with one."""
+
+    alone = {1: 4.0, 2: 2.5, 4: 2.0}
+    beside = {1: 4.0, 2: 3.0, 4: 200.0}
+
+    def __init__(self, most_alone: bool = True) -> None:
+        self.now = self.worked = 0.0
+        self.is_alone = most_alone
+        self.threads = Threads(now=lambda: self.now, worked=lambda: self.worked)
+        self.ran: list[int] = []
+
+    def rounds(self, count: int, keep: int | None = None) -> float:
+        """Seconds of so many rounds."""
+        began = self.now
+        for _ in range(count):
+            on = self.threads.begin(keep)
+            assert torch.get_num_threads() == on
+            seconds = (self.alone if self.is_alone else self.beside)[on] / 1e3
+            self.now += seconds
+            self.worked += seconds * (on if self.is_alone or on == 1 else on - 0.5)
+            self.threads.end("plain")
+            assert torch.get_num_threads() == ALL
+            self.ran.append(on)
+        return self.now - began
+
+
+def test_a_quiet_machine_is_left_alone() -> None:
+    machine = Machine()
+    machine.rounds(1000)
+    assert set(machine.ran) == {ALL}
+
+
+def test_a_neighbour_costs_a_few_rounds_and_no_more() -> None:
+    machine = Machine(most_alone=False)
+    machine.rounds(WINDOW + 4 * TRIAL)
+    assert machine.threads.number == 2
+    # What trials of all threads cost, a hundred times as slow as they are now.
+    assert machine.rounds(20_000) <= 20_000 * machine.beside[2] / 1e3 * (1 + 2 / REST)
+
+
+def test_when_the_neighbour_is_gone_all_threads_are_back() -> None:
+    machine = Machine(most_alone=False)
+    machine.rounds(200)
+    machine.is_alone = True
+    machine.rounds(20_000)
+    assert machine.threads.number == ALL
+    assert machine.ran[-100:] == [ALL] * 100
+
+
+def test_fewer_threads_that_are_no_faster_are_not_kept() -> None:
+    machine = Machine(most_alone=False)
+    machine.beside = {1: 9.0, 2: 9.0, 4: 5.0}
+    seconds = machine.rounds(5000)
+    assert machine.threads.number == ALL
+    assert seconds <= 5000 * 5e-3 * (1 + 2 / REST)
+
+
+def test_a_row_under_way_keeps_its_number() -> None:
+    machine = Machine(most_alone=False)
+    machine.rounds(100, keep=ALL)
+    assert set(machine.ran) == {ALL}
+    machine.rounds(100)
+    assert machine.ran[-1] == 2
+
+
+def test_rounds_of_other_kinds_are_not_compared() -> None:
+    """Short rounds of a trial are no reason for its number if the rounds before it were long ones."""
+    machine = Machine(most_alone=False)
+    for kind in ["short"] * 4 + ["long"] * 12 + ["short"] * 16:
+        machine.threads.begin()
+        machine.now += {"short": 0.001, "long": 0.1}[kind]
+        machine.threads.end(kind)
+    assert machine.threads.number == ALL
+
+
+def test_what_the_caller_sets_counts() -> None:
+    machine = Machine(most_alone=False)
+    machine.rounds(100)
+    torch.set_num_threads(1)
+    assert machine.threads.begin() == 1
+    machine.threads.end("plain")
+    assert Threads(fixed=3).begin() == 3
+
+
+class Spy(Threads):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[int | None] = []
+        self.kinds: list[object] = []
+
+    def begin(self, keep: int | None = None) -> int:
+        self.kept.append(keep)
+        return super().begin(keep)
+
+    def end(self, kind: object | None) -> None:
+        self.kinds.append(kind)
+        super().end(kind)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_threads_change_within_an_answer_only_where_that_changes_no_bit(same: bool) -> None:
+    target = TableTarget()
+    target.same_on_any_threads = same
+    target.threads = spy = Spy()
+    Engine(target, "none").generate([[1, 2]], SamplingParams(max_tokens=6))
+    assert spy.kept == [None] * 6 if same else [None, *[ALL] * 5]
+    assert spy.kinds == [None, *[("none", 1, 1)] * 5], "a round with a prompt in it is like no other"
+
+
+def test_engines_of_a_target_share_what_was_learnt_and_may_fix_it() -> None:
+    target = TableTarget()
+    one, other = Engine(target, "none"), Engine(target, "sam")
+    assert one.target.threads is other.target.threads
+    Engine(target, threads=2)
+    assert target.threads.begin() == 2
+    target.threads.end(None)
+
+
+def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo) -> None:  # type: ignore[no-untyped-def]
+    import numpy as np
+
+    from paceline.round import Segment
+
+    target = load(demo)
+    if not target.same_on_any_threads:
+        pytest.skip("products are not our own on this CPU")
+    told = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        slot = target.add_row(400)
+        for tokens in (range(300), range(1), range(5), range(33)):
+            segment = Segment.chunk(slot, np.array(tokens) + 100, last=True)
+            segment.num_logits = len(tokens)
+            told.append(target.verify([segment]).of(0).clone())
+            target.commit(slot, range(len(tokens)))
+        target.drop_row(slot)
+    assert all(torch.equal(told[i], told[i % 4]) for i in range(len(told)))
+    assert not load(demo, dtype="float32").same_on_any_threads
