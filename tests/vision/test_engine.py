@@ -29,7 +29,7 @@ def test_there_are_forty_kinds_and_each_fills_its_bounds() -> None:
 
 
 def test_pillow_draws_what_skia_draws() -> None:
-    pytest.importorskip("skia")
+    pytest.importorskip("skia", exc_type=ImportError)
     for name in ("fish", "house", "key", "bicycle"):
         drawing = KINDS[name].draw(KINDS[name].colours[0])
         size = (90, round(90 / drawing.aspect))
