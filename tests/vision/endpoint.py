@@ -60,7 +60,9 @@ def oracle(eyes: Eyes) -> Callable[[dict], str]:
 
 
 @contextmanager
-def serving(answer: Callable[[dict], str | dict], refuse: Callable[[int], int] = lambda n: 0) -> Iterator[tuple[str, list[dict]]]:
+def serving(
+    answer: Callable[[dict], str | dict], refuse: Callable[[int], int] = lambda n: 0
+) -> Iterator[tuple[str, list[dict]]]:
     """The server's address, and the requests it has answered. answer: a text, or a whole choice.
 
     refuse: the status of request number n, 0 to answer it."""

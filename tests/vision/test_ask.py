@@ -32,10 +32,12 @@ def test_a_server_that_sees_is_always_right(eyes, ask) -> None:
         report = _run(url, ask=ask)
     assert [one["subset"] for one in report["results"]] == ["relative_spatial", "existence"]
     for one in report["results"]:
-        assert (one["i2t"], one["t2i"], one["mean"], one["group"]) == (100,) * 4 and one["cases"] == 2
+        assert (one["i2t"], one["t2i"], one["mean"], one["group"]) == (100,) * 4
+        assert one["cases"] == 2
     each = {"choice": lambda k: 2 * k, "circular": lambda k: 2 * k * k, "yesno": lambda k: k * k}[ask]
     assert len(asked) == 2 * sum(each(k) for k in (4, 2)) == report["replies"]["replies"]
-    assert report["replies"]["invalid"] == 0 and report["replies"]["tokens"] == len(asked)
+    assert report["replies"]["invalid"] == 0
+    assert report["replies"]["tokens"] == len(asked)
     assert report["replies"]["sent"] == ["96 x 96"]
     assert all(body["temperature"] == 0 and body["model"] == "eye" for body in asked)
 
@@ -59,9 +61,11 @@ def test_pictures_are_sent_one_by_one_and_come_first(eyes) -> None:
         assert all(len(pixels) == 96 * 96 * 3 for pixels in pictures)
         content = body["messages"][0]["content"]
         if text.startswith("Which caption"):
-            assert content[0]["type"] == "image_url" and len(pictures) == 1
+            assert content[0]["type"] == "image_url"
+            assert len(pictures) == 1
         else:
-            assert len(pictures) == 9 and len(set(pictures)) == 9
+            assert len(pictures) == 9
+            assert len(set(pictures)) == 9
             assert [p["text"] for p in content[1:-1:2]] == [f"Image {letter}:" for letter in "ABCDEFGHI"]
 
 
@@ -70,7 +74,9 @@ def _expected(letter: str, way: str, subset: str) -> float:
     cases = [case for case in data().cases if case.subset == subset][:2]
     k = len(VALUES[subset])
     places = [
-        child(0, subset, case.id, way, query).permutation(k).tolist().index(query) for case in cases for query in range(k)
+        child(0, subset, case.id, way, query).permutation(k).tolist().index(query)
+        for case in cases
+        for query in range(k)
     ]
     return 100 * sum(place == ord(letter) - ord("A") for place in places) / len(places)
 
@@ -84,7 +90,8 @@ def test_a_server_that_always_says_b(eyes) -> None:
             assert one[way] == pytest.approx(_expected("B", way, one["subset"]), abs=1e-3)
             assert other[way] == pytest.approx(100 / one["k"], abs=1e-3)
             assert other[f"circular_{way}"] == 0 <= other[way]
-    assert set(plain["replies"]["letters"]) == {"B"} and len(plain["replies"]["right_letters"]) > 1
+    assert set(plain["replies"]["letters"]) == {"B"}
+    assert len(plain["replies"]["right_letters"]) > 1
 
 
 def test_a_constant_yes_ties_everything(eyes) -> None:
@@ -110,7 +117,8 @@ def test_a_random_server_scores_what_it_hit(eyes) -> None:
         hits[way][1] += 1
     for way, (hit, number) in hits.items():
         queries = sum(one[way] / 100 * one["k"] * one["cases"] for one in report["results"])
-        assert queries == pytest.approx(hit, abs=1e-2) and number == 12
+        assert queries == pytest.approx(hit, abs=1e-2)
+        assert number == 12
 
 
 def test_a_blank_picture_is_at_chance(eyes) -> None:
@@ -118,7 +126,8 @@ def test_a_blank_picture_is_at_chance(eyes) -> None:
     grey = bytes([127]) * 96 * 96 * 3
     with serving(lambda body: "A" if set(parts(body)[0]) == {grey} else "nothing") as (url, _):
         report = _run(url, ask="circular", blind="true")
-    assert report["replies"]["invalid"] == 0 and report["replies"]["blind"]
+    assert report["replies"]["invalid"] == 0
+    assert report["replies"]["blind"]
     for one in report["results"]:
         assert one["i2t"] == one["t2i"] == pytest.approx(100 / one["k"], abs=1e-3)
 
@@ -130,11 +139,16 @@ def test_probabilities_are_scores(eyes) -> None:
     def unsure(body: dict) -> dict:
         yes = 0.4 if right(body).startswith("Yes") else 0.3
         tops = [{"token": "Yes", "logprob": math.log(yes)}, {"token": " no", "logprob": math.log(0.5)}]
-        return {"message": {"content": "No"}, "finish_reason": "stop", "logprobs": {"content": [{"top_logprobs": tops}]}}
+        return {
+            "message": {"content": "No"},
+            "finish_reason": "stop",
+            "logprobs": {"content": [{"top_logprobs": tops}]},
+        }
 
     with serving(unsure) as (url, asked):
         report = _run(url, ask="yesno")
-    assert report["mean"]["mean"] == 100 and all(body["logprobs"] for body in asked)
+    assert report["mean"]["mean"] == 100
+    assert all(body["logprobs"] for body in asked)
 
 
 def test_invalid_replies_are_wrong_and_counted(eyes) -> None:
@@ -150,19 +164,25 @@ def test_invalid_replies_are_wrong_and_counted(eyes) -> None:
     with serving(odd) as (url, _):
         report = _run(url, ask="choice")
     assert [(one["i2t"], one["t2i"]) for one in report["results"]] == [(0, 0), (100, 0)]
-    assert report["replies"]["invalid"] == 12 + 8 and report["replies"]["cut_off"] == 8
+    assert report["replies"]["invalid"] == 12 + 8
+    assert report["replies"]["cut_off"] == 8
 
 
 def test_a_run_goes_on_without_asking_twice(eyes, tmp_path) -> None:
     """Refused after five questions, then asked again: what was answered is kept, a line that was cut off is not."""
     with serving(oracle(eyes), refuse=lambda n: 400 if 5 < n <= 24 else 0) as (url, asked):
         report = _run(url, tmp_path, ask="choice", concurrency=1)
-        assert len(asked) == 5 and len(report["problems"]) == 19 and "status 400" in report["problems"][0]
+        assert len(asked) == 5
+        assert len(report["problems"]) == 19
+        assert "status 400" in report["problems"][0]
         with (tmp_path / "replies.jsonl").open("a") as file:
             file.write('{"key": "cut o')
         report = _run(url, tmp_path, ask="choice")
-        assert len(asked) == 24 and report["mean"]["group"] == 100 and not report["problems"]
-        assert _run(url, tmp_path, ask="choice")["results"] == report["results"] and len(asked) == 24
+        assert len(asked) == 24
+        assert report["mean"]["group"] == 100
+        assert not report["problems"]
+        assert _run(url, tmp_path, ask="choice")["results"] == report["results"]
+        assert len(asked) == 24
     kept = [json.loads(line)["key"] for line in (tmp_path / "replies.jsonl").read_text().splitlines()]
     assert len(kept) == len(set(kept)) == 24
 
@@ -171,7 +191,8 @@ def test_a_busy_server_is_asked_again(eyes, monkeypatch) -> None:
     monkeypatch.setattr(client, "WAIT", 0.001)
     with serving(oracle(eyes), refuse=lambda n: 503 if n % 3 == 0 else 0) as (url, _):
         report = _run(url, ask="choice", subsets=("existence",))
-    assert report["mean"]["mean"] == 100 and not report["problems"]
+    assert report["mean"]["mean"] == 100
+    assert not report["problems"]
 
 
 def test_no_server_is_one_line(monkeypatch) -> None:

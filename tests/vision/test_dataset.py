@@ -43,7 +43,8 @@ def test_the_official_loader_reads_what_we_write() -> None:
             for image, caption in zip(line["images"], line["captions"], strict=True):
                 right[Image.open(sample() / subset / image).convert("RGB").tobytes()] = caption
         for item in items["i2t"]:
-            assert len(item["candidate_texts"]) == k and item["query_image"].size == (96, 96)
+            assert len(item["candidate_texts"]) == k
+            assert item["query_image"].size == (96, 96)
             assert item["candidate_texts"][item["label"]] == right[item["query_image"].tobytes()]
         for item in items["t2i"]:
             assert len(item["candidate_images"]) == k
@@ -54,7 +55,8 @@ def test_cases_are_rebuilt_without_cases_jsonl(copy: Path) -> None:
     with_ids = {(c.subset, frozenset(c.images)): c.captions for c in data().cases}
     (copy / "cases.jsonl").unlink()
     rebuilt = read_data(copy)
-    assert not rebuilt.problems and len(rebuilt.cases) == 24
+    assert not rebuilt.problems
+    assert len(rebuilt.cases) == 24
     for case in rebuilt.cases:
         assert with_ids[case.subset, frozenset(case.images)] == case.captions
         assert np.array_equal(score(Oracle(), rebuilt).matrices[f"{case.subset}/{case.id}"], np.eye(case.k))
@@ -76,7 +78,9 @@ def test_equal_captions_in_two_cases_are_two_cases(copy: Path) -> None:
     for name in ("image2text", "text2image"):
         (folder / f"{name}.new").replace(folder / f"{name}.json")
     read = read_data(copy, ["count"])
-    assert not read.problems and len(read.cases) == 4 and len({case.captions for case in read.cases}) == 1
+    assert not read.problems
+    assert len(read.cases) == 4
+    assert len({case.captions for case in read.cases}) == 1
 
 
 def test_an_archive_is_read_as_it_is(copy: Path, tmp_path: Path) -> None:
@@ -85,7 +89,8 @@ def test_an_archive_is_read_as_it_is(copy: Path, tmp_path: Path) -> None:
         for path in sorted(copy.rglob("*")):
             file.write(path, Path("data") / path.relative_to(copy))
     read = read_data(archive)
-    assert len(read.cases) == 24 and read.picture(read.cases[0].images[0]).size == (96, 96)
+    assert len(read.cases) == 24
+    assert read.picture(read.cases[0].images[0]).size == (96, 96)
 
 
 def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -144,7 +149,14 @@ def test_what_is_broken_is_named_and_the_rest_is_scored(copy: Path) -> None:
     assert "relative_spatial, case" in text
     assert all("\n" not in problem for problem in scored.problems)
     left = {subset: len(scored.of(subset)) for subset in VALUES}
-    assert left == {"absolute_size": 3, "relative_size": 3, "absolute_spatial": 4, "relative_spatial": 3, "existence": 3, "count": 2}
+    assert left == {
+        "absolute_size": 3,
+        "relative_size": 3,
+        "absolute_spatial": 4,
+        "relative_spatial": 3,
+        "existence": 3,
+        "count": 2,
+    }
 
 
 def test_nothing_to_read_is_said_in_one_line(tmp_path: Path) -> None:

@@ -17,20 +17,26 @@ from .sets import data
 CAPTIONS = ["the cat is above the dog", "one apple"]
 
 
+SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+SEEN = {**SHAPE, "image_size": 32, "patch_size": 16}
+SQUARE = {"height": 32, "width": 32}
+
+
 def _siglip(words: int):
-    text = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": words}
-    vision = {k: v for k, v in text.items() if k != "vocab_size"} | {"image_size": 32, "patch_size": 16}
-    config = transformers.SiglipConfig(text_config=text | {"max_position_embeddings": 16, "projection_size": 32}, vision_config=vision)
-    return transformers.SiglipModel(config), transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    text = {**SHAPE, "vocab_size": words, "max_position_embeddings": 16, "projection_size": 32}
+    config = transformers.SiglipConfig(text_config=text, vision_config=SEEN)
+    return transformers.SiglipModel(config), transformers.SiglipImageProcessorPil(size=SQUARE)
 
 
 def _blip(words: int):
-    text = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": words,
-            "encoder_hidden_size": 32, "max_position_embeddings": 32, "projection_dim": 16, "is_decoder": False}  # fmt: skip
-    vision = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
-              "image_size": 32, "patch_size": 16, "projection_dim": 16}  # fmt: skip
-    config = transformers.BlipConfig(text_config=text, vision_config=vision, projection_dim=16, image_text_hidden_size=16)
-    return transformers.BlipForImageTextRetrieval(config), transformers.BlipImageProcessorPil(size={"height": 32, "width": 32})
+    read = {"encoder_hidden_size": 32, "max_position_embeddings": 32, "projection_dim": 16, "is_decoder": False}
+    config = transformers.BlipConfig(
+        text_config={**SHAPE, "vocab_size": words, **read},
+        vision_config={**SEEN, "projection_dim": 16},
+        projection_dim=16,
+        image_text_hidden_size=16,
+    )
+    return transformers.BlipForImageTextRetrieval(config), transformers.BlipImageProcessorPil(size=SQUARE)
 
 
 @pytest.fixture(scope="module", params=["clip", "siglip", "blip"])
@@ -49,18 +55,26 @@ def test_a_model_is_loaded_and_scores_as_transformers_does(folder) -> None:
     towers = Towers.load(str(folder))
     pictures = [data().picture(image) for image in data().cases[0].images]
     scores = towers.encode_images(pictures) @ towers.encode_texts(CAPTIONS).T
-    assert scores.shape == (3, 2) and np.abs(scores).max() <= 1.0001
+    assert scores.shape == (3, 2)
+    assert np.abs(scores).max() <= 1.0001
     pixels = towers.processor(pictures, return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
         tokens = towers.tokens(CAPTIONS)
         if towers.blip:
-            expected = torch.stack([towers.model(pixel_values=pixels, **{k: v[[i]].expand(3, -1) for k, v in tokens.items()},
-                                    use_itm_head=False)[0][:, 0] for i in range(2)], 1)  # fmt: skip
+            columns = [
+                towers.model(pixel_values=pixels, use_itm_head=False, **_repeated(tokens, i))[0][:, 0] for i in range(2)
+            ]
+            expected = torch.stack(columns, 1)
         else:
             outputs = towers.model(pixel_values=pixels, **tokens)
             expected = outputs.image_embeds @ outputs.text_embeds.T
     assert np.abs(scores - expected.numpy()).max() < 1e-2  # pixels are rounded to bytes before they are normalised
     assert towers.describe()["activation"]
+
+
+def _repeated(tokens, i: int):
+    """Caption i for each of three pictures."""
+    return {key: value[[i]].expand(3, -1) for key, value in tokens.items()}
 
 
 def test_the_matching_head_scores_as_transformers_does(folder) -> None:
@@ -73,8 +87,10 @@ def test_the_matching_head_scores_as_transformers_does(folder) -> None:
     towers = model._towers
     pixels = towers.processor(pictures, return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
-        logits = [towers.model(pixel_values=pixels, **{k: v.expand(3, -1) for k, v in towers.tokens([caption]).items()},
-                               use_itm_head=True).itm_score for caption in CAPTIONS]  # fmt: skip
+        tokens = towers.tokens(CAPTIONS)
+        logits = [
+            towers.model(pixel_values=pixels, use_itm_head=True, **_repeated(tokens, i)).itm_score for i in range(2)
+        ]
     expected = torch.stack([one[:, 1] - one[:, 0] for one in logits], 1)
     assert np.abs(model.pair_scores(pictures, CAPTIONS) - expected.numpy()).max() < 1e-2
     few = data()
@@ -85,8 +101,14 @@ def test_the_matching_head_scores_as_transformers_does(folder) -> None:
 def test_names() -> None:
     assert read_name("random,seed=3")[1].seed == 3
     name, options = read_name("endpoint:http://localhost:8000/v1,model=a/b,ask=yesno,blind=yes")
-    assert (name, options.checkpoint, options.model, options.ask) == ("endpoint", "http://localhost:8000/v1", "a/b", "yesno")
-    assert options.blind and options.cases == 50
+    assert (name, options.checkpoint, options.model, options.ask) == (
+        "endpoint",
+        "http://localhost:8000/v1",
+        "a/b",
+        "yesno",
+    )
+    assert options.blind
+    assert options.cases == 50
     for spec, message in (
         ("orakel", "Did you mean 'oracle'"),
         ("oracle,seed=1", "has no option 'seed'"),

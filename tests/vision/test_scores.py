@@ -123,7 +123,9 @@ def test_cached_is_naive_and_batches_do_not_matter() -> None:
     for batch in (1, 7, 64):
         counted = Counted(towers)
         cached = score(counted, few, batch=batch)
-        assert cached.matrices.keys() == naive.matrices.keys() and len(naive.matrices) == 12
+        assert cached.matrices.keys() == naive.matrices.keys()
+        assert len(naive.matrices) == 12
         for name, matrix in cached.matrices.items():
             assert np.abs(matrix - naive.matrices[name]).max() < 1e-6
-        assert counted.pictures == 60 and len(set(counted.captions)) == len(counted.captions)
+        assert counted.pictures == 60
+        assert len(set(counted.captions)) == len(counted.captions)

@@ -1,7 +1,5 @@
 """The loss and the training: what it must do to gradients, and that it learns to count."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -60,7 +58,10 @@ def test_equal_captions_of_other_cases_are_no_negatives() -> None:
     apart = (hard_loss(one, None, SCALE) + hard_loss(other, None, SCALE)) / 2
     assert torch.allclose(hard_loss(both, None, SCALE, "own"), apart)
     # In the whole batch the other case's different caption is a negative, its equal one is not.
-    rows, never = SCALE * images @ texts.T, torch.tensor([[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]).bool()
+    rows, never = (
+        SCALE * images @ texts.T,
+        torch.tensor([[0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]).bool(),
+    )
     columns = SCALE * texts @ images.T
     terms = [F.cross_entropy(table.masked_fill(never, -torch.inf), torch.arange(4)) for table in (rows, columns)]
     assert torch.allclose(hard_loss(both, None, SCALE, "batch"), sum(terms) / 2)
@@ -79,7 +80,8 @@ def test_text_negatives_leave_pictures_of_a_case_alone() -> None:
     pairs = _pairs(3, cases=[0, 0, 0])
     losses = (hard_loss(pairs, None, SCALE, "own", way).detach() for way in ("both", "text", "image"))
     both, text, image = map(float, losses)
-    assert both == pytest.approx(text + image, abs=1e-6) and min(text, image) > 0
+    assert both == pytest.approx(text + image, abs=1e-6)
+    assert min(text, image) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -143,7 +145,8 @@ def test_adapters_are_merged(sets, tmp_path) -> None:
     tune(towers, plain, cases, Config(**{**CONFIG.__dict__, "lora": 2}), tmp_path / "lora.pt")
     assert [*towers.model.state_dict()] == [*before.model.state_dict()]
     changed = {n for n, p in towers.model.state_dict().items() if not torch.equal(p, before.model.state_dict()[n])}
-    assert changed and all(".layers." in name and name.endswith("weight") for name in changed)
+    assert changed
+    assert all(".layers." in name and name.endswith("weight") for name in changed)
 
 
 def test_interpolation_and_the_choice(sets) -> None:
@@ -152,13 +155,18 @@ def test_interpolation_and_the_choice(sets) -> None:
     name = "visual_projection.weight"
     assert torch.allclose(half[name], (one[name] + other[name]) / 2)
     points = [{"share": s, "spec": 30 + 10 * s, "retention": 60 - 4 * s} for s in (0.0, 0.5, 1.0)]
-    assert choose(points, 2.0)["share"] == 0.5 and choose(points, 5.0)["share"] == 1.0 and choose(points, 0)["share"] == 0
+    assert choose(points, 2.0)["share"] == 0.5
+    assert choose(points, 5.0)["share"] == 1.0
+    assert choose(points, 0)["share"] == 0
 
 
 def test_the_rate_rises_and_falls() -> None:
     config = Config(steps=100, warmup=10)
     rates = [rate(step, config) for step in range(101)]
-    assert rates[0] == 0.1 and max(rates) == 1 and rates[100] == 0 and rates[:11] == sorted(rates[:11])
+    assert rates[0] == 0.1
+    assert max(rates) == 1
+    assert rates[100] == 0
+    assert rates[:11] == sorted(rates[:11])
 
 
 def test_zero_shot_accuracy(sets) -> None:
@@ -191,5 +199,6 @@ def test_a_small_model_learns_to_count_and_pictures_need_negatives_too(tmp_path)
         config = Config(steps=250, cases=16, lr=1e-3, warmup=20, mu=1.0, weight_decay=0.0, negatives=negatives)
         tune(towers, None, data, config, tmp_path / f"{negatives}.pt")
         ends[negatives] = score(towers, data).results()[0]
-    assert ends["both"]["i2t"] > 90 and ends["both"]["t2i"] > 90
+    assert ends["both"]["i2t"] > 90
+    assert ends["both"]["t2i"] > 90
     assert ends["text"]["t2i"] < ends["both"]["t2i"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -165,11 +165,11 @@ def report(
     return 0
 
 
-def _names(text: str, known: object) -> list[str]:
+def _names(text: str, known: Iterable[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = [name for name in names if name not in known]  # type: ignore[operator]
+    wrong = [name for name in names if name not in known]
     if wrong:
-        raise PacelineError(f"no subset {wrong[0]!r}; there are {', '.join(known)}")  # type: ignore[call-overload]
+        raise PacelineError(f"no subset {wrong[0]!r}; there are {', '.join(known)}")
     return names
 
 

@@ -42,7 +42,8 @@ Check = dict[str, Any]
 def audit(source: Path, advance: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """All checks that the data set allows, each {"name", "ok", "says"}."""
     data = read_data(source)
-    problems, trivial, digests, outside = list(data.problems), {}, Counter[str](), []
+    problems, digests, outside = list(data.problems), Counter[str](), []
+    trivial: dict[str, list[np.ndarray]] = {}
     for number, case in enumerate(data.cases):
         try:
             pictures = [data.picture(image) for image in case.images]
@@ -87,7 +88,7 @@ def _check(name: str, ok: bool, problems: list[str], says: str) -> Check:
 def spilled(case: Case, pictures: list[Image.Image]) -> str:
     """Where two pictures of a case differ outside the boxes of both; "" if nowhere."""
     for i in range(1, len(pictures)):
-        changed = np.asarray(ImageChops.difference(pictures[0], pictures[i])).any(2)
+        changed: np.ndarray = np.asarray(ImageChops.difference(pictures[0], pictures[i])).max(2) > 0
         for _, x, y, width, height in (*case.facts["boxes"][0], *case.facts["boxes"][i]):
             changed[y : y + height, x : x + width] = False
         if changed.any():

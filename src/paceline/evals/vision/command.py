@@ -19,6 +19,7 @@ from paceline.evals.vision.evaluate import score
 from paceline.evals.vision.models.names import EndpointOptions, open_model, read_name
 from paceline.evals.vision.scores import overall
 from paceline.evals.vision.words import TITLES
+from paceline.records import write_whole
 
 REPORT, SCORES = "report.json", "scores.npz"
 Advance = Callable[..., None]
@@ -43,25 +44,30 @@ def run(
         if hasattr(model, "describe"):
             report["settings"] = model.describe()
         report |= _history(getattr(options, "checkpoint", ""))
-        advance(0, len(data.cases))
-        done = iter(range(1, len(data.cases) + 1))
-        scored = score(
-            model,
-            data,
-            batch=batch,
-            progress=lambda n: [advance(next(done), len(data.cases)) for _ in range(n)] and None,
-        )
+        scored = score(model, data, batch=batch, progress=_counted(advance, len(data.cases)))
         if not scored.matrices:
             raise PacelineError(f"no case of {source} could be scored; the first problem: {scored.problems[0]}")
         report["results"] = scored.results(ties)
         report["problems"] = scored.problems
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(out / SCORES, **scored.matrices)
+            np.savez_compressed(out / SCORES, **scored.matrices)  # type: ignore[arg-type]
     report["mean"] = overall(report["results"])
     if out is not None:
-        (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
     return report
+
+
+def _counted(advance: Advance, total: int) -> Callable[[int], None]:
+    """`advance`, which wants how much is done in all, for a caller who says how much more."""
+    done = 0
+
+    def more(number: int) -> None:
+        nonlocal done
+        done += number
+        advance(done, total)
+
+    return more
 
 
 def _history(folder: str) -> dict[str, Any]:
@@ -99,8 +105,8 @@ def label_histograms(data: Data) -> dict[str, dict[str, list[int]]]:
 
 def table(report: dict[str, Any]) -> str:
     """The figures as lines of text."""
-    heads = ("i2t", "t2i", "mean", "group", "question")
-    heads = tuple(head for head in heads if any(head in one for one in report["results"]))
+    known = ("i2t", "t2i", "mean", "group", "question", "circular")
+    heads = [head for head in known if any(head in one for one in report["results"])]
     lines = [f"{'':18} {'cases':>6} {'chance':>7} " + " ".join(f"{head:>8}" for head in heads)]
     for one in report["results"]:
         cells = " ".join(f"{one[head]:8.2f}" if head in one else f"{'':8}" for head in heads)

@@ -27,9 +27,13 @@ GAP = 0.05
 class Thing(Protocol):
     """What a layout needs to know of an object."""
 
-    name: str
-    aspect: float
-    """Width over height."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def aspect(self) -> float:
+        """Width over height."""
+        ...
 
 
 Scene = tuple[Box, ...]
@@ -67,7 +71,7 @@ def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) 
     fill_a, fill_b = (min(thing.aspect, 1 / thing.aspect) for thing in (a, b))
     whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5
     x, y = rng.uniform(-0.04, 0.04, 2)
-    scenes = []
+    scenes: list[Scene] = []
     for value in COMPARED:
         ratio = RATIOS[value]
         # Sides r s and s with r^2 s^2 fill_a + s^2 fill_b constant; at most `whole` in any picture of the case.
@@ -100,7 +104,7 @@ def relative_spatial(rng: np.random.Generator, things: Sequence[Thing], size: in
     offset = rng.uniform(-0.05, 0.05)
     free = 0.5 - apart / 2 - max(sides) / 2
     x, y = 0.5 + rng.uniform(-free, free, 2)
-    scenes = []
+    scenes: list[Scene] = []
     for value in BESIDE:
         sign = -1 if value in ("to the left of", "above") else 1
         along = sign * apart / 2

@@ -56,10 +56,18 @@ def hard_loss(
     others = same_case & ~torch.eye(len(same_case), dtype=torch.bool, device=same_case.device)
     never = _same_caption(hard) | (~same_case if scope == "own" else torch.zeros_like(same_case))
     to_text = _direction(
-        hard.images, hard.texts, generic and generic.texts, never | others if negatives == "image" else never, scale
+        hard.images,
+        hard.texts,
+        generic.texts if generic else None,
+        never | others if negatives == "image" else never,
+        scale,
     )
     to_image = _direction(
-        hard.texts, hard.images, generic and generic.images, never | others if negatives == "text" else never, scale
+        hard.texts,
+        hard.images,
+        generic.images if generic else None,
+        never | others if negatives == "text" else never,
+        scale,
     )
     return (to_text + to_image) / 2
 

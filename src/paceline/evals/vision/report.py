@@ -25,6 +25,7 @@ from paceline.evals.vision.command import REPORT, SCORES
 from paceline.evals.vision.dataset import Data, read_data
 from paceline.evals.vision.words import TITLES
 from paceline.pages.plots import COLORS, Line, plot, style
+from paceline.records import write_whole
 
 SIDE = 132
 """Pixels of a picture on the page."""
@@ -33,15 +34,8 @@ SHOWN = 2
 
 
 def write_page(runs: Sequence[Path], out: Path) -> None:
-    """Raises PacelineError if a run cannot be read."""
-    text = page([read_report(run) for run in runs], [run.name for run in runs], runs)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draft = out.with_name(out.name + ".part")
-        draft.write_text(text, "utf-8")
-        draft.replace(out)
-    except OSError as error:
-        raise PacelineError(f"{out} cannot be written: {error.strerror}") from error
+    """Raises PacelineError if a run cannot be read, or the page not written."""
+    write_whole(out, page([read_report(run) for run in runs], [run.name for run in runs], runs))
 
 
 def read_report(run: Path) -> dict[str, Any]:

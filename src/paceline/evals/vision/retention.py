@@ -7,7 +7,6 @@ For pairs of one object each (`classes`), whose captions are "a photo of a fish"
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.evaluate import BATCH, DualEncoder
+from paceline.records import objects
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,14 @@ class PairFile:
 def read_pairs(path: Path) -> PairFile:
     """pairs.jsonl, or the folder that holds it: lines of {"image": path beside the file, "caption": text}."""
     file = path / "pairs.jsonl" if path.is_dir() else path
-    try:
-        lines = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
-        images, captions = zip(*((line["image"], line["caption"]) for line in lines), strict=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PacelineError(f'{file} is no list of pairs, {{"image": ..., "caption": ...}} a line: {error}') from error
+    pairs = []
+    for where, line in objects(str(file), PacelineError, '{"image": ..., "caption": ...}'):
+        if not isinstance(line.get("image"), str) or not isinstance(line.get("caption"), str):
+            raise PacelineError(f'{where} has no "image" and "caption"')
+        pairs.append((line["image"], line["caption"]))
+    if not pairs:
+        raise PacelineError(f"{file} holds no pairs")
+    images, captions = zip(*pairs, strict=True)
     return PairFile(file.parent, images, captions)
 
 

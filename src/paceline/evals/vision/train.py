@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from paceline.errors import PacelineError
+from paceline.records import Appender, write_whole
 
 SHARES = tuple(tenth / 10 for tenth in range(11))
 
@@ -62,7 +63,7 @@ def train_command(
     from paceline.evals.vision.models.small import small
     from paceline.evals.vision.models.towers import Towers
     from paceline.evals.vision.retention import read_pairs
-    from paceline.evals.vision.tune import Config, tune, write_json
+    from paceline.evals.vision.tune import Config, tune
 
     torch.set_num_threads(threads)
     if (validate is None) != (retention is None):
@@ -85,15 +86,15 @@ def train_command(
     towers = small(plain.captions if plain else (), seed=seed) if model == "small" else Towers.load(model, device)
     before = copy.deepcopy(towers.model.state_dict())
     run = checkpoints or out.with_name(out.name + "-run")
+    run.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
 
     def report(step: int, losses: dict[str, float]) -> None:
         if step % 20 and step != steps:
             return
-        run.mkdir(parents=True, exist_ok=True)
         line = {"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}
-        with (run / "log.jsonl").open("a") as log:
-            log.write(json.dumps(line) + "\n")
+        with Appender.open(run / "log.jsonl") as log:
+            log.append([line])
         typer.echo(
             f"step {step}/{steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in losses.items()), err=True
         )
@@ -110,15 +111,19 @@ def train_command(
         facts["share"] = chosen["share"]
         towers.model.load_state_dict(_mixed(before, points[-1]["weights"], chosen["share"]))
         listed = [{key: value for key, value in point.items() if key != "weights"} for point in points]
-        write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": chosen["share"], "points": listed})
+        _write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": chosen["share"], "points": listed})
         for point in listed:
             mark = "  <- written" if point["share"] == chosen["share"] else ""
             typer.echo(
                 f"share {point['share']:.1f}  SPEC {point['spec']:5.1f}  zero-shot {point['retention']:5.1f}{mark}"
             )
     towers.save(out)
-    write_json(out / "training.json", facts)
+    _write_json(out / "training.json", facts)
     typer.echo(f"written to {out}")
+
+
+def _write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def _cases(place: Path | None, read: Any) -> Any:

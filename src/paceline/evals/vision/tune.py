@@ -8,7 +8,6 @@ run that is interrupted and resumed is the run that was not.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -231,8 +230,3 @@ def interpolate(before: dict[str, Tensor], after: dict[str, Tensor], share: floa
         name: torch.lerp(value, after[name], share) if value.is_floating_point() else after[name]
         for name, value in before.items()
     }
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1) + "\n", "utf-8")

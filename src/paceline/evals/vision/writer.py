@@ -26,6 +26,7 @@ from PIL import Image
 from paceline.errors import PacelineError
 from paceline.evals.vision.engine import PLAIN, Case, Plan, compose, render
 from paceline.evals.vision.seeds import child
+from paceline.records import write_whole
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
 COMPRESSION = 1
@@ -79,7 +80,7 @@ def _claim(out: Path, facts: dict[str, Any]) -> None:
     elif any(out.iterdir()):
         raise PacelineError(f"{out} is not empty and no build: choose another folder")
     else:
-        _write(manifest, json.dumps(facts, indent=1) + "\n")
+        write_whole(manifest, json.dumps(facts, indent=1) + "\n")
 
 
 def _run(chunks: Sequence[tuple[Plan, str, Sequence[int], Path]], workers: int) -> Any:
@@ -135,7 +136,7 @@ def _index(plan: Plan, subset: str, number: int, out: Path) -> None:
                 order = child(plan.seed, plan.split, subset, case.number, name, i).permutation(len(keys)).tolist()
                 queries[name].append({"query": query, "keys": [keys[k] for k in order], "label": order.index(i)})
     for name, listed in queries.items():
-        _write(out / subset / f"{name}.json", json.dumps(listed, indent=0, ensure_ascii=False))
+        write_whole(out / subset / f"{name}.json", json.dumps(listed, indent=0, ensure_ascii=False))
 
 
 def contact_sheet(plan: Plan, subsets: Sequence[str], side: int = 128, per_subset: int = 2) -> Image.Image:
@@ -157,10 +158,4 @@ def _folder(path: Path) -> None:
 
 
 def _write_lines(file: Path, objects: Sequence[dict[str, Any]]) -> None:
-    _write(file, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects))
-
-
-def _write(file: Path, text: str) -> None:
-    draft = file.with_name(file.name + ".part")
-    draft.write_text(text, "utf-8")
-    draft.replace(file)
+    write_whole(file, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects))

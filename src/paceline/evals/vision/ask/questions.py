@@ -19,7 +19,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
+from itertools import product
 from typing import Any
 
 from PIL import Image
@@ -34,6 +36,8 @@ LETTERS = "ABCDEFGHI"
 GREY = (127, 127, 127)
 
 Messages = list[dict[str, Any]]
+Part = dict[str, Any]
+"""Text or a picture of a message."""
 
 
 @dataclass(frozen=True)
@@ -66,35 +70,30 @@ def questions(
 ) -> Iterator[Question]:
     """All questions of a case. picture: reads one by its path."""
 
-    def part(i: int) -> dict[str, Any]:
+    def part(i: int) -> Part:
         shown = picture(case.images[i])
         url = data_url(Image.new("RGB", shown.size, GREY) if blind else shown)
         return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
 
-    def question(way: str, query: int, order: tuple[int, ...], content: Callable[[], list[dict[str, Any]]]) -> Question:
+    def question(way: str, query: int, order: tuple[int, ...], content: Callable[[], list[Part]]) -> Question:
         return Question(case.id, case.subset, way, query, order, lambda: [{"role": "user", "content": content()}])
 
-    if ask == "question":
-        asked = DIRECT.get(case.subset)
-        for i in range(case.k if asked else 0):
-            thing = case.facts["objects"][0] if case.facts else "object"
-            yield question("question", i, (), lambda i=i, thing=thing: [part(i), _text(asked.format(thing=thing))])  # type: ignore[union-attr]
-        return
-    if ask == "yesno":
+    def about(i: int, text: str) -> list[Part]:
+        return [part(i), _text(text)]
+
+    if ask == "question" and case.subset in DIRECT:
+        text = DIRECT[case.subset].format(thing=case.facts["objects"][0] if case.facts else "object")
         for i in range(case.k):
-            for j in range(case.k):
-                yield question(
-                    "yesno",
-                    i * case.k + j,
-                    (),
-                    lambda i=i, j=j: [part(i), _text(YES_NO.format(caption=case.captions[j]))],
-                )
-        return
-    for query in range(case.k):
-        for way in ("i2t", "t2i"):
+            yield question("question", i, (), partial(about, i, text))
+    elif ask == "yesno":
+        for i, j in product(range(case.k), repeat=2):
+            text = YES_NO.format(caption=case.captions[j])
+            yield question("yesno", i * case.k + j, (), partial(about, i, text))
+    elif ask in ("choice", "circular"):
+        for query, way in product(range(case.k), ("i2t", "t2i")):
+            make = _which_caption if way == "i2t" else _which_picture
             for order in _orders(case, way, query, ask == "circular", seed):
-                make = _which_caption if way == "i2t" else _which_picture
-                yield question(way, query, order, lambda q=query, o=order, make=make: make(case, q, o, part))
+                yield question(way, query, order, partial(make, case, query, order, part))
 
 
 def _orders(case: Case, way: str, query: int, circular: bool, seed: int) -> Iterator[tuple[int, ...]]:
@@ -111,23 +110,19 @@ DIRECT = {
 """Questions without options; what each asks of is the first object."""
 
 
-def _which_caption(
-    case: Case, query: int, order: tuple[int, ...], part: Callable[[int], dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _which_caption(case: Case, query: int, order: tuple[int, ...], part: Callable[[int], Part]) -> list[Part]:
     listed = "\n".join(f"{LETTERS[n]}. {case.captions[key]}" for n, key in enumerate(order))
     return [part(query), _text(f"Which caption fits the picture?\n{listed}\nAnswer with one letter.")]
 
 
-def _which_picture(
-    case: Case, query: int, order: tuple[int, ...], part: Callable[[int], dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _which_picture(case: Case, query: int, order: tuple[int, ...], part: Callable[[int], Part]) -> list[Part]:
     content = [_text(f'Which picture fits this caption? "{case.captions[query]}"')]
     for n, key in enumerate(order):
         content += [_text(f"Image {LETTERS[n]}:"), part(key)]
     return [*content, _text("Answer with one letter.")]
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> Part:
     return {"type": "text", "text": text}
 
 

@@ -25,6 +25,7 @@ from paceline.evals.vision.dataset import Case, Data
 from paceline.evals.vision.models.names import EndpointOptions
 from paceline.evals.vision.scores import summarise
 from paceline.evals.vision.words import VALUES
+from paceline.records import Appender, write_whole
 
 REPLIES = "replies.jsonl"
 Lines = dict[str, dict[str, Any]]
@@ -65,7 +66,7 @@ async def ask_all(
         options.checkpoint, options.model, max_tokens=options.max_tokens, timeout=options.timeout, key=options.key,
         logprobs=options.ask == "yesno",
     ) as client:  # fmt: skip
-        with (folder / REPLIES).open("a", encoding="utf-8") as file:
+        with Appender.open(folder / REPLIES) as lines:
 
             async def work() -> None:
                 nonlocal done
@@ -82,8 +83,7 @@ async def ask_all(
                         "query": question.query, "order": question.order, **reply.__dict__,
                     }  # fmt: skip
                     kept[key] = line
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    file.flush()
+                    lines.append([line])
                     done += 1
                     progress(done, len(wanted))
 
@@ -101,7 +101,7 @@ def read_replies(path: Path) -> Lines:
     text = path.read_text("utf-8")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
-        path.write_text(whole, "utf-8")
+        write_whole(path, whole)
     return {line["key"]: line for line in map(json.loads, whole.splitlines())}
 
 

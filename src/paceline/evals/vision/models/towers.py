@@ -42,12 +42,12 @@ class Towers:
             raise ModelError(f"{path} is a {config.model_type}; dual encoders known here: {', '.join(KNOWN)}")
         build = transformers.BlipForImageTextRetrieval if config.model_type == "blip" else transformers.AutoModel
         try:
-            model = build.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
+            model: Any = build.from_pretrained(path, dtype=getattr(torch, dtype))
             processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
             tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
-        return cls(model, tokenizer, processor, path)
+        return cls(model.to(device), tokenizer, processor, path)
 
     def save(self, folder: Path) -> None:
         for part in (self.model, self.tokenizer, self.processor):
