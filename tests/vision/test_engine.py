@@ -1,12 +1,15 @@
 """The data engine: what is drawn, where it stands, and what its captions say."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from paceline.errors import PacelineError
+from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.drawing import trace
 from paceline.evals.vision.engine import Plan, compose, render
 from paceline.evals.vision.geometry import holds
@@ -143,3 +146,28 @@ def test_paths_are_lines_and_curves() -> None:
     assert [17.5, 2.5] in points[2:20].round(6).tolist()  # the middle of the quadratic curve
     with pytest.raises(ValueError, match="'A'"):
         trace("M0 0 A1 1")
+
+
+def test_cutting_out_by_the_border() -> None:
+    picture = Image.new("RGB", (100, 100), (250, 250, 245))
+    ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(200, 30, 30))
+    picture.putpixel((5, 90), (0, 0, 0))  # a speck
+    cut = cut_out(picture)
+    assert abs(cut.width - 51) <= 3
+    assert abs(cut.height - 51) <= 3
+    assert cut.getpixel((cut.width // 2, cut.height // 2)) == (200, 30, 30, 255)
+    assert cut.getpixel((0, 0))[3] == 0
+    assert cut_out(Image.new("RGB", (20, 20), "white")).size == (20, 20)
+
+
+def test_the_engine_needs_no_torch(tmp_path) -> None:
+    """Nor diffusers, nor a network: the command draws with what Pillow or Skia alone can do."""
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'diffusers', 'httpx2', 'sklearn'): sys.modules[name] = None\n"
+        "from paceline.cli import main\n"
+        f"sys.exit(main(['eval', 'vision', 'build', {str(tmp_path / 'set')!r}, '--cases', '1', '--size', '32']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "30 pictures" in done.stdout

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageChops, ImageFilter
+from PIL import Image, ImageChops
 
 from paceline.errors import PacelineError
+from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.geometry import Box
 from paceline.evals.vision.objects import HELD_OUT, KINDS
 from paceline.evals.vision.providers import Cutout
@@ -32,8 +33,6 @@ from paceline.spec import parse, values
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"
 BACKGROUND = "a plain indoor scene, out of focus"
-NEAR = 40
-"""Distance of a colour from the border's, in RGB, up to which it is background."""
 PATCH = 1.4
 """Side of the patch of the first painting that goes with an object, in sides of the object."""
 
@@ -101,23 +100,6 @@ class Painter:
         generator = torch.Generator("cpu").manual_seed(seed)
         picture: Image.Image = pipeline(num_inference_steps=self.options.steps, generator=generator, **inputs).images[0]
         return picture.convert("RGB")
-
-
-def cut_out(picture: Image.Image) -> Image.Image:
-    """RGBA: what differs from the colour of the border, without specks, cropped to it.
-
-    A picture without anything on it stays whole: the audit's contact sheet is there to be looked at."""
-    pixels = np.asarray(picture.convert("RGB"), np.float64)
-    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
-    inside = np.linalg.norm(pixels - np.median(border, 0), axis=2) > NEAR
-    mask = Image.fromarray((255 * inside).astype(np.uint8), "L")
-    mask = mask.filter(ImageFilter.MinFilter(3)).filter(ImageFilter.MaxFilter(5)).filter(ImageFilter.MinFilter(3))
-    box = mask.getbbox()
-    cut = picture.convert("RGBA")
-    if box is None:
-        return cut
-    cut.putalpha(mask.filter(ImageFilter.GaussianBlur(0.7)))
-    return cut.crop(box)
 
 
 class Generated:

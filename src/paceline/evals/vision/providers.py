@@ -4,8 +4,9 @@
     provider.names("train")             # what may be asked for
     provider.get("fish", rng)           # a Cutout: its words, its shape, its licence, and `sprite`
 
-A folder holds RGBA pictures and objects.json: {"cat1.png": {"name": "cat", "plural": "cats", "article": "a",
-"licence": "CC0", "author": "..."}}. What has no licence is refused: someone will publish the pictures.
+A folder holds RGBA pictures, or photos before a plain backdrop, and objects.json: {"cat1.png": {"name": "cat",
+"plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. What has no licence is refused: someone will
+publish the pictures.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from paceline.errors import PacelineError
+from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.drawing import Drawing
 from paceline.evals.vision.objects import HELD_OUT, KINDS
 from paceline.evals.vision.render import Renderer
@@ -133,10 +135,10 @@ def _folder(spec: str) -> Folder:
 
 @cache
 def _cut(file: Path) -> Image.Image:
-    """The picture without its empty margin."""
+    """The picture without its empty margin; one without transparency is cut out of its backdrop."""
     try:
         with Image.open(file) as opened:
-            picture = opened.convert("RGBA")
+            picture = opened.convert("RGBA") if opened.has_transparency_data else cut_out(opened.convert("RGB"))
     except OSError as error:
         raise PacelineError(f"{file} cannot be read as a picture: {error}") from error
     inside = picture.getchannel("A").getbbox()
