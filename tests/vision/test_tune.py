@@ -12,8 +12,8 @@ from paceline.evals.vision.evaluate import score
 from paceline.evals.vision.loss import Pairs, _direction, clip_loss, hard_loss
 from paceline.evals.vision.models.small import small
 from paceline.evals.vision.retention import read_pairs, zero_shot
-from paceline.evals.vision.train import choose
-from paceline.evals.vision.tune import Config, interpolate, rate, tune
+from paceline.evals.vision.tune import Config, rate, tune
+from paceline.evals.vision.wise import choose, mix, weights
 from paceline.evals.vision.writer import build
 
 SCALE = torch.tensor(10.0)
@@ -149,11 +149,11 @@ def test_adapters_are_merged(sets, tmp_path) -> None:
     assert all(".layers." in name and name.endswith("weight") for name in changed)
 
 
-def test_interpolation_and_the_choice(sets) -> None:
-    one, other = _tiny(0).model.state_dict(), _tiny(1).model.state_dict()
-    half = interpolate(one, other, 0.5)
-    name = "visual_projection.weight"
-    assert torch.allclose(half[name], (one[name] + other[name]) / 2)
+def test_mixtures_and_the_choice() -> None:
+    one, other = weights(_tiny(0)), weights(_tiny(1))
+    towers, name = _tiny(2), "visual_projection.weight"
+    mix(towers, one, other, 0.25)
+    assert torch.allclose(weights(towers)[name], 0.75 * one[name] + 0.25 * other[name])
     points = [{"share": s, "spec": 30 + 10 * s, "retention": 60 - 4 * s} for s in (0.0, 0.5, 1.0)]
     assert choose(points, 2.0)["share"] == 0.5
     assert choose(points, 5.0)["share"] == 1.0

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import typer
 
 from paceline.errors import PacelineError
+from paceline.evals.vision.dataset import Data, read_data
+from paceline.evals.vision.models.small import small
+from paceline.evals.vision.models.towers import Towers
+from paceline.evals.vision.retention import PairFile, read_pairs
+from paceline.evals.vision.tune import Config, tune
+from paceline.evals.vision.wise import Weights, choose, frontier, mix, weights
 from paceline.records import Appender, write_whole
 
-SHARES = tuple(tenth / 10 for tenth in range(11))
+EVERY = 20
+"""Steps between two lines of the log."""
 
 
 def train_command(
@@ -57,103 +65,55 @@ def train_command(
     With --validate and --retention the weights written are the best mixture of before and after that loses at most
     --tolerance points; frontier.json lists all of them. Ctrl-C saves; the same command goes on from there.
     """
-    import torch
-
-    from paceline.evals.vision.dataset import read_data
-    from paceline.evals.vision.models.small import small
-    from paceline.evals.vision.models.towers import Towers
-    from paceline.evals.vision.retention import read_pairs
-    from paceline.evals.vision.tune import Config, tune
-
     torch.set_num_threads(threads)
     if (validate is None) != (retention is None):
         raise PacelineError("--validate and --retention belong together: one is weighed against the other")
-    config = Config(
-        steps=steps,
-        batch=batch,
-        cases=cases,
-        lr=lr,
-        warmup=warmup,
-        mu=mu,
-        scope=scope,
-        negatives=negatives,
-        lora=lora,
-        seed=seed,
-    )
-    plain = read_pairs(generic) if generic else None
-    learnt, checked = (_cases(place, read_data) for place in (data, validate))
-    kept = read_pairs(retention) if retention else None
+    config = Config(steps, batch, cases, lr, warmup, mu=mu, scope=scope, negatives=negatives, lora=lora, seed=seed)
+    plain, kept = (read_pairs(place) if place else None for place in (generic, retention))
+    learnt, checked = (read_data(place) if place else None for place in (data, validate))
     towers = small(plain.captions if plain else (), seed=seed) if model == "small" else Towers.load(model, device)
-    before = copy.deepcopy(towers.model.state_dict())
-    run = checkpoints or out.with_name(out.name + "-run")
+    before, run = weights(towers), checkpoints or out.with_name(out.name + "-run")
     run.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-
-    def report(step: int, losses: dict[str, float]) -> None:
-        if step % 20 and step != steps:
-            return
-        line = {"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}
-        with Appender.open(run / "log.jsonl") as log:
-            log.append([line])
-        typer.echo(
-            f"step {step}/{steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in losses.items()), err=True
-        )
-
     try:
-        tune(towers, plain, learnt, config, run / "checkpoint.pt", report)
+        tune(towers, plain, learnt, config, run / "checkpoint.pt", _log(run / "log.jsonl", steps))
     except KeyboardInterrupt:
         typer.echo(f"saved in {run}; the same command goes on", err=True)
         raise typer.Exit(130) from None
     facts: dict[str, Any] = {"model": model, "data": str(data), "generic": str(generic), **asdict(config)}
-    if checked is not None and kept is not None and model != "small":
-        points = frontier(towers, before, checked, kept)
-        chosen = choose(points, tolerance)
-        facts["share"] = chosen["share"]
-        towers.model.load_state_dict(_mixed(before, points[-1]["weights"], chosen["share"]))
-        listed = [{key: value for key, value in point.items() if key != "weights"} for point in points]
-        _write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": chosen["share"], "points": listed})
-        for point in listed:
-            mark = "  <- written" if point["share"] == chosen["share"] else ""
-            typer.echo(
-                f"share {point['share']:.1f}  SPEC {point['spec']:5.1f}  zero-shot {point['retention']:5.1f}{mark}"
-            )
+    if checked is not None and kept is not None:
+        facts["share"] = _weigh(towers, before, checked, kept, tolerance, out)
     towers.save(out)
     _write_json(out / "training.json", facts)
     typer.echo(f"written to {out}")
 
 
+def _log(file: Path, steps: int) -> Callable[[int, dict[str, float]], None]:
+    """What writes the losses of every so many steps to `file` and to the terminal."""
+    began = time.perf_counter()
+
+    def report(step: int, losses: dict[str, float]) -> None:
+        if step % EVERY == 0 or step == steps:
+            with Appender.open(file) as log:
+                log.append([{"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}])
+            typer.echo(
+                f"step {step}/{steps}  " + "  ".join(f"{n} {value:.3f}" for n, value in losses.items()), err=True
+            )
+
+    return report
+
+
+def _weigh(towers: Towers, before: Weights, data: Data, pairs: PairFile, tolerance: float, out: Path) -> float:
+    """Give `towers` the best mixture, write all of them to `out`, and return the share."""
+    after = weights(towers)
+    points = frontier(towers, before, after, data, pairs)
+    share = float(choose(points, tolerance)["share"])
+    mix(towers, before, after, share)
+    _write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": share, "points": points})
+    for p in points:
+        mark = "  <- written" if p["share"] == share else ""
+        typer.echo(f"share {p['share']:.1f}  SPEC {p['spec']:5.1f}  zero-shot {p['retention']:5.1f}{mark}")
+    return share
+
+
 def _write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1) + "\n")
-
-
-def _cases(place: Path | None, read: Any) -> Any:
-    return None if place is None else read(place)
-
-
-def _mixed(before: Any, after: Any, share: float) -> Any:
-    from paceline.evals.vision.tune import interpolate
-
-    return interpolate(before, after, share)
-
-
-def frontier(towers: Any, before: dict[str, Any], data: Any, pairs: Any) -> list[dict[str, Any]]:
-    """SPEC's mean and zero-shot accuracy of eleven mixtures, from the weights `before` to those of `towers` now."""
-    from paceline.evals.vision.evaluate import score
-    from paceline.evals.vision.retention import zero_shot
-
-    after = copy.deepcopy(towers.model.state_dict())
-    points = []
-    for share in SHARES:
-        towers.model.load_state_dict(_mixed(before, after, share))
-        scored = score(towers, data)
-        results = scored.results()
-        point = {"share": share, "spec": scored.overall()["mean"], "retention": round(zero_shot(towers, pairs), 2)}
-        points.append(point | {"subsets": {one["subset"]: one["mean"] for one in results}})
-    points[-1]["weights"] = after
-    return points
-
-
-def choose(points: list[dict[str, Any]], tolerance: float) -> dict[str, Any]:
-    """The mixture with the best SPEC mean among those that lose at most `tolerance` points of accuracy."""
-    least = points[0]["retention"] - tolerance
-    return max((p for p in points if p["retention"] >= least), key=lambda point: float(point["spec"]))

@@ -1,4 +1,4 @@
-"""Training of two towers: CLIP's loss on plain pairs, SPEC's hard negatives on cases, and WiSE-FT between the two.
+"""Training of two towers: CLIP's loss on plain pairs, and SPEC's hard negatives on cases.
 
     tune(Towers.load("openai/clip-vit-base-patch32"), pairs, cases, Config(), checkpoint)
 
@@ -222,11 +222,3 @@ def _resume(path: Path, model: Any, optimizer: torch.optim.Optimizer, config: Co
     if kept["step"] < config.steps:
         optimizer.load_state_dict(kept["optimizer"])
     return int(kept["step"])
-
-
-def interpolate(before: dict[str, Tensor], after: dict[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Weights between two models, `share` of the way (WiSE-FT, Wortsman et al. 2022)."""
-    return {
-        name: torch.lerp(value, after[name], share) if value.is_floating_point() else after[name]
-        for name, value in before.items()
-    }
