@@ -105,6 +105,7 @@ def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
     assert all((sample() / path.relative_to(tmp_path)).read_bytes() == content for path, content in files.items())
 
 
+@pytest.mark.slow
 def test_processes_draw_the_same(tmp_path: Path) -> None:
     plan, cases = Plan(seed=5, size=32), {"count": 100}
     build(plan, cases, tmp_path / "one", workers=1)

@@ -29,7 +29,7 @@ def _siglip(words: int):
 
 
 def _blip(words: int):
-    read = {"encoder_hidden_size": 32, "max_position_embeddings": 32, "projection_dim": 16, "is_decoder": False}
+    read = {"encoder_hidden_size": 32, "max_position_embeddings": 32, "projection_dim": 16}
     config = transformers.BlipConfig(
         text_config={**SHAPE, "vocab_size": words, **read},
         vision_config={**SEEN, "projection_dim": 16},

@@ -117,15 +117,15 @@ class Counted:
 
 def test_cached_is_naive_and_batches_do_not_matter() -> None:
     few = data()
-    few = Data(few.source, few.files, [case for case in few.cases if case.id in ("00000", "00001")], [])
+    few = Data(few.source, few.files, [case for case in few.cases if case.id == "00000"], [])
     towers = small(size=32, patch=16, width=32, layers=1)
     naive = score(Naive(towers), few)
     for batch in (1, 7, 64):
         counted = Counted(towers)
         cached = score(counted, few, batch=batch)
         assert cached.matrices.keys() == naive.matrices.keys()
-        assert len(naive.matrices) == 12
+        assert len(naive.matrices) == 6
         for name, matrix in cached.matrices.items():
             assert np.abs(matrix - naive.matrices[name]).max() < 1e-6
-        assert counted.pictures == 60
+        assert counted.pictures == 30
         assert len(set(counted.captions)) == len(counted.captions)

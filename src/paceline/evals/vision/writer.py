@@ -45,6 +45,8 @@ def build(
     """Write so many cases of each subset below `out`; the number of pictures drawn (0: all were there).
 
     Raises PacelineError if `out` holds something else, or another build."""
+    for subset in cases:  # what cannot be drawn is said before anything is written
+        compose(plan, subset, 0)
     _claim(out, {**plan.facts(), "cases": dict(cases)})
     chunks: list[tuple[Plan, str, Sequence[int], Path]] = []
     for subset, number in cases.items():
