@@ -81,10 +81,10 @@ def test_pairs_beside_the_six(tmp_path: Path, capsys) -> None:
 def test_mistakes_are_one_line(arguments, message, capsys) -> None:
     given = [word.replace("SET", str(sample())) for word in arguments]
     assert main(["eval", "vision", *given]) == 2
-    told = capsys.readouterr()
-    assert message in told.err
-    assert len(told.err.strip().splitlines()) == 1
-    assert not told.out
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+    assert not printed.out
 
 
 def test_what_is_broken_is_skipped_and_the_status_says_so(tmp_path: Path, capsys) -> None:
@@ -93,9 +93,9 @@ def test_what_is_broken_is_skipped_and_the_status_says_so(tmp_path: Path, capsys
     (tmp_path / "set/existence/images/00001_0.png").unlink()
     capsys.readouterr()
     assert main(["eval", "vision", "run", out, "--model", "oracle", "--json"]) == 1
-    told = capsys.readouterr()
-    assert "skipped: existence, case with images/00001_0.png: existence/images/00001_0.png missing" in told.err
-    assert json.loads(told.out)["results"][0]["cases"] == 1
+    printed = capsys.readouterr()
+    assert "skipped: existence, case with images/00001_0.png: existence/images/00001_0.png missing" in printed.err
+    assert json.loads(printed.out)["results"][0]["cases"] == 1
 
 
 def test_training_from_the_command_line(tmp_path: Path, capsys) -> None:

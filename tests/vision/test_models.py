@@ -1,4 +1,4 @@
-"""Models of transformers, random and tiny, behind the scorer's interface; names of models."""
+"""Models of transformers, random and tiny, through the scorer's interface; names of models."""
 
 import numpy as np
 import pytest

@@ -72,7 +72,7 @@ def audit(source: Path, advance: Callable[[int, int], None] = lambda done, total
             _check("captions true of one picture each", not wrong, wrong, "by their boxes, all pairs of all cases")
         )
         checks.append(_check("pictures differ in boxes only", not outside, outside, f"{len(described):,} cases"))
-    checks += [_probe(subset, found) for subset, found in trivial.items()]
+    checks += [_probe(subset, tables) for subset, tables in trivial.items()]
     checks += _redraw(source, data)
     return {"data": str(source), "checks": checks}
 
@@ -130,8 +130,8 @@ def _frame(caption: str) -> list[str]:
     return [word[:3] for word in words if word not in VALUE_WORDS]
 
 
-def _probe(subset: str, found: list[np.ndarray]) -> Check:
-    table = np.stack(found)
+def _probe(subset: str, tables: list[np.ndarray]) -> Check:
+    table = np.stack(tables)
     (accuracy, error), (beside, _) = probe(table), probe(table, beside=True)
     chance = 100 / len(VALUES[subset])
     allowed = subset in UNAVOIDABLE

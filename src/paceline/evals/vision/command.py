@@ -84,8 +84,8 @@ def _ask(data: Data, options: EndpointOptions, out: Path | None, advance: Advanc
     from paceline.evals.vision.ask.run import ask_all, figures
 
     with tempfile.TemporaryDirectory() as scratch:
-        told = asyncio.run(ask_all(data, options, out or Path(scratch), advance))
-    results, habits = figures(data, told, options)
+        lines = asyncio.run(ask_all(data, options, out or Path(scratch), advance))
+    results, habits = figures(data, lines, options)
     sizes = {data.picture(case.images[0]).size for case in data.cases[:20]}
     habits |= {"detail": options.detail, "sent": sorted(f"{w} x {h}" for w, h in sizes), "blind": options.blind}
     habits["options"] = {key: value for key, value in dataclasses.asdict(options).items() if key != "key"}

@@ -74,8 +74,8 @@ class Painter:
     def object(self, name: str, seed: int) -> Image.Image:
         """Step 1 and 2: a picture of `name`, cut out; kept in the cache's folder."""
         prompt = PROMPT.format(name=name)
-        told = f"{self.options}/{prompt}/{seed}"
-        file = Path(self.options.cache) / f"{hashlib.sha256(told.encode()).hexdigest()[:20]}.png"
+        identity = f"{self.options}/{prompt}/{seed}"
+        file = Path(self.options.cache) / f"{hashlib.sha256(identity.encode()).hexdigest()[:20]}.png"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             picture = cut_out(

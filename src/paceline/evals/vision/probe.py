@@ -51,6 +51,6 @@ def probe(cases: np.ndarray, beside: bool = False) -> tuple[float, float]:
     seen = np.concatenate([cases, cases - cases.mean(1, keepdims=True)], 2) if beside else cases
     values, groups = np.tile(np.arange(k), number), np.repeat(np.arange(number), k)
     classifier = HistGradientBoostingClassifier(max_iter=50, max_leaf_nodes=8, random_state=0)
-    told = cross_val_predict(classifier, seen.reshape(number * k, -1), values, groups=groups, cv=GroupKFold(FOLDS))
-    right = (told == values).reshape(number, k).mean(1)
+    guesses = cross_val_predict(classifier, seen.reshape(number * k, -1), values, groups=groups, cv=GroupKFold(FOLDS))
+    right = (guesses == values).reshape(number, k).mean(1)
     return float(100 * right.mean()), float(100 * right.std() / np.sqrt(number))

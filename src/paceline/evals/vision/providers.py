@@ -56,7 +56,7 @@ class Cutout:
         return self.picture.width / self.picture.height
 
     def sprite(self, renderer: Renderer, width: int, height: int) -> Image.Image:
-        """The object in exactly so many pixels, RGBA."""
+        """The object, RGBA, from edge to edge of `width` x `height` pixels."""
         if isinstance(self.picture, Drawing):
             return renderer.sprite(self.picture, width, height)
         return self.picture.resize((width, height), Image.Resampling.LANCZOS)

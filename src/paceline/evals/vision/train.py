@@ -88,7 +88,7 @@ def train_command(
 
 
 def _log(file: Path, steps: int) -> Callable[[int, dict[str, float]], None]:
-    """What writes the losses of every so many steps to `file` and to the terminal."""
+    """A function that writes losses to `file` and to the terminal, every EVERY steps."""
     began = time.perf_counter()
 
     def report(step: int, losses: dict[str, float]) -> None:

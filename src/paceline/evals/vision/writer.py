@@ -36,13 +36,13 @@ CHUNK = 100
 ALONE = 400
 """Pictures up to which starting processes costs more than it saves."""
 
-Told = Callable[[int], None]
+Advance = Callable[[int], None]
 
 
 def build(
-    plan: Plan, cases: Mapping[str, int], out: Path, *, workers: int = 0, progress: Told = lambda pictures: None
+    plan: Plan, cases: Mapping[str, int], out: Path, *, workers: int = 0, progress: Advance = lambda pictures: None
 ) -> int:
-    """Write so many cases of each subset below `out`; the number of pictures drawn (0: all were there).
+    """Write `cases` of each subset below `out`; returns the number of pictures drawn (0: all were there).
 
     Raises PacelineError if `out` holds something else, or another build."""
     for subset in cases:  # what cannot be drawn is said before anything is written

@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server: at most so many at once, tried again when it is busy.
+"""Requests to an OpenAI-compatible server: tried again when it is busy.
 
 async with Client("http://localhost:8000/v1", "NAME", options) as client:
     reply = await client.ask(messages)

@@ -42,7 +42,7 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """One request. `order`: the number of the key behind each letter; empty where nothing is lettered."""
+    """One request. `order`: the number of the key behind each letter; empty without letters."""
 
     case: str
     subset: str
@@ -55,8 +55,8 @@ class Question:
 
     def key(self, **more: Any) -> str:
         """What makes two questions the same."""
-        told = [self.subset, self.case, self.way, self.query, self.order, PROMPTS, more]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+        identity = [self.subset, self.case, self.way, self.query, self.order, PROMPTS, more]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def questions(

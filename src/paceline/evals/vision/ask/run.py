@@ -1,7 +1,7 @@
 """Ask a generative model about a data set, and work the figures out from its replies.
 
-    told = asyncio.run(ask_all(data, options, folder))
-    figures(data, told, options)
+    lines = asyncio.run(ask_all(data, options, folder))
+    results, habits = figures(data, lines, options)
 
 Replies are appended to replies.jsonl as they come; a question whose reply is there is not asked again.
 """
@@ -41,13 +41,13 @@ def chosen_cases(data: Data, options: EndpointOptions) -> list[Case]:
 
 
 def _all_questions(data: Data, options: EndpointOptions) -> Iterator[tuple[str, Question]]:
-    told = {"model": options.model, "blind": options.blind, "detail": options.detail}
+    settings = {"model": options.model, "blind": options.blind, "detail": options.detail}
     for case in chosen_cases(data, options):
         listed = questions(
             case, data.picture, options.ask, seed=options.seed, blind=options.blind, detail=options.detail
         )
         for question in listed:
-            yield question.key(**told, max_tokens=options.max_tokens), question
+            yield question.key(**settings, max_tokens=options.max_tokens), question
 
 
 async def ask_all(
@@ -105,13 +105,13 @@ def read_replies(path: Path) -> Lines:
     return {line["key"]: line for line in map(json.loads, whole.splitlines())}
 
 
-def figures(data: Data, told: Lines, options: EndpointOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def figures(data: Data, lines: Lines, options: EndpointOptions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Each subset's figures, and what else is to be said of the replies."""
     by_case: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in told.values():
+    for line in lines.values():
         by_case.setdefault((line["subset"], line["case"]), []).append(line)
     cases = {(case.subset, case.id): case for case in data.cases}
-    parsed = {key: [(line, _meaning(line, cases[key])) for line in lines] for key, lines in by_case.items()}
+    parsed = {key: [(line, _meaning(line, cases[key])) for line in own] for key, own in by_case.items()}
     results = []
     for subset, values in VALUES.items():
         there = [(case, parsed[key]) for key, case in cases.items() if key[0] == subset and key in parsed]
