@@ -9,7 +9,7 @@ from PIL import Image
 from paceline.errors import PacelineError
 from paceline.evals.vision import diffusion
 from paceline.evals.vision.engine import Plan, compose, render
-from paceline.evals.vision.models.small import _tokenizer
+from paceline.evals.vision.models.small import word_tokenizer
 
 diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
 
@@ -19,7 +19,7 @@ def model(tmp_path_factory) -> str:
     """A text-to-image model of 16 x 16 latents."""
     path = tmp_path_factory.mktemp("diffusion")
     torch.manual_seed(0)
-    words = _tokenizer(["white background indoor scene focus whole centred single plain out"])
+    words = word_tokenizer(["white background indoor scene focus whole centred single plain out"])
     text = transformers.CLIPTextConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=len(words),
         max_position_embeddings=32, eos_token_id=words.eos_token_id, bos_token_id=words.bos_token_id, pad_token_id=0,

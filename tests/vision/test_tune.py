@@ -9,7 +9,7 @@ from paceline.errors import PacelineError
 from paceline.evals.vision.dataset import read_data
 from paceline.evals.vision.engine import Plan
 from paceline.evals.vision.evaluate import score
-from paceline.evals.vision.loss import Pairs, _direction, clip_loss, hard_loss
+from paceline.evals.vision.loss import Pairs, clip_loss, direction_loss, hard_loss
 from paceline.evals.vision.models.small import small
 from paceline.evals.vision.retention import read_pairs, zero_shot
 from paceline.evals.vision.tune import Config, rate, tune
@@ -45,7 +45,7 @@ def test_another_hard_negative_never_lowers_the_loss() -> None:
         for number in range(1, 7):
             never = ~torch.eye(6, dtype=torch.bool)
             never[:, :number] = False
-            losses.append(float(_direction(pairs.images, pairs.texts, generic.texts, never, SCALE).detach()))
+            losses.append(float(direction_loss(pairs.images, pairs.texts, generic.texts, never, SCALE).detach()))
         assert losses == sorted(losses)
 
 

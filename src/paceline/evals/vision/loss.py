@@ -55,14 +55,14 @@ def hard_loss(
     same_case = hard.cases[:, None] == hard.cases[None]
     others = same_case & ~torch.eye(len(same_case), dtype=torch.bool, device=same_case.device)
     never = _same_caption(hard) | (~same_case if scope == "own" else torch.zeros_like(same_case))
-    to_text = _direction(
+    to_text = direction_loss(
         hard.images,
         hard.texts,
         generic.texts if generic else None,
         never | others if negatives == "image" else never,
         scale,
     )
-    to_image = _direction(
+    to_image = direction_loss(
         hard.texts,
         hard.images,
         generic.images if generic else None,
@@ -72,7 +72,7 @@ def hard_loss(
     return (to_text + to_image) / 2
 
 
-def _direction(queries: Tensor, keys: Tensor, generic: Tensor | None, never: Tensor, scale: Tensor) -> Tensor:
+def direction_loss(queries: Tensor, keys: Tensor, generic: Tensor | None, never: Tensor, scale: Tensor) -> Tensor:
     """Cross entropy of query i against key i, the keys not in `never`, and all generic keys."""
     logits = (scale.float() * (queries.float() @ keys.float().T)).masked_fill(never, -torch.inf)
     if generic is not None:

@@ -62,9 +62,11 @@ def build(
     for subset, number in cases.items():
         if number:
             _index(plan, subset, number, out)
-    _write_lines(
-        out / CASES, [case.facts(plan) for s, n in cases.items() if s not in PLAIN for case in _cases(plan, s, n)]
-    )
+    described = [
+        case.facts(plan) for subset, n in cases.items() if subset not in PLAIN for case in _cases(plan, subset, n)
+    ]
+    if described:
+        _write_lines(out / CASES, described)
     contact_sheet(plan, [subset for subset, number in cases.items() if number]).save(out / CONTACT)
     return drawn
 

@@ -23,7 +23,7 @@ def small(
 
     more: captions whose words it should know, beside those the data engine uses."""
     torch.manual_seed(seed)
-    tokenizer = _tokenizer(more)
+    tokenizer = word_tokenizer(more)
     heads = max(1, width // 32)
     shared = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": heads}
     config = CLIPConfig(
@@ -41,7 +41,7 @@ def small(
     return Towers(CLIPModel(config), tokenizer, processor, "small")
 
 
-def _tokenizer(more: Iterable[str]) -> PreTrainedTokenizerFast:
+def word_tokenizer(more: Iterable[str]) -> PreTrainedTokenizerFast:
     """A word is a token."""
     said = [*more, *(name for kind in KINDS.values() for name in (kind.name, kind.plural, kind.article))]
     said += [text for texts in (*TEMPLATES.values(), *VALUES.values()) for text in texts] + ["and"]
