@@ -32,9 +32,8 @@ import torch
 
 from paceline.errors import NumericError, PacelineError
 from paceline.kernels.argmax import best_token
+from paceline.row import Request
 from paceline.sampling import (
-    RowRandom,
-    SamplingParams,
     TokenLogprob,
     distribution,
     draw_rows,
@@ -60,26 +59,6 @@ class Accepted:
     tokens: list[int]
     logprobs: list[TokenLogprob] | None = None
     error: Exception | None = None
-
-
-class Request(Protocol):
-    """What acceptance needs of a row."""
-
-    @property
-    def params(self) -> SamplingParams:
-        """How it is answered."""
-
-    @property
-    def random(self) -> RowRandom:
-        """Its randomness."""
-
-    @property
-    def tokens(self) -> IntArray:
-        """Every committed token."""
-
-    @property
-    def num_new(self) -> int:
-        """Output position of the next token."""
 
 
 class Walker(NamedTuple):

@@ -49,6 +49,10 @@ class Request(Protocol):
         """Tokens of the prompt."""
 
     @property
+    def num_new(self) -> int:
+        """Tokens of the answer so far: the output position of the next token."""
+
+    @property
     def max_draft(self) -> int:
         """Deepest useful draft."""
 
