@@ -68,3 +68,23 @@ def test_a_method_that_does_not_exist(command: Command) -> None:
     result = command("methods", "samm")
     assert result.code == 2
     assert "Did you mean 'sam'" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["eval", "align", "--model", "x", "--data", "sample", "--out", "new"], "pip install 'paceline[eval]'"),
+        (["eval", "vision", "build", "new", "--cases", "1"], "pip install 'paceline[vision]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], line: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("paceline.evals")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("tenacity", "PIL", "skia"):
+        monkeypatch.setitem(sys.modules, name, None)
+    result = command(*arguments)
+    assert result.code == 2
+    assert result.err.strip().count("\n") == 0
+    assert line in result.err

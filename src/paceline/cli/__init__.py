@@ -50,6 +50,13 @@ app.add_typer(train, name="train", short_help="Train drafters, or a model family
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+EXTRAS = {
+    **dict.fromkeys(("accelerate", "datasets", "matplotlib"), "train"),
+    **dict.fromkeys(("tenacity", "yaml", "markdown_it"), "eval"),
+    **dict.fromkeys(("PIL", "skia", "peft", "scipy", "sklearn"), "vision"),
+    "diffusers": "diffusion",
+}
+"""Packages that not every installation has, and the extra that brings them."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk."""
 
@@ -138,6 +145,8 @@ def _in_a_line(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in FULL:
         _forget_output()
         return f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
+        return f"{error.name} is not installed; pip install 'paceline[{extra}]'"
     return str(error) if isinstance(error, PacelineError) else None
 
 

@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.evals.align.command import Outcome
@@ -120,14 +119,11 @@ def align(
     paceline eval align --model URL --method align3,align3,steps=13 --scenario Child,Code --out runs/ablation
     paceline report runs/ablation
     """
-    try:
-        from paceline.evals.align.backends.base import Decoding
-        from paceline.evals.align.backends.retry import Retry
-        from paceline.evals.align.command import Wish
-        from paceline.evals.align.command import align as run
-        from paceline.evals.align.run import Progress as State
-    except ModuleNotFoundError as error:
-        raise PacelineError(f"{error.name} is not installed; pip install 'paceline[eval]'") from None
+    from paceline.evals.align.backends.base import Decoding
+    from paceline.evals.align.backends.retry import Retry
+    from paceline.evals.align.command import Wish
+    from paceline.evals.align.command import align as run
+    from paceline.evals.align.run import Progress as State
 
     if threads is not None:
         import torch

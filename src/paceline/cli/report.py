@@ -53,10 +53,7 @@ def report(
 
 def _of_alignment(folder: Path, out: Path | None, markdown: bool, as_json: bool) -> None:
     """The same of an alignment run's folder."""
-    try:
-        from paceline.pages import align
-    except ModuleNotFoundError as error:
-        raise PacelineError(f"{error.name} is not installed; pip install 'paceline[eval]'") from None
+    from paceline.pages import align
     if as_json:
         print(json.dumps(align.summary(folder), indent=2))
     elif markdown:
