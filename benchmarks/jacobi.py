@@ -2,7 +2,7 @@
 
     python benchmarks/jacobi.py MODEL --prompts FILE --every 12 --drafter jacobi,retrieve=none
 
-Writes slots.json to --out, a folder that `jacobi:FOLDER,tree=N` reads, as `paceline train noise` writes it beside a model.
+Writes slots.json to --out, a folder that `jacobi:FOLDER,tree=N` reads; `paceline train noise` writes one beside a model.
 Prompts as in benchmarks/recycling.py. Greedy, batch 1. Rows that no slot has filled do not count.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from recycling import read_prompts
 
 from paceline import Engine, SamplingParams
 from paceline.bench.looping import is_looping
@@ -23,6 +22,7 @@ from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
 from paceline.round import Round
 from paceline.target.load import load, load_tokenizer
+from recycling import read_prompts
 
 
 def main() -> None:

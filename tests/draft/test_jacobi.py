@@ -1,4 +1,4 @@
-"""jacobi: its shape, its slots, what it copies, and that the text is the target's own where the released loop's is not."""
+"""jacobi: its shape, its slots, what it copies, and that its text is the target's own; the released loop's is not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ from tests import models, native
 from tests.draft import jacobi_official as official
 from tests.draft.rows import row
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import BranchingRandom, Branches, fixed, largest_difference, outcomes, plain, speculative
+from tests.lossless_enumeration import (
+    Branches,
+    BranchingRandom,
+    fixed,
+    largest_difference,
+    outcomes,
+    plain,
+    speculative,
+)
 
 SPECS = ["jacobi", "jacobi,tree=0,retrieve=none", "jacobi,tree=8,retrieve=sam", "jacobi,match=recent,candidates=3"]
 LENGTHS = (1, 2, 5, 6, 100)
@@ -358,7 +366,9 @@ def test_an_end_at_every_place_of_a_block(spec):
 # Sampling ------------------------------------------------------------------------------------------------------------
 
 
-def joint(target: TableTarget, spec: str, prompt: Sequence[int], params: SamplingParams) -> dict[tuple[int, ...], float]:
+def joint(
+    target: TableTarget, spec: str, prompt: Sequence[int], params: SamplingParams
+) -> dict[tuple[int, ...], float]:
     """Probability of every answer of the engine with this drafter, every branch walked."""
 
     def run(branches: Branches) -> tuple[int, ...]:

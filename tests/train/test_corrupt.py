@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -18,9 +20,11 @@ PAPER = NoiseConfig()
 MANY = NoiseConfig(lengths=(3, 6), every=48)
 
 
-def row(*conversations: tuple[int, int], length: int = 600) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
-    """A packed row of conversations, (tokens of the prompt, of the answer) each: ids, labels, and (begin, first token of
-    the answer, end) of each. All tokens are different."""
+def row(
+    *conversations: tuple[int, int], length: int = 600
+) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int, int]]]:
+    """A packed row of conversations, (tokens of the prompt, of the answer) each: ids, labels, and (begin, first token
+    of the answer, end) of each. All tokens are different."""
     rendered, spans, at, token = [], [], 0, 0
     for prompt, answer in conversations:
         rendered.append((list(range(token, token + prompt + answer)), [False] * prompt + [True] * answer))
@@ -74,7 +78,7 @@ def test_many_segments_keep_their_distance():
         where = segments(Answer(0, 5, 5 + 299), MANY, rng)
         assert len(where) == 6
         assert all(3 <= length <= 6 for _, length in where)
-        for (start, length), (following, _) in zip(where, where[1:], strict=False):
+        for (start, length), (following, _) in pairwise(where):
             assert following - start - length >= MANY.gap
         assert where[-1][0] + where[-1][1] <= 304
 
@@ -128,7 +132,10 @@ class Rows:
 
     def __init__(self):
         ids, labels, _ = row((4, 60), (3, 80))
-        self.batch = {"input_ids": torch.from_numpy(np.stack([ids] * 3)), "labels": torch.from_numpy(np.stack([labels] * 3))}
+        self.batch = {
+            "input_ids": torch.from_numpy(np.stack([ids] * 3)),
+            "labels": torch.from_numpy(np.stack([labels] * 3)),
+        }
 
     def next(self, progress):
         return self.batch

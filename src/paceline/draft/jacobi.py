@@ -2,11 +2,11 @@
 
 Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference Capability through Noisy Training"
 (EMNLP 2024, arXiv 2406.17404), which calls the tree form TR-Jacobi; the linear form is Santilli et al. 2023
-(arXiv 2305.10427). A draft is verified as always. Below the last accepted node hang nodes that were rejected: the first
-of them sits where the next root will be, so the logits there propose what follows the next root, those of the node below
-it the token after that, and so on: each is a slot. Their best `candidates` fill a table, a row for each depth,
-and a tree of fixed shape reads its tokens from it, by depth and rank. Beside it hangs one chain copied from the text
-(`retrieve`). Rows that no slot has filled hold tokens of the text at random.
+(arXiv 2305.10427). Below the last accepted node hang nodes that were rejected: the first of them sits where the next
+root will be, so the logits there propose what follows the next root, those of the node below it the token after that,
+and so on: each is a slot. Their best `candidates` fill a table, a row for each depth, and a tree of fixed shape reads
+its tokens from it, by depth and rank. Beside it hangs one chain copied from the text (`retrieve`). Rows that no slot has
+filled hold tokens of the text at random.
 
     draft     root ── a ── b ── c ── d        the target says: x after root; nothing of the draft stands
     slots             a    b    c    d        the logits at a are the guess after x, those at b the one after that
@@ -24,8 +24,8 @@ Where we differ from the authors' code (github.com/wyxstriker/MakeSomeNoiseInfer
 * a path is compared as far as it is long. Theirs pads short paths with the root, and accepts the padding where the
   target says the root's token again: the text is then no longer that of greedy decoding;
 * siblings with the same token are one node;
-* without a match nothing is copied (theirs: the beginning of the prompt), a copy that runs into the end of the text goes
-  on from itself (theirs: random tokens), and the first draft copies too;
+* without a match nothing is copied (theirs: the beginning of the prompt), a copy that runs into the end of the text
+  goes on from itself (theirs: random tokens), and the first draft copies too;
 * sampling, batches, drafts cut to the room that the row has.
 """
 
@@ -60,7 +60,8 @@ class JacobiConfig:
     """Options of jacobi."""
 
     checkpoint: str | None = field(
-        default=None, metadata={"help": "a folder of `paceline train noise`: the tree is built from its slots' accuracies"}
+        default=None,
+        metadata={"help": "a folder of `paceline train noise`: the tree is built from its slots' accuracies"},
     )
     tree: int = field(
         default=63,
@@ -73,7 +74,9 @@ class JacobiConfig:
     )
     retrieve: str = field(
         default=NGRAM,
-        metadata={"help": "the chain beside the tree: ngram, none, or a drafter that copies, such as sam; paper: ngram"},
+        metadata={
+            "help": "the chain beside the tree: ngram, none, or a drafter that copies, such as sam; paper: ngram"
+        },
     )
     ngram: int = field(default=3, metadata={"help": "most tokens that must match for retrieve=ngram; paper: 3"})
     match: Literal["earliest", "recent"] = field(
@@ -92,7 +95,7 @@ class JacobiConfig:
 
 
 class Jacobi(Drafter):
-    """Drafts what the target predicts after its own rejected guesses (Jacobi); training with noise helps, and changes the model."""
+    """Drafts what the target says after rejected guesses (Jacobi); training with noise helps, and changes the model."""
 
     name = "jacobi"
     lossless = "yes"

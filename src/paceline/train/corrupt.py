@@ -2,8 +2,8 @@
 
 Wang et al. 2024, "Make Some Noise" (arXiv 2406.17404), section 3.1, "ahead noise": from left to right each token of a
 segment becomes one drawn from all before it, those already replaced among them, so that only what is known when a slot
-is filled in decoding can stand there. A model that learns the clean labels from such rows learns to predict past its last
-few inputs being wrong.
+is filled in decoding can stand there. A model that learns the clean labels from such rows learns to predict past wrong
+inputs.
 
 Knows token ids and labels; nothing of models.
 """
@@ -72,7 +72,7 @@ def answers_in(ids: np.ndarray, labels: np.ndarray) -> Iterator[Answer]:
 
 
 def segments(answer: Answer, config: NoiseConfig, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """(start, length) of the segments to corrupt, from left to right, placed uniformly; fewer where there is no room."""
+    """(start, length) of the segments to corrupt, left to right, placed uniformly; fewer where there is no room."""
     room = answer.end - answer.first
     count = max((room + 1) // config.every, 1) if config.every else 1
     least, most = config.lengths
@@ -80,8 +80,9 @@ def segments(answer: Answer, config: NoiseConfig, rng: np.random.Generator) -> l
     while lengths and (free := room - sum(lengths) - config.gap * (len(lengths) - 1)) < 0:
         lengths.pop()
     starts, moved = [], answer.first
-    for offset, length in zip(np.sort(rng.integers(0, free + 1, len(lengths))) if lengths else [], lengths, strict=True):
-        starts.append((moved + int(offset), length))
+    offsets = sorted(rng.integers(0, free + 1, len(lengths)).tolist()) if lengths else []
+    for offset, length in zip(offsets, lengths, strict=True):
+        starts.append((moved + offset, length))
         moved += length + config.gap
     return starts
 
@@ -108,7 +109,7 @@ def noisy(ids: np.ndarray, labels: np.ndarray, config: NoiseConfig, rng: np.rand
 
 
 class Noisy:
-    """A stream of batches with noise in them, the same for the same seed and step, in every process and after a resume."""
+    """A stream of batches with noise in them: the seed's and the step's, in every process and after a resume."""
 
     def __init__(self, stream: Stream, config: NoiseConfig, seed: int) -> None:
         self.stream, self.config, self.seed = stream, config, seed

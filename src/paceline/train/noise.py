@@ -1,16 +1,16 @@
-"""Fine-tuning with noise: a model learns to predict past its last few inputs being wrong, so that it can draft for itself.
+"""Fine-tuning with noise: a model learns to predict past wrong inputs, so that it can draft for itself.
 
-Wang et al. 2024, "Make Some Noise" (arXiv 2406.17404): ordinary supervised fine-tuning, the labels clean, the inputs with
-junk in them (`corrupt.py`). Nothing is added to the model, but it is another one afterwards: decoding with `jacobi` is
-exact for the tuned weights, not for those it began with. Run it with `--noise 0` too, from the same start, with the same
-data, seed and budget, to see what the noise alone does.
+Wang et al. 2024, "Make Some Noise" (arXiv 2406.17404): ordinary supervised fine-tuning, the labels clean, the inputs
+with junk in them (`corrupt.py`). Nothing is added to the model, but it is another one afterwards: decoding with `jacobi`
+is exact for the tuned weights, not for those it began with. Run it with `--noise 0` too, from the same start, with the
+same data, seed and budget, to see what the noise alone does.
 
 At the end: the loss on clean held-out answers, beside that of the start and of other models (`--beside`); how often the
 candidates of each slot after the root are what the model itself would say; and, from these, slots.json, from which
 `jacobi:OUT,tree=N` builds its tree.
 
-Where we differ from the authors, whose training code was not released: labels on the answers alone, and several segments
-in a long answer if wished (`--every`).
+Where we differ from the authors, whose training code was not released: labels on the answers alone, and several
+segments in a long answer if wished (`--every`).
 
 Doesn't know: how drafts are verified.
 
@@ -19,7 +19,7 @@ Doesn't know: how drafts are verified.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +54,7 @@ PLACES = 4
 class NoisyConfig(LessonConfig):
     """What a batch is made of, its noise, and what is trained."""
 
-    noise: NoiseConfig = NoiseConfig()
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
     lora: int = 0  # rank of the adapters; 0: all weights are trained
 
 
@@ -188,7 +188,9 @@ def command(
         int, typer.Option(help="A segment for each so many tokens of an answer; 0: one an answer, as published.", min=0)
     ] = 0,
     noised: Annotated[float, typer.Option(help="Share of the answers that get noise; the others stay clean.")] = 1.0,
-    source: Annotated[str, typer.Option(help="Where noise comes from: prefix (published), vocabulary, mask.")] = "prefix",
+    source: Annotated[
+        str, typer.Option(help="Where noise comes from: prefix (published), vocabulary, mask.")
+    ] = "prefix",
     lora: Annotated[int, typer.Option(help="Rank of LoRA adapters to train and merge; 0: all weights.", min=0)] = 0,
     beside: Annotated[
         list[Path] | None,
@@ -201,8 +203,8 @@ def command(
 
     paceline train noise MODEL --data chats.jsonl --out build/noisy
 
-    Answers in --data may be anybody's: this is supervised fine-tuning. With --prompts and --generate the model's own are
-    used, which keeps it closest to what it was. Ctrl-C saves; the same command goes on from there.
+    Answers in --data may be anybody's: this is supervised fine-tuning. With --prompts and --generate the model's own
+    are used, which keeps it closest to what it was. Ctrl-C saves; the same command goes on from there.
     """
     config = NoisyConfig(
         noise=NoiseConfig(_lengths(noise), every=every, share=noised, source=source),
