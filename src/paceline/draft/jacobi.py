@@ -5,8 +5,8 @@ Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference 
 (arXiv 2305.10427). Below the last accepted node hang nodes that were rejected: the first of them sits where the next
 root will be, so the logits there propose what follows the next root, those of the node below it the token after that,
 and so on: each is a slot. Their best `candidates` fill a table, a row for each depth, and a tree of fixed shape reads
-its tokens from it, by depth and rank. Beside it hangs one chain copied from the text (`retrieve`). Rows that no slot has
-filled hold tokens of the text at random.
+its tokens from it, by depth and rank. Beside it hangs one chain copied from the text (`retrieve`). Rows that no slot
+has filled hold tokens of the text at random.
 
     draft     root ── a ── b ── c ── d        the target says: x after root; nothing of the draft stands
     slots             a    b    c    d        the logits at a are the guess after x, those at b the one after that

@@ -1,9 +1,9 @@
 """Fine-tuning with noise: a model learns to predict past wrong inputs, so that it can draft for itself.
 
 Wang et al. 2024, "Make Some Noise" (arXiv 2406.17404): ordinary supervised fine-tuning, the labels clean, the inputs
-with junk in them (`corrupt.py`). Nothing is added to the model, but it is another one afterwards: decoding with `jacobi`
-is exact for the tuned weights, not for those it began with. Run it with `--noise 0` too, from the same start, with the
-same data, seed and budget, to see what the noise alone does.
+with junk in them (`corrupt.py`). Nothing is added to the model, but it is another one afterwards: decoding with
+`jacobi` is exact for the tuned weights, not for those it began with. Run it with `--noise 0` too, from the same start,
+with the same data, seed and budget, to see what the noise alone does.
 
 At the end: the loss on clean held-out answers, beside that of the start and of other models (`--beside`); how often the
 candidates of each slot after the root are what the model itself would say; and, from these, slots.json, from which
