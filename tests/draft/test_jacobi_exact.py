@@ -90,8 +90,8 @@ def divergence(count: int, vocab_size: int, new: int = 40) -> tuple[int, int, in
 
 
 def test_the_released_loop_leaves_the_greedy_text_and_ours_does_not():
-    theirs, repaired, ours = divergence(20, 8)
-    assert theirs >= 5
+    theirs, repaired, ours = divergence(12, 8, 30)
+    assert theirs >= 3
     assert (repaired, ours) == (0, 0)
 
 
