@@ -6,8 +6,8 @@
     python benchmarks/recycling.py topk                             # and of the 8 best of 81 nodes' logits
 
 A prompts file is JSON Lines with "prompt", "messages" or "turns" (Spec-Bench's question.jsonl: the first turn is
-asked); --every N takes each Nth line, --characters cuts long texts. Greedy, batch 1 unless --batch says otherwise. Answers that run into a loop are
-the easiest to draft, so what the others alone give has a column of its own.
+asked); --every N takes each Nth line, --characters cuts long texts. Greedy, batch 1 unless --batch says otherwise.
+Answers that run into a loop are the easiest to draft, so what the others alone give has a column of its own.
 """
 
 from __future__ import annotations
