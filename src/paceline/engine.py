@@ -140,19 +140,18 @@ class Engine:
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
         """A tree by row id; without drafts for rows whose drafter has just failed at another."""
-        trees = [DraftTree.root(row.last_token) for row in rows]
         if rows:
-            with self._blaming(rows):
-                drafts = stamp(self.drafter.propose(rows), self.drafter)
-                trees = [_rooted(tree, row, self.drafter) for row, tree in zip(rows, drafts, strict=True)]
-        return {row.id: tree for row, tree in zip(rows, trees, strict=True)}
+            with _Blaming(self, rows):
+                trees = stamp(self.drafter.propose(rows), self.drafter)
+                return {row.id: _rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
+        return {row.id: DraftTree.root(row.last_token) for row in rows}
 
     def _verify(self, round: Round) -> None:
         """ONE forward of the target over all segments."""
         if not round.rows:
             return
         watch = self.drafter.needs.callback_layer is not None
-        with self._blaming(round.rows):
+        with _Blaming(self, round.rows):
             round.verdict = self.target.verify(
                 round.segments,
                 self.drafter.needs,
@@ -164,8 +163,8 @@ class Engine:
         """The acceptance rule over rows that have logits; a piece of a prompt is kept whole."""
         speaking = [i for i, segment in enumerate(round.segments) if segment.num_logits]
         round.accepted = [Accepted(list(range(len(segment.tokens))), []) for segment in round.segments]
-        spoken = round.only(speaking)
-        with self._blaming(spoken.rows):
+        spoken = round if len(speaking) == len(round) else round.only(speaking)
+        with _Blaming(self, spoken.rows):
             decided = accept(spoken.rows, spoken.trees, [spoken.logits(i) for i in range(len(spoken))], self.rule)
             for i, accepted in zip(speaking, decided, strict=True):
                 if accepted.error is not None:
@@ -179,7 +178,7 @@ class Engine:
     def _commit(self, round: Round) -> None:
         """Keep the accepted paths in the target's cache."""
         for row, accepted in zip(round.rows, round.accepted, strict=True):
-            with self._blaming([row]):
+            with _Blaming(self, [row]):
                 self.target.commit(row.slot, accepted.path)
                 row.cached += len(accepted.path)
         self._without_failed(round)
@@ -192,7 +191,7 @@ class Engine:
             tokens = accepted.tokens
             if not tokens:
                 continue
-            with self._blaming([row]):
+            with _Blaming(self, [row]):
                 taken = row.extend(tokens, tree.source, accepted.logprobs)
                 row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(tokens) - 1))
                 ended, logprobs = row.finish_reason is not None, (accepted.logprobs or [])[:taken]
@@ -205,24 +204,20 @@ class Engine:
     def _observe(self, round: Round) -> None:
         """Show the drafter what became of its drafts."""
         if round.rows:
-            with self._blaming(round.rows):
+            with _Blaming(self, round.rows):
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
     # What fails -----------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _blaming(self, rows: Sequence[Row]) -> Iterator[None]:
-        """What fails inside ends the row that the error names, or, if it names none, all of `rows`."""
-        try:
-            yield
-        except Exception as error:
-            named = [row for row in rows if isinstance(error, RowError) and row.id == error.row_id]
-            cause = (error.__cause__ if isinstance(error, RowError) else None) or error
-            if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
-                log.error("a round failed", exc_info=cause)
-            for row in named or rows:
-                self._fail(row, cause)
+    def _blame(self, error: Exception, rows: Sequence[Row]) -> None:
+        """End the row that the error names, or, if it names none, all of `rows`."""
+        named = [row for row in rows if isinstance(error, RowError) and row.id == error.row_id]
+        cause = (error.__cause__ if isinstance(error, RowError) else None) or error
+        if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
+            log.error("a round failed", exc_info=cause)
+        for row in named or rows:
+            self._fail(row, cause)
 
     def _fail(self, row: Row, error: BaseException) -> None:
         """End a row with an error."""
@@ -234,6 +229,8 @@ class Engine:
 
     def _without_failed(self, round: Round) -> None:
         """Take rows that have failed out of the round."""
+        if not self._failed:
+            return
         kept = [i for i, row in enumerate(round.rows) if row.finish_reason != "error"]
         if len(kept) < len(round):
             vars(round).update(vars(round.only(kept)))
@@ -289,7 +286,7 @@ class Engine:
 
     def _admit(self) -> None:
         for row in self.schedule.admit(self.waiting, self.rows):
-            with self._blaming([row]):
+            with _Blaming(self, [row]):
                 row.slot = self.target.add_row(row.expected_length)
                 row.joined = perf_counter()
                 self.rows.append(row)
@@ -411,6 +408,25 @@ class Engine:
                 if progress is not None:
                     progress(delta)
         return [Completion.of(i, rows[i]) for i in range(len(prompts))]
+
+
+class _Blaming:
+    """What fails inside it is blamed on `rows`. A class, for it is entered several times a round and a generator costs
+    five times as much."""
+
+    __slots__ = ("engine", "rows")
+
+    def __init__(self, engine: Engine, rows: Sequence[Row]):
+        self.engine, self.rows = engine, rows
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False  # Ctrl-C among them
+        self.engine._blame(error, self.rows)
+        return True
 
 
 def _rooted(tree: DraftTree, row: Row, drafter: Drafter) -> DraftTree:
