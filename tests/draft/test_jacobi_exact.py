@@ -97,7 +97,7 @@ def test_the_released_loop_leaves_the_greedy_text_and_ours_does_not():
 
 @pytest.mark.slow
 def test_divergence_rates():
-    for size in (8, 24, 64, 128):
+    for size in (8, 16, 24):
         print(size, divergence(200, size))
 
 
