@@ -46,8 +46,8 @@ PASSES = 3
 """Over the answers, where no budget is given."""
 SLOTS, RANKS = 5, 10
 """Slots and candidates that are measured; `jacobi` has as many."""
-PLACES = 4
-"""Places in each held-out row at which slots are measured."""
+MOST_ROWS, PLACES = 32, 4
+"""Held-out rows of a source that are measured, and places in each at which slots are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,8 @@ def train_noisy(
 
     beside  model folders whose clean loss is measured too."""
     lesson = Lesson.open(target, answers, config)
-    network = lesson.teacher
+    network, others = lesson.teacher, [target, *beside]
     noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(lesson.tokenizer))
-    before = {path: clean_loss(network if path == target else open_teacher(path), lesson.held)
-              for path in [target, *beside]} if lesson.first and lesson.held else {}  # fmt: skip
     adapted = with_adapters(network, config.lora) if config.lora else network
     weights: dict[str, float] = {name: len(ids) for name, (ids, _) in lesson.training.items()}
     length = next((ids.shape[1] for ids, _ in lesson.training.values()), config.length)
@@ -86,14 +84,15 @@ def train_noisy(
         return False
     if lesson.first:
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
+        held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in lesson.held.items()}
         report, measured = [], {}
-        if lesson.held:
-            after = clean_loss(tuned, lesson.held)
+        if held:
+            after, before = clean_loss(tuned, held), {path: clean_loss(open_teacher(path), held) for path in others}
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
-            accuracies = slot_accuracies(tuned, lesson.held, noise, loop.seed)
+            accuracies = slot_accuracies(tuned, held, noise, loop.seed)
             report = lines(after, before, accuracies)
         save(lesson, tuned, out, lesson.facts("noise", loop, **measured))
-        if lesson.held:
+        if held:
             write_slots(out, accuracies)
         lesson.report(report, out)
     return True
@@ -111,6 +110,7 @@ def with_adapters(network: Any, rank: int) -> Any:
 @torch.no_grad()
 def clean_loss(network: Any, held: Mapping[str, Rows]) -> float:
     """Cross-entropy in nats a token on held-out rows without noise, every source weighing alike."""
+    network.eval()
     means = []
     for rows in held.values():
         total, count = 0.0, 0
