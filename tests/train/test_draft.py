@@ -14,10 +14,11 @@ from paceline.engine import Engine
 from paceline.errors import ModelError
 from paceline.sampling import SamplingParams
 from paceline.target.load import load, load_tokenizer
-from paceline.train.draft import DraftConfig, open_teacher, train_draft
+from paceline.train.draft import DraftConfig, train_draft
+from paceline.train.drafter import open_teacher
 from paceline.train.generated import generated_rows
-from paceline.train.lm import ModelConfig
-from paceline.train.loop import LoopConfig
+from paceline.train.llama import ModelConfig
+from paceline.train.plan import LoopConfig
 from paceline.train.sources import parse_sources
 from tests import models
 
@@ -46,7 +47,7 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_path: Path) -> None:
     def trained(name: str, tokens: int) -> float:
         loop = LoopConfig(tokens=tokens, mixed_precision="no", peak_lr=1e-2, warmup_steps=2)
-        config = DraftConfig(SHAPE, length=64, rows=8, held_out=0.1)
+        config = DraftConfig(model=SHAPE, length=64, rows=8, held_out=0.1)
         assert train_draft(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop, config, compiled=False)
         told = json.loads((tmp_path / name / "config.json").read_text())
         assert [a["source"] for a in told["acceptance"]] == ["asked", "all"]
@@ -71,7 +72,7 @@ def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_
 
 def test_the_same_recipe_gives_the_same_draft(target: Path, answers: Path, tmp_path: Path) -> None:
     loop = LoopConfig(tokens=64 * 8 * 4, mixed_precision="no", seed=3)
-    config = DraftConfig(SHAPE, length=64, rows=8)
+    config = DraftConfig(model=SHAPE, length=64, rows=8)
     for name in ("one", "two"):
         assert train_draft(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop, config, compiled=False)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))

@@ -1,29 +1,16 @@
-"""A target's own answers: made by the engine and gone on with, read from records, turned into rows to train on."""
+"""A target's own answers: made by the engine, resumed, and never mixed with others."""
 
-import gzip
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.generated import (
-    Reply,
-    acceptance,
-    generated_rows,
-    openings,
-    read_replies,
-    rows_of,
-    split_rows,
-    told,
-)
-from paceline.train.loss import IGNORE
+from paceline.train.generated import generated_rows, openings
 from paceline.train.sources import Source, SourceError, parse_sources
 from tests import models
 
@@ -159,63 +146,6 @@ def test_prompts_end_where_the_assistant_speaks(sources: list[Source], tokenizer
         openings(parse_sources([f"bench={questions}"]), tokenizer, 100)
 
 
-def replies(tmp_path: Path, tokenizer: Tokenizer, *records: object) -> list[Reply]:
-    file = tmp_path / "answers.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return list(read_replies(file, tokenizer))
-
-
-def test_recorded_answers_are_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    said, end = tokenizer.encode_text("the dog"), [models.EOS]
-    asked = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
-    assert replies(tmp_path, tokenizer, {"prompt_tokens": [1, 2], "tokens": [3], "source": "s"}) == [
-        Reply("s", [1, 2], [3])
-    ]
-    # What `paceline generate --json` writes: its prompt_tokens is a number.
-    own = {"text": "the dog", "prompt_tokens": 9, "finish_reason": "stop"}
-    cut = own | {"finish_reason": "length", "prompt": "hello", "category": "c"}
-    assert replies(tmp_path, tokenizer, own, cut) == [Reply("answers", None, said + end), Reply("c", asked, said)]
-    bench = {"question_id": 1, "choices": [{"turns": ["the dog", "hello"]}]}
-    assert [r.tokens for r in replies(tmp_path, tokenizer, bench)] == [said + end, tokenizer.encode_text("hello") + end]
-    questions = tmp_path / "question.jsonl"
-    questions.write_text('{"question_id": 1, "category": "qa", "turns": ["hello", "and then"]}\n')
-    first, second = read_replies(tmp_path / "answers.jsonl", tokenizer, questions)
-    assert first == Reply("qa", asked, said + end)
-    assert (second.source, second.tokens) == ("qa", tokenizer.encode_text("hello") + end)
-    logged = {"messages": [{"role": "user", "content": "hello"}], "response": "the dog"}
-    assert replies(tmp_path, tokenizer, logged, {"prompt": "hello", "response": "the dog", "category": "x"}) == [
-        Reply("answers", asked, said + end),
-        Reply("x", asked, said + end),
-    ]
-    tokenizer.inner.chat_template = None
-    [plain] = replies(tmp_path, tokenizer, {"prompt": "hello", "response": "the dog"})
-    assert plain == Reply("answers", tokenizer.encode("hello"), said + end)
-    zipped = tmp_path / "vicuna-v1.3.jsonl.gz"
-    zipped.write_bytes(gzip.compress(b'{"tokens": [4]}\n'))
-    assert list(read_replies(zipped, tokenizer)) == [Reply("vicuna-v1.3", None, [4])]
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("", "holds no answers"),
-        ("{", "line 1: not JSON"),
-        ("[1]", "line 1: a JSON object is wanted"),
-        ('{"tokens": "x"}', r"line 1: not an answer \(keys: tokens\)"),
-        ('{"text": 3}', "line 1: not an answer"),
-        ('{"other": 3}', "line 1: neither a prompt nor messages"),
-    ],
-)
-def test_what_is_no_answer_is_refused(tmp_path: Path, tokenizer: Tokenizer, content: str, says: str) -> None:
-    file = tmp_path / "answers.jsonl"
-    file.write_text(content)
-    with pytest.raises(PacelineError, match=says) as caught:
-        list(read_replies(file, tokenizer))
-    assert str(file) in str(caught.value)
-    with pytest.raises(PacelineError, match="cannot be read: No such file"):
-        list(read_replies(tmp_path / "none.jsonl", tokenizer))
-
-
 def test_recorded_and_generated_answers_go_into_one_file(target: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "log.jsonl"
     recorded.write_text('{"prompt": "hello", "response": "there", "category": "mine"}\n' * 2)
@@ -229,53 +159,5 @@ def test_recorded_and_generated_answers_go_into_one_file(target: Path, tmp_path:
 def test_answers_without_their_prompts_are_not_learnt_from(target: Path, tmp_path: Path) -> None:
     recorded = tmp_path / "log.jsonl"
     recorded.write_text('{"text": "there", "prompt": "hello"}\n{"text": "there"}\n')
-    with pytest.raises(PacelineError, match=r'log.jsonl: answer 2 has no prompt: a "prompt" or'):
+    with pytest.raises(PacelineError, match=r'log.jsonl: answer 2 has no prompt: give it a "prompt" or'):
         generated_rows(target, answers=[recorded], count=0, out=tmp_path / "own.jsonl")
-
-
-def write(file: Path, *rows: tuple[list[int], list[int], str]) -> Path:
-    file.write_text(
-        "".join(json.dumps({"prompt_tokens": p, "tokens": t, "source": s}) + "\n" for p, t, s in rows)
-    )
-    return file
-
-
-def test_only_the_targets_own_tokens_are_labels(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", ([5, 6, 7], [8, 9], "s"), ([1], [2, 3], "s"), ([4] * 20, [8], "s"))
-    ids, labels = rows_of(file, 8, pad=0)
-    assert ids.tolist() == [[5, 6, 7, 8, 1, 2, 0, 0]]
-    assert labels.tolist() == [[IGNORE, IGNORE, 8, 9, 2, 3, IGNORE, IGNORE]]
-    (tmp_path / "b.jsonl").write_text('{"tokens": [1]}\n')
-    with pytest.raises(PacelineError, match='line 1: "prompt_tokens" and "tokens" must be lists'):
-        rows_of(tmp_path / "b.jsonl", 8)
-
-
-def test_all_answers_to_a_prompt_are_on_one_side(tmp_path: Path) -> None:
-    rows = [([p, p + 1], [50 + p, k], "even" if p % 2 == 0 else "odd") for p in range(40) for k in range(3)]
-    training, held = split_rows(write(tmp_path / "a.jsonl", *rows), 16, held_out=0.2)
-
-    def prompts(side: dict) -> set[int]:
-        return {int(i) - 50 for ids, _ in side.values() for i in ids.ravel() if 50 <= i < 90}
-
-    assert len(prompts(held)) == 8
-    assert prompts(training) | prompts(held) == set(range(40))
-    assert not prompts(training) & prompts(held)
-    assert training.keys() == {"even", "odd"}
-    again = split_rows(tmp_path / "a.jsonl", 16, held_out=0.2)
-    assert all(np.array_equal(again[1][name][0], held[name][0]) for name in held)
-    assert not split_rows(write(tmp_path / "one.jsonl", ([1, 2], [3], "s")), 16)[1]
-
-
-def test_acceptance_is_the_overlap_of_two_distributions() -> None:
-    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
-    rows = {"a": (np.zeros((2, 4), np.int32), np.array([[IGNORE, 1, 1, IGNORE]] * 2, np.int32))}
-
-    def always(law: torch.Tensor):
-        return lambda ids: law.log().expand(*ids.shape, 3)
-
-    found = acceptance(always(p), always(q), rows)
-    assert [(a.source, a.tokens) for a in found] == [("a", 4), ("all", 4)]
-    assert found[-1].overlap == pytest.approx(0.7)
-    assert found[-1].top1 == 0
-    assert acceptance(always(p), always(p), rows)[-1].top1 == 1
-    assert "accepted  70.0%" in told(found)[-1]

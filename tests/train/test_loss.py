@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation
+from paceline.train.loss import CHUNK, IGNORE, chunked_cross_entropy, chunked_distillation, soft_cross_entropy
 
 
 def test_cross_entropy_and_its_gradients() -> None:
@@ -39,8 +39,8 @@ def test_unlikelihood_and_its_gradients() -> None:
     like = -log_p[2:].gather(1, labels[2:, None]).sum()
     where = unwanted != IGNORE
     unlike = -torch.log(1 - log_p[where].gather(1, unwanted[where][:, None]).exp()).sum()
-    expected = (like + 0.5 * unlike) / 9
-    got = chunked_cross_entropy(hidden, weight, labels, unwanted, strength=0.5, chunk=4)
+    expected = (like + unlike) / 9
+    got = chunked_cross_entropy(hidden, weight, labels, unwanted, chunk=4)
     torch.testing.assert_close(got, expected)
     wanted = torch.autograd.grad(expected, (hidden, weight))
     torch.testing.assert_close(torch.autograd.grad(got, (hidden, weight)), wanted)
@@ -69,3 +69,21 @@ def test_distillation_and_its_gradients() -> None:
     torch.testing.assert_close(got, expected)
     wanted = torch.autograd.grad(expected, (hidden, weight))
     torch.testing.assert_close(torch.autograd.grad(got, (hidden, weight)), wanted)
+
+
+def test_soft_cross_entropy_and_its_gradient() -> None:
+    torch.manual_seed(0)
+    hidden, last = torch.randn(2, CHUNK + 50, 8, dtype=torch.float64)
+    table = torch.randn(20, 8, dtype=torch.float64)
+    hidden.requires_grad_(True)
+    kept = torch.arange(CHUNK + 50) % 10 > 0
+    p = (last @ table.T).softmax(-1)[kept]
+    plain = -(p * (hidden @ table.T).log_softmax(-1)[kept]).sum(-1).mean()
+    [wanted] = torch.autograd.grad(3 * plain, hidden)
+    chunked = soft_cross_entropy(hidden, last, table, kept)
+    [gradient] = torch.autograd.grad(3 * chunked, hidden)
+    torch.testing.assert_close(chunked.double(), plain, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-5)
+    entropy = -(p * p.log()).sum(-1).mean()
+    torch.testing.assert_close(soft_cross_entropy(last, last, table, kept).double(), entropy, atol=1e-5, rtol=1e-5)
+    assert soft_cross_entropy(hidden, last, table, ~kept & kept).item() == 0  # and not NaN

@@ -1,54 +1,12 @@
-"""Rows of text: the template, labels, packing, and mixtures that resume."""
+"""Rows of tokens: labels, and mixtures that resume."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
 
-from paceline.train.loss import IGNORE
-from paceline.train.rows import DataConfig, Mixture, chat_rows, lay_end_to_end, pack_whole, render
-from paceline.train.sources import Document, assistant, user
-from paceline.train.tokenizer import train_tokenizer
-
-STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the tree. "
-TALK = (user("Where is the cat?"), assistant("On the mat."), user("And the dog?"), assistant("By the door."))
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return train_tokenizer([STORY] * 20, vocabulary=320)
-
-
-def test_render_is_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
-    documents = [
-        Document("a", messages=TALK),
-        Document("a", messages=(user("  1. Sum:\n\n2 + 2  "), assistant("\n= 4\n\n"))),
-        Document("a", messages=({"role": "system", "content": "Be brief."}, user("Hi"), assistant("..."))),
-    ]
-    for document, (ids, learn) in zip(documents, render(tokenizer, documents), strict=True):
-        out = tokenizer.apply_chat_template(
-            list(document.messages), return_dict=True, return_assistant_tokens_mask=True
-        )
-        assert ids == out["input_ids"]
-        assert learn == [bool(wanted) for wanted in out["assistant_masks"]]
-
-
-def test_labels_cover_just_what_the_assistant_says(tokenizer: PreTrainedTokenizerFast) -> None:
-    rendered = render(tokenizer, [Document("a", messages=TALK)] * 3)
-    ids, labels = pack_whole(rendered, length=2 * len(rendered[0][0]), pad=0)
-    assert ids.shape[0] == 2  # two whole conversations in the first row, one in the second
-    learnt = labels[0][labels[0] != IGNORE]
-    assert tokenizer.decode(learnt) == "On the mat.<|end|>By the door.<|end|>" * 2
-    where = np.flatnonzero(labels[0][:-1] != IGNORE)
-    same = where[ids[0][where + 1] == labels[0][where]]
-    assert len(same) == len(where)  # a label is the next input
-
-
-def test_a_conversation_without_room_for_an_answer_is_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
-    ids, _ = pack_whole(render(tokenizer, [Document("a", messages=(user(STORY * 9), assistant("x")))]), 16, 0)
-    assert len(ids) == 0
+from paceline.train.rows import Mixture, MixtureConfig, lay_end_to_end
 
 
 def test_end_to_end_labels_are_the_next_token() -> None:
@@ -57,25 +15,9 @@ def test_end_to_end_labels_are_the_next_token() -> None:
     assert labels.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 7, 8, 9]]
 
 
-def test_chat_rows_hold_answers_by_kind_and_the_text_whole(tokenizer: PreTrainedTokenizerFast) -> None:
-    fields = {"instruction": "Where?", "response": "On the mat."}
-    read = Document("a", messages=(user("Where?"), assistant("On the mat.")), context=STORY, fields=fields)
-    documents = [Document("a", messages=TALK)] * 3 + [read] * 3 + [Document("a", text=STORY)] * 60
-    build = chat_rows(tokenizer, DataConfig(length=96, rows=2, weights={}, decay_weights={}))
-    rows = build("a", documents)
-    assert set(rows) == {"a", "reading", "text/a"}
-    answers = [labels[labels != IGNORE] for _, labels in (rows["a"], rows["reading"])]
-    assert set(tokenizer.decode(answers[0]).split("<|end|>")) == {"On the mat.", "By the door.", ""}
-    assert set(tokenizer.decode(answers[1]).split("<|end|>")) == {"On the mat.", ""}
-    ids, labels = rows["text/a"]
-    assert (labels != IGNORE).all()
-    whole = tokenizer.decode(ids.ravel())
-    assert all(part in whole for part in ("The bird sang", "Where is the cat?", "<|endoftext|>"))
-
-
 def mixture(seed: int = 0) -> Mixture:
     rows = {n: (np.full((c, 2), v), np.full((c, 2), v)) for n, c, v in (("a", 5, 1), ("b", 3, 2), ("c", 4, 3))}
-    config = DataConfig(
+    config = MixtureConfig(
         length=2, rows=8, weights={"a": 3, "b": 1}, decay_weights={"b": 1}, other=0.0, decay_from=0.5, seed=seed
     )
     return Mixture(rows, config)
@@ -83,7 +25,7 @@ def mixture(seed: int = 0) -> Mixture:
 
 def test_text_nobody_named_weighs_a_quarter() -> None:
     rows = {n: (np.full((9, 2), v), np.full((9, 2), v)) for n, v in (("a", 1), ("text/a", 2))}
-    mix = Mixture(rows, DataConfig(length=2, rows=100, weights={}, decay_weights={}))
+    mix = Mixture(rows, MixtureConfig(length=2, rows=100, weights={}, decay_weights={}))
     drawn = torch.cat([mix.next(0.0)["input_ids"] for _ in range(50)])[:, 0]
     assert (drawn == 2).float().mean().item() == pytest.approx(0.2, abs=0.03)
 
@@ -100,7 +42,7 @@ def test_mixture_follows_its_weights_and_resumes() -> None:
 
 
 def test_rows_are_cut_short_until_the_decay() -> None:
-    config = DataConfig(length=8, rows=2, weights={"a": 1}, decay_weights={"a": 1}, short=4, decay_from=0.5)
+    config = MixtureConfig(length=8, rows=2, weights={"a": 1}, decay_weights={"a": 1}, short=4, decay_from=0.5)
     ids = np.arange(80).reshape(10, 8)
     mixture = Mixture({"a": (ids, ids + 1)}, config)
     early, late = mixture.next(0.0), mixture.next(0.6)

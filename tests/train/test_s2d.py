@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,12 @@ from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 from paceline.train.__main__ import app
-from paceline.train.lm import LmLoss
-from paceline.train.loop import LoopConfig, read_log
+from paceline.train.agreement import agreement, logits_of
+from paceline.train.log import read_log
 from paceline.train.loss import IGNORE
-from paceline.train.s2d import SortedLoss, SortedRecipe, cut, depths, train_sorted, watch
+from paceline.train.plan import LoopConfig
+from paceline.train.s2d import SortedConfig, SortedLoss, cut, depths, measure, train_sorted
+from paceline.train.zoo.lm import LmLoss
 from tests import models
 
 LAYERS = 4
@@ -87,15 +90,15 @@ def test_a_cut_keeps_the_first_layers(tmp_path: Path) -> None:
 
 
 def test_depths() -> None:
-    assert depths(SortedRecipe(), 8) == (4, (2, 3, 4))
-    assert depths(SortedRecipe(), 3) == (1, (1,))
-    assert depths(SortedRecipe(layers=12), 32) == (12, (6, 9, 12))
-    assert depths(SortedRecipe(layers=4, exits=(1, 4)), 8) == (4, (1, 4))
+    assert depths(SortedConfig(), 8) == (4, (2, 3, 4))
+    assert depths(SortedConfig(), 3) == (1, (1,))
+    assert depths(SortedConfig(layers=12), 32) == (12, (6, 9, 12))
+    assert depths(SortedConfig(layers=4, exits=(1, 4)), 8) == (4, (1, 4))
     with pytest.raises(PacelineError, match="--layers is 9; the target has 8"):
-        depths(SortedRecipe(layers=9), 8)
+        depths(SortedConfig(layers=9), 8)
     for exits in ((0, 4), (2, 2, 4), (1, 3), (3, 1, 4)):
         with pytest.raises(PacelineError, match="ascend from 1 or more to the draft's last layer, 4"):
-            depths(SortedRecipe(layers=4, exits=exits), 8)
+            depths(SortedConfig(layers=4, exits=exits), 8)
 
 
 def answers(file: Path) -> Path:
@@ -116,7 +119,7 @@ def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) 
     target = models.make("llama2", tmp_path / "target", **SMALL)
     out, run = tmp_path / "sorted", tmp_path / "run"
     loop = LoopConfig(tokens=40 * 128, mixed_precision="no", peak_lr=1e-2, warmup_steps=5, log_every=5)
-    recipe = SortedRecipe(layers=3, exits=(1, 2, 3), length=32, rows=4, held_out=0.2)
+    recipe = SortedConfig(layers=3, exits=(1, 2, 3), length=32, rows=4, held_out=0.2)
     made = answers(tmp_path / "answers.jsonl")
     assert train_sorted(target, made, out, run, loop, recipe, compiled=False)
     config = json.loads((out / "config.json").read_text())
@@ -159,7 +162,7 @@ def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
         ids = rng.integers(4, 288, (rows, 9))
         labels = np.where(rng.random(ids.shape) < 0.5, ids, IGNORE)
         held[name] = ids, labels
-    seen = watch(draft, (1, 3), teacher, held, batch=2)
+    fits, seen = measure(draft, (1, 3), teacher, held, batch=2)
     kept = [labels != IGNORE for _, labels in held.values()]
     assert seen.sure.shape == seen.right.shape == (sum(int(one.sum()) for one in kept), 2)
     assert [float(seen.share[: kept[0].sum()].sum()), float(seen.share.sum())] == pytest.approx([0.5, 1])
@@ -169,6 +172,13 @@ def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
         return torch.cat([one[torch.from_numpy(k)] for one, k in zip(of_each, kept, strict=True)]).detach()
 
     last, wanted = said(draft), said(teacher)  # the last exit is the draft itself
+    whole = [asdict(fit) for fit in agreement(logits_of(teacher), logits_of(draft), held)]
+    assert [fit["layers"] for fit in fits] == [1, 3]
+    for fit, expected in zip(fits[1]["agreement"], whole, strict=True):
+        assert (fit["source"], fit["tokens"]) == (expected["source"], expected["tokens"])
+        assert [fit["overlap"], fit["top1"]] == pytest.approx([expected["overlap"], expected["top1"]], rel=1e-5)
+    right = torch.cat([torch.from_numpy(labels)[torch.from_numpy(labels) != IGNORE] for _, labels in held.values()])
+    assert fits[1]["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(last, right)), rel=1e-5)
     np.testing.assert_allclose(seen.sure[:, 1], last.softmax(-1).amax(-1), rtol=1e-5)
     assert (seen.right[:, 1] == (last.argmax(-1) == wanted.argmax(-1)).numpy()).all()
     layers = [sum(p.numel() for p in layer.parameters()) for layer in teacher.model.layers]
@@ -206,5 +216,5 @@ def test_the_command(tmp_path: Path) -> None:
     done = run("--tokens", "64", "--exits", "1,2", "--length", "32", "--rows", "2")
     assert done.exit_code == 0, done.output
     assert json.loads((out / "config.json").read_text())["exits"] == [1, 2]
-    assert "behind  1 layers" in done.output
+    assert "after  1 layers" in done.output
     assert "should be fastest for target" in done.output

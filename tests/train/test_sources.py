@@ -136,5 +136,5 @@ def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(SourceError, match=r"cannot be had from the hub \(no network\); give a file instead: x=PATH"):
+    with pytest.raises(SourceError, match=r"cannot be loaded from the hub \(no network\); give a file instead: x=PATH"):
         list(read(parse_source("x=hf:a/b")))

@@ -9,14 +9,14 @@ import pytest
 
 from paceline.cost.model import optimal_length
 from paceline.draft.s2d import NEVER
-from paceline.train.thresholds import GRID, Watched
+from paceline.train.thresholds import GRID, ExitRecord
 
 
-def watched(sure: np.ndarray, right: np.ndarray, layers: list[float], head: float = 0.02) -> Watched:
-    return Watched(sure, right, layers, head, np.full(len(sure), 1 / len(sure)))
+def watched(sure: np.ndarray, right: np.ndarray, layers: list[float], head: float = 0.02) -> ExitRecord:
+    return ExitRecord(sure, right, layers, head, np.full(len(sure), 1 / len(sure)))
 
 
-def made(count: int = 3000, seed: int = 0) -> Watched:
+def made(count: int = 3000, seed: int = 0) -> ExitRecord:
     """The first exit is right as often as it is sure, the next half as often wrong, the last nearly always right."""
     rng = np.random.default_rng(seed)
     sure = rng.beta(0.6, 0.6, (count, 1)) ** [1.0, 0.8, 0.6]
@@ -41,7 +41,7 @@ def test_the_speed_up_is_that_of_the_exits_taken() -> None:
 
 def test_tokens_count_by_their_share() -> None:
     sure, right = np.full((2, 1), 0.5), np.array([[True], [False]])
-    one = Watched(sure, right, [0.1], 0.0, np.array([0.9, 0.1]))
+    one = ExitRecord(sure, right, [0.1], 0.0, np.array([0.9, 0.1]))
     assert one.speed(()) == pytest.approx(optimal_length([0.9] * 16, call=0.1, worth=0).speedup)
     assert one.best() == ((), one.speed(()))
 

@@ -10,7 +10,7 @@ from paceline.draft.neural.vocab import FILE, Vocabulary, best_tokens, coverage,
 from paceline.errors import MethodError, PacelineError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.generated import Reply
+from paceline.train.replies import Reply
 from paceline.train.vocab import check, count_tokens, count_vocabulary, end_tokens, report, train_vocabulary
 from tests import models
 

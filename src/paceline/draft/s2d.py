@@ -2,7 +2,7 @@
 
 Kavehzadeh et al. 2024 (arXiv 2407.01955); SD2, its revision of 2025, adds the tree. The draft is the first layers of
 some target, trained so that the final norm and the head fit behind several of them (SoFT, arXiv 2309.08968; see
-`train/sorted.py`). All it knows of the target it drafts for is the tokenizer, so one draft serves many targets.
+`train/s2d.py`). All it knows of the target it drafts for is the tokenizer, so one draft serves many targets.
 
     run the layers up to exit k -> is the best token likelier than threshold k? -> draft from here, or go deeper
 

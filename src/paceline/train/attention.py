@@ -1,4 +1,4 @@
-"""Causal attention for training on a CPU: the softmax block by block, every product a batched bf16 matrix product.
+"""Causal attention for training on a CPU, in blocks of queries, every product a batched bf16 matrix product.
 
 torch's own CPU attention is made for inference; its backward pass takes half of a small model's training step. This one
 computes only the keys a block of queries may see, keeps the probabilities, and joins the query heads that share a key
@@ -97,3 +97,10 @@ def register() -> str:
     AttentionInterface.register(NAME, block_attention)
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)  # causal by construction, never padded
     return NAME
+
+
+def use_blocks(*models: Any) -> None:
+    """Let transformers models on the CPU compute their attention in blocks."""
+    for model in models:
+        if next(model.parameters()).device.type == "cpu":
+            model.set_attn_implementation(register())

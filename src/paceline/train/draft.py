@@ -1,8 +1,9 @@
 """A draft model for any target: a small Llama with the target's tokenizer, distilled on the target's own answers.
 
-The loss is `distil.py`'s (KL plus total variation at every token that is read); the text is what the target wrote
-itself (`generated.py`), so no template and no data set is assumed. At the end the draft is measured on answers that it
-has not seen: how often would its tokens be accepted?
+At every token the draft's distribution q is drawn towards the target's p: KL(p || q) plus the total variation, which is
+the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec: Improving speculative decoding via knowledge
+distillation", section 4). The text is what the target wrote itself (`generated.py`). At the end the draft is measured
+on held-out answers.
 
 Doesn't know: how drafts are verified.
 
@@ -10,81 +11,66 @@ Doesn't know: how drafts are verified.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from accelerate import PartialState
-from rich.console import Console
-from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+import typer
+from torch import Tensor, nn
 
 from paceline import __version__
-from paceline.errors import ModelError, PacelineError
+from paceline.errors import PacelineError
 from paceline.records import loads, write_whole
-from paceline.target.fingerprint import fingerprint
-from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import Tokenizer
-from paceline.train.distil import DRAFT, DistilLoss
-from paceline.train.evaluate import agreement
-from paceline.train.generated import split_rows, told
-from paceline.train.lm import ModelConfig
-from paceline.train.loop import Batch, LoopConfig, train
-from paceline.train.rows import DataConfig, Mixture
+from paceline.train import options
+from paceline.train.agreement import agreement, lines, logits_of
+from paceline.train.attention import use_blocks
+from paceline.train.drafter import Lesson, LessonConfig, pad_token
+from paceline.train.llama import DRAFT, ModelConfig, new_llama, save_llama
+from paceline.train.loss import autocast_dtype, chunked_distillation
+from paceline.train.plan import LoopConfig
 
 PASSES = 20
 """Over the answers, where no budget is given: it begins with random weights."""
 
 
-@dataclass(frozen=True)
-class DraftConfig:
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(LessonConfig):
     """What a draft looks like and what a batch is made of."""
 
     model: ModelConfig = DRAFT
-    length: int = 512  # tokens a row
-    rows: int = 32  # rows a batch
-    held_out: float = 0.05  # share of the prompts
+    rows: int = 32
 
 
-def open_teacher(target: Path) -> Any:
-    """The target as transformers runs it, in float32. ModelError if its states and its head cannot be told apart."""
-    teacher: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    if not hasattr(teacher, "model") or not hasattr(teacher, "lm_head"):
-        raise ModelError(f"{target}: a {teacher.config.model_type} keeps its layers in another place than a Llama does")
-    return teacher
+class DistilLoss(nn.Module):
+    """A draft model whose forward is its distance from the target. input_ids [B, T]; the labels do not matter: p is
+    known at every position, so all but padding is learnt."""
 
+    def __init__(self, draft: Any, target: Any, pad: int, compiled: bool = False) -> None:
+        super().__init__()
+        self.draft = draft
+        if compiled:
+            use_blocks(draft, target)
+        self.compiled, self.pad = compiled, pad
+        # Lists and functions, not modules: neither the target nor compiled copies belong among the parameters.
+        self._target = [target.eval().requires_grad_(False)]
+        self._run = torch.compile(self._hidden) if compiled else self._hidden
 
-def new_draft(shape: ModelConfig, teacher: Any, seed: int) -> LlamaForCausalLM:
-    """A Llama of that shape with random weights, and the target's vocabulary and end tokens."""
-    torch.manual_seed(seed)
-    config = teacher.config
-    positions = min(shape.positions, config.max_position_embeddings)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=shape.hidden,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            intermediate_size=shape.intermediate,
-            tie_word_embeddings=True,
-            max_position_embeddings=positions,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-            bos_token_id=config.bos_token_id,
-            eos_token_id=config.eos_token_id,
-            pad_token_id=None,
+    def _hidden(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            p = self._target[0].model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return self.draft.model(input_ids=input_ids, use_cache=False).last_hidden_state, p
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        hidden, target_hidden = (self._run if self.training else self._hidden)(input_ids)
+        hidden = hidden.to(autocast_dtype(hidden))
+        table, target_table = self.draft.lm_head.weight, self._target[0].lm_head.weight
+        # Padding is a run of the pad token up to the end of the row; one alone may begin a document.
+        following = torch.cat([input_ids[:, 1:], torch.full_like(input_ids[:, :1], self.pad)], 1)
+        padding = (input_ids == self.pad) & (following == self.pad)
+        return chunked_distillation(
+            hidden, table, target_hidden, target_table, ~padding, compiled=self.compiled and self.training
         )
-    )
-
-
-def pad_token(tokenizer: Tokenizer) -> int:
-    """What fills rows up: a run of it is not learnt."""
-    named = getattr(tokenizer.inner, "pad_token_id", None)
-    found = tokenizer.eos_token_id if named is None else int(named)
-    if found is None:
-        raise PacelineError(f"{tokenizer.name} has neither a padding nor an end token, and rows need one of the two")
-    return found
 
 
 def train_draft(
@@ -98,53 +84,49 @@ def train_draft(
 ) -> bool:
     """Train a draft for the model in `target` on `answers` (a file of `generated_rows`); writes `out` in bfloat16, a
     model folder for `model:PATH`. False when interrupted; the same call goes on."""
-    state = PartialState(cpu=not torch.cuda.is_available())
-    console = Console(stderr=True, quiet=not state.is_main_process)
-    tokenizer, teacher = load_tokenizer(target), open_teacher(target).to(state.device)
-    training, held = split_rows(answers, config.length, pad_token(tokenizer), config.held_out)
-    for name, (ids, _) in training.items():
-        console.print(f"  {name:10} {len(ids):6} rows  {ids.size:>10,} tokens")
-    weights: dict[str, float] = {name: len(ids) for name, (ids, _) in training.items()}
-    data = DataConfig(config.length, config.rows, weights, weights, seed=loop.seed)
-    network = new_draft(config.model, teacher, loop.seed)
-    loss = DistilLoss(network, teacher, pad_token(tokenizer), compiled)
-    validation = {name: [_batch(ids[:16], labels[:16])] for name, (ids, labels) in held.items()}
-    if not train(loss, Mixture(training, data), loop, run, validation):
+    lesson = Lesson.open(target, answers, config)
+    facts = lesson.teacher.config
+    shape = replace(config.model, positions=min(config.model.positions, facts.max_position_embeddings))
+    network: Any = new_llama(
+        shape, loop.seed, vocab_size=facts.vocab_size, bos_token_id=facts.bos_token_id,
+        eos_token_id=facts.eos_token_id, pad_token_id=None,
+    )  # fmt: skip
+    loss = DistilLoss(network, lesson.teacher, pad_token(lesson.tokenizer), compiled)
+    if not lesson.train(loss, loop, run):
         return False
-    if state.is_main_process:
-        found = agreement(teacher.cpu(), network.cpu().eval(), held) if held else []
-        facts = {
-            "paceline": __version__,
-            "target": {
-                "name": target.resolve().name,
-                "tokenizer_fingerprint": tokenizer.fingerprint,
-                "weights_fingerprint": fingerprint(dict(teacher.named_parameters())),
-            },
-            "recipe": {"stage": "draft", "loop": asdict(loop), "config": asdict(config)},
-            "data": [answers.name],
-            "acceptance": [asdict(a) for a in found],
-        }
-        save_draft(network, tokenizer, out, facts)
-        for line in told(found) if found else ["too few prompts to hold any out: acceptance was not measured"]:
-            console.print(line, highlight=False)
-        console.print(f"wrote {out}")
+    if lesson.first:
+        teacher, held = lesson.teacher.cpu(), lesson.held
+        fits = agreement(logits_of(teacher), logits_of(network.cpu().eval()), held) if held else []
+        save_llama(network, out, torch.bfloat16)
+        lesson.tokenizer.inner.save_pretrained(out)
+        settings = loads((out / "config.json").read_bytes())
+        settings |= {"paceline": __version__, "target": asdict(lesson.target_facts())}
+        settings |= lesson.facts("draft", loop, acceptance=[asdict(fit) for fit in fits])
+        write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
+        lesson.report(lines(fits) if fits else [], out)
     return True
 
 
-def _batch(ids: Any, labels: Any) -> Batch:
-    return {"input_ids": torch.from_numpy(ids).long(), "labels": torch.from_numpy(labels).long()}
+@options.with_options
+def command(
+    setup: options.DrafterOptions,
+    lr: options.Rate = 2e-3,
+    layers: Annotated[int, typer.Option(help="Layers of the draft model.", min=1)] = 3,
+    hidden: Annotated[int, typer.Option(help="Its width, a multiple of 64.", min=64)] = 128,
+    rows: options.BatchRows = 32,
+    compiled: options.Compiled = True,
+) -> bool:
+    """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
 
+    paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
 
-def save_draft(network: Any, tokenizer: Tokenizer, out: Path, facts: dict[str, Any]) -> None:
-    """A model folder in bfloat16, with `facts` in its config.json; the model in memory keeps its precision."""
-    weights: dict[str, Tensor] = {name: p.detach().to(torch.bfloat16) for name, p in network.named_parameters()}
-    copy: Any = LlamaForCausalLM(network.config)
-    copy.to(dtype=torch.bfloat16)
-    copy.load_state_dict(weights, strict=False)  # tied weights stand in it once
-    copy.tie_weights()
-    out.mkdir(parents=True, exist_ok=True)
-    copy.save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
-    tokenizer.inner.save_pretrained(out)
-    config = loads((out / "config.json").read_bytes())
-    write_whole(out / "config.json", json.dumps(config | facts, indent=2) + "\n")
+    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
+    draft is measured on held-out answers: how often would its tokens be accepted?
+    """
+    if hidden % 64:
+        raise PacelineError(f"--hidden is {hidden}; heads are 64 wide, so it is a multiple of 64")
+    shape = ModelConfig(hidden=hidden, layers=layers, heads=hidden // 64, kv_heads=1, intermediate=3 * hidden)
+    run, answers = setup.prepare()
+    loop = setup.loop(answers, PASSES, peak_lr=lr)
+    config = DraftConfig(model=shape, length=setup.length, rows=rows)
+    return train_draft(setup.target, answers, setup.out, run, loop, config, compiled)

@@ -1,4 +1,4 @@
-"""Kangaroo's adapter: one layer of attention learns to say behind layer l what the whole target says.
+"""Kangaroo's adapter: one layer of attention learns to say after layer l what the whole target says.
 
 Liu et al. 2024 (arXiv 2404.18911): the target is frozen, and at every token of its own answers the adapter's
 distribution q, read off the target's head, is drawn to the target's p by a cross-entropy with soft labels. Early and
@@ -20,27 +20,22 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 import typer
-from accelerate import PartialState
-from rich.console import Console
 from torch import Tensor, nn
 
 from paceline.draft.kangaroo import Kangaroo, adapter_shapes
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.neural.checkpoint import save_drafter
 from paceline.errors import PacelineError
-from paceline.target.load import load, load_tokenizer, read_config
+from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables, unsupported
 from paceline.train import options
-from paceline.train.draft import open_teacher
-from paceline.train.generated import split_rows
-from paceline.train.loop import Batch, LoopConfig, train
-from paceline.train.loss import IGNORE
-from paceline.train.rows import DataConfig, Mixture, Rows
+from paceline.train.agreement import overlaps
+from paceline.train.drafter import Lesson, LessonConfig
+from paceline.train.loss import IGNORE, soft_cross_entropy
+from paceline.train.plan import LoopConfig
+from paceline.train.rows import Rows, batches
 
 PASSES = 10
 """Over the answers, where no budget is given; the authors make 20."""
-
-CHUNK = 256
-"""Positions whose logits are held at once."""
 
 
 class AdapterModule(nn.Module):
@@ -101,7 +96,7 @@ class KangarooLoss(nn.Module):
 
     @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Early states and, behind the final norm, last ones, [B, T, H] each."""
+        """Early states, and the last ones after the final norm, [B, T, H] each."""
         out = self.teacher.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
         return out.hidden_states[self.exit], out.last_hidden_state
 
@@ -114,52 +109,14 @@ class KangarooLoss(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         early, last = self.states(input_ids)
         kept = labels != IGNORE
-        return soft_cross_entropy(self.drafted(early)[kept], last[kept], self.teacher.lm_head.weight)
-
-
-class _SoftCrossEntropy(torch.autograd.Function):
-    """Gradients are computed chunk by chunk in the forward pass; the head gets none."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, last: Tensor, table: Tensor) -> Tensor:
-        d_hidden = torch.empty_like(hidden)
-        total = torch.zeros((), device=hidden.device)
-        for at in range(0, len(hidden), CHUNK):
-            part = slice(at, at + CHUNK)
-            log_q = (hidden[part] @ table.T).float().log_softmax(-1)
-            p = (last[part] @ table.T).float().softmax(-1)
-            total -= (p * log_q).sum()
-            d_hidden[part] = (log_q.exp_() - p).to(table.dtype) @ table
-        count = max(len(hidden), 1)
-        ctx.save_for_backward(d_hidden / count)
-        return total / count
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (d_hidden,) = ctx.saved_tensors
-        return d_hidden * grads[0].to(d_hidden.dtype), None, None
-
-
-def soft_cross_entropy(hidden: Tensor, last: Tensor, table: Tensor) -> Tensor:
-    """Mean of -sum p log q over positions, in nats: p = softmax(last @ table.T), q = softmax(hidden @ table.T).
-
-    hidden, last [N, H], table [V, H]; only `hidden` learns. 0 without any position. Its least value is p's entropy."""
-    dtype = hidden.dtype
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-    loss: Tensor = _SoftCrossEntropy.apply(hidden.to(dtype), last.to(dtype), table.detach().to(dtype))
-    return loss
-
-
-# --- how good it is ----------------------------------------------------------------------------------------------
+        return soft_cross_entropy(self.drafted(early), last, self.teacher.lm_head.weight, kept)
 
 
 @dataclass(frozen=True)
 class Fit:
     """How a draft distribution q fits the target's p over held-out answers, at temperature 1.
 
-    soft_ce  mean of -sum p log q, nats. overlap: mean of sum min(p, q), the chance that a token drawn from q is
-    accepted. top1: share of positions at which both prefer one token."""
+    soft_ce  mean of -sum p log q, nats. overlap, top1: as in `agreement.Agreement`."""
 
     soft_ce: float
     overlap: float
@@ -168,25 +125,22 @@ class Fit:
 
 @torch.no_grad()
 def measure(module: KangarooLoss, held: Mapping[str, Rows], batch: int = 4) -> dict[str, Any]:
-    """The adapter and its baseline, the target's own norm and head behind layer l, over the labelled positions of
+    """The adapter and its baseline, the target's own norm and head after layer l, over the labelled positions of
     `held`; {"tokens", "entropy" (of p: the least soft_ce there can be), "adapter": Fit, "no_adapter": Fit}."""
     sums = {"adapter": torch.zeros(3), "no_adapter": torch.zeros(3)}
     entropy, tokens = 0.0, 0
     head, norm = module.teacher.lm_head, module.teacher.model.norm
-    for rows in held.values():
-        for at in range(0, len(rows[0]), batch):
-            ids, labels = (torch.from_numpy(side[at : at + batch]).long().to(head.weight.device) for side in rows)
-            kept = labels != IGNORE
-            early, last = module.states(ids)
-            p = head(last[kept]).float().softmax(-1)
-            entropy -= float(torch.xlogy(p, p).sum())
-            tokens += len(p)
-            for name, hidden in (("adapter", module.drafted(early)), ("no_adapter", norm(early))):
-                log_q = head(hidden[kept]).float().log_softmax(-1)
-                same = (log_q.argmax(-1) == p.argmax(-1)).sum()
-                sums[name] += torch.stack([-(p * log_q).sum(), torch.minimum(p, log_q.exp()).sum(), same]).cpu()
-    found = {name: asdict(Fit(*(of_all / max(tokens, 1)).tolist())) for name, of_all in sums.items()}
-    return {"tokens": tokens, "entropy": entropy / max(tokens, 1), **found}
+    for ids, labels in (pair for rows in held.values() for pair in batches(rows, batch)):
+        kept = (labels != IGNORE).to(head.weight.device)
+        early, last = module.states(ids.to(head.weight.device))
+        p = head(last[kept]).float().softmax(-1)
+        entropy -= float(torch.xlogy(p, p).sum())
+        tokens += len(p)
+        for name, hidden in (("adapter", module.drafted(early)), ("no_adapter", norm(early))):
+            log_q = head(hidden[kept]).float().log_softmax(-1)
+            sums[name] += torch.tensor([-float((p * log_q).sum()), *overlaps(p, log_q.exp())])
+    fits = {name: asdict(Fit(*(total / max(tokens, 1)).tolist())) for name, total in sums.items()}
+    return {"tokens": tokens, "entropy": entropy / max(tokens, 1), **fits}
 
 
 def no_adapter(teacher: Any) -> dict[str, Tensor]:
@@ -198,21 +152,9 @@ def no_adapter(teacher: Any) -> dict[str, Tensor]:
     return tensors
 
 
-# --- the recipe --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AdapterConfig:
-    """What a batch is made of, and what is held out of it."""
-
-    length: int = 512  # tokens a row
-    rows: int = 16  # rows a batch
-    held_out: float = 0.05  # share of the prompts
-
-
 def exit_of(target: Path, exit: int | None = None) -> int:
-    """The exit layer that is asked for; left out, an eighth of the layers, one at least: the paper's speed peaks at
-    0.06 to 0.08 of them. PacelineError if the model in `target` has no such layer, or cannot draft like this."""
+    """The exit layer; an eighth of the layers, at least one, if left out: the paper's speed peaks at 0.06 to 0.08 of
+    them. PacelineError if the model in `target` has no such layer, or cannot draft like this."""
     config = read_config(target)
     reason = unsupported(config)
     if reason:
@@ -231,80 +173,47 @@ def train_adapter(
     run: Path,
     loop: LoopConfig,
     exit: int | None = None,
-    config: AdapterConfig = AdapterConfig(),
+    config: LessonConfig = LessonConfig(),
 ) -> bool:
-    """Train an adapter behind layer `exit` of the model in `target` on `answers` (a file of `generated_rows`); writes
+    """Train an adapter after layer `exit` of the model in `target` on `answers` (a file of `generated_rows`); writes
     `out` in bfloat16, for `kangaroo:PATH`. False when interrupted; the same call goes on."""
-    exit, facts = exit_of(target, exit), _facts(target)
-    state = PartialState(cpu=not torch.cuda.is_available())
-    console = Console(stderr=True, quiet=not state.is_main_process)
-    teacher = open_teacher(target).to(state.device)
-    length = min(config.length, teacher.config.max_position_embeddings)
-    training, held = split_rows(answers, length, held_out=config.held_out)
-    if not training or not held:
+    exit = exit_of(target, exit)
+    lesson = Lesson.open(target, answers, config)
+    if not lesson.training or not lesson.held:
         raise PacelineError(f"{answers} has too few answers to learn from some and to measure on others: generate more")
-    for name, (ids, labels) in training.items():
-        console.print(f"  {name:10} {len(ids):6} rows, {int((labels != IGNORE).sum()):>10,} tokens learnt")
-    weights: dict[str, float] = {name: len(ids) for name, (ids, _) in training.items()}
-    stream = Mixture(training, DataConfig(length, config.rows, weights, weights, seed=loop.seed))
     torch.manual_seed(loop.seed)
-    module = KangarooLoss(teacher, exit)
-    if not train(module, stream, loop, run, {name: [_batch(rows, 16)] for name, rows in held.items()}):
+    module = KangarooLoss(lesson.teacher, exit)
+    if not lesson.train(module, loop, run):
         return False
-    if state.is_main_process:
-        found = measure(module, held)
-        recipe = {"stage": Kangaroo.name, "loop": asdict(loop), "config": asdict(config)}
-        facts_of_run = {"exit_layer": exit, "recipe": recipe, "data": [answers.name], "held_out": found}
+    if lesson.first:
+        fits = measure(module, lesson.held)
+        facts = lesson.facts(Kangaroo.name, loop, exit_layer=exit, held_out=fits)
         tensors = {name: weight.to(torch.bfloat16) for name, weight in module.adapter.named_parameters()}
-        save_drafter(out, Kangaroo.name, config=facts_of_run, tensors=tensors, target=facts)
+        save_drafter(out, Kangaroo.name, config=facts, tensors=tensors, target=lesson.target_facts())
         shutil.copy(run / "log.jsonl", out / "training.jsonl")
-        console.print(f"{table(found)}\nwrote {out}", highlight=False)
+        lesson.report(table(fits), out)
     return True
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """What `measure` found, for a reader."""
-    lines = [f"held out: {found['tokens']:,} tokens, entropy of the target {found['entropy']:.3f} nats"]
+def table(fits: Mapping[str, Any]) -> list[str]:
+    """What `measure` returns, for a reader."""
+    lines = [f"held out: {fits['tokens']:,} tokens, entropy of the target {fits['entropy']:.3f} nats"]
     lines += [f"{'':12}{'soft CE':>9}{'overlap':>9}{'top 1':>9}"]
     for name in ("no_adapter", "adapter"):
-        fit = found[name]
+        fit = fits[name]
         lines.append(f"{name.replace('_', ' '):12}{fit['soft_ce']:9.3f}{fit['overlap']:9.3f}{fit['top1']:9.3f}")
-    return "\n".join(lines)
+    return lines
 
 
-def _facts(folder: Path) -> TargetFacts:
-    """What the adapter's checkpoint remembers of its target."""
-    target = load(folder, native=True, device="cpu")
-    target.tokenizer = load_tokenizer(folder)
-    return TargetFacts.of(target)
-
-
-def _batch(rows: Rows, most: int) -> Batch:
-    ids, labels = (torch.from_numpy(side[:most]).long() for side in rows)
-    return {"input_ids": ids, "labels": labels}
-
-
+@options.with_options
 def kangaroo_command(
-    target: options.Target,
-    out: options.Out,
-    run: options.DrafterRun = None,
-    data: options.Data = None,
-    prompts: options.Prompts = None,
-    generate: options.Generate = 0,
-    max_tokens: options.AnswerTokens = 128,
-    temperature: options.AnswerHeat = None,
-    minutes: options.Minutes = None,
-    tokens: options.Tokens = None,
+    setup: options.DrafterOptions,
     lr: options.Rate = 1e-3,
     exit: Annotated[
         int | None, typer.Option(help="Layers of the target that draft, 0 or more; an eighth if left out.")
     ] = None,
-    length: Annotated[int, typer.Option(help="Tokens of a training row.", min=8)] = 512,
-    rows: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 16,
-    seed: int = 0,
-    save_every: options.SaveEvery = 5.0,
-    threads: options.Threads = 1,
-) -> None:
+    rows: options.BatchRows = 16,
+) -> bool:
     """Train an adapter with which the target's first layers draft, for `--draft kangaroo:OUT`.
 
     paceline train kangaroo models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
@@ -312,13 +221,9 @@ def kangaroo_command(
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     adapter is measured on held-out answers, beside the target's own norm and head in its place.
     """
-    options.use_threads(threads)
-    exit, run = exit_of(target, exit), options.run_folder(out, run, minutes, tokens)
-    answers = options.own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
+    exit = exit_of(setup.target, exit)
+    run, answers = setup.prepare()
     # AdamW with its usual decay, as in the paper; the authors' rate, 5e-5, is for 7 billion parameters.
-    loop = LoopConfig(
-        minutes=minutes, tokens=options.budget(answers, minutes, tokens, PASSES), optimiser="adamw", peak_lr=lr,
-        weight_decay=0.01, seed=seed, save_every=save_every,
-    )  # fmt: skip
-    if not train_adapter(target, answers, out, run, loop, exit, AdapterConfig(length, rows)):
-        raise typer.Exit(130)
+    loop = setup.loop(answers, PASSES, optimiser="adamw", peak_lr=lr, weight_decay=0.01)
+    config = LessonConfig(length=setup.length, rows=rows)
+    return train_adapter(setup.target, answers, setup.out, run, loop, exit, config)

@@ -1,110 +1,161 @@
-"""Options that several training commands share, and what they mean. Imports no torch: help must not wait for it.
+"""Options that several training commands share. Imports no torch, so that the help of commands without it is quick.
 
-    def command(target: Target, out: Out, run: DrafterRun = None, data: Data = None, tokens: Tokens = None, ...):
-        run = run_folder(out, run, minutes, tokens)
-        answers = own_answers(target, data, prompts, generate, run / "answers.jsonl")
-        loop = LoopConfig(minutes=minutes, tokens=budget(answers, minutes, tokens, passes=10))
+A command takes a group of options as one argument, whose fields become options of the command line:
+
+    @with_options
+    def command(setup: DrafterOptions, lr: Rate = 1e-3) -> bool:
+        run, answers = setup.prepare()
+        loop = setup.loop(answers, passes=10, peak_lr=lr)
 """
 
+import dataclasses
+import functools
+import inspect
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.errors import PacelineError
 from paceline.records import objects
 
+if TYPE_CHECKING:
+    from paceline.train.plan import LoopConfig
+
 Out = Annotated[Path, typer.Option(help="Folder to write.")]
-# Not --run: torchrun would take it for its own --run-path.
-Run = Annotated[
-    Path,
-    typer.Option("--checkpoints", help="Folder of the checkpoint and log; run the same command again to resume."),
-]
 Minutes = Annotated[
     float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)
 ]
 Tokens = Annotated[
-    int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure what would be trained.", min=0)
+    int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure without training.", min=0)
 ]
 Threads = Annotated[int, typer.Option(help="torch threads.")]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.")]
-Generated = Annotated[int, typer.Option(help="Generated examples (sums, translation, reading) mixed in; 0: none.")]
 SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.")]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
-
-# Of the commands that train a drafter for a target.
-Target = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target.")]
-DrafterRun = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoints", help="Folder of answers, checkpoint and log, for resuming; OUT-run beside OUT if left out."
-    ),
-]
-Data = Annotated[
-    list[Path] | None,
-    typer.Option(help="JSON Lines of the target's own answers, with their prompts; may be repeated.", dir_okay=False),
-]
-Prompts = Annotated[
-    list[str] | None, typer.Option(help="NAME=PATH of prompts for the target to answer; may be repeated.")
-]
-Generate = Annotated[int, typer.Option(help="Answers for the target to write.", min=0)]
-AnswerTokens = Annotated[int, typer.Option("--max-tokens", help="Most tokens of such an answer.", min=1)]
-AnswerHeat = Annotated[
-    float | None, typer.Option("--temperature", help="Of such answers; half greedy, half at 1 if left out.", min=0)
-]
+BatchRows = Annotated[int, typer.Option(help="Rows of a batch.", min=1)]
 
 
-def run_folder(out: Path, run: Path | None, minutes: float | None, tokens: int | None) -> Path:
-    """Where a drafter's training keeps its answers, checkpoint and log. PacelineError for two budgets at once: before
-    the target has written an hour of answers."""
-    if minutes is not None and tokens is not None:
-        raise PacelineError("--minutes and --tokens are two budgets for one training: give one of them, or neither")
-    return run or out.with_name(f"{out.name}-run")
+def with_options(function: Callable[..., Any]) -> Callable[..., None]:
+    """`function` as a Typer command: the fields of its arguments that are dataclasses become options of their own. It
+    exits with status 130, as after Ctrl-C, if `function` returns False."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if not dataclasses.is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = parameter.annotation
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+                annotation=field.type,
+            )
+            for field in dataclasses.fields(parameter.annotation)
+        ]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        if function(**values) is False:
+            raise typer.Exit(130)
+
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
 
 
-def budget(answers: Path, minutes: float | None, tokens: int | None, passes: int) -> int | None:
-    """Tokens to train on: as asked, or `passes` times what a file of answers holds. None with a budget in minutes."""
-    if minutes is not None or tokens is not None:
-        return tokens
-    rows = objects(answers, PacelineError, "an answer")
-    return passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
+@dataclass
+class AnswerOptions:
+    """Which answers a target writes, for its drafters to learn from."""
+
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="NAME=PATH of prompts for the target to answer; may be repeated.")
+    ] = None
+    generate: Annotated[int, typer.Option(help="Answers for the target to write.", min=0)] = 0
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of such an answer.", min=1)] = 128
+    temperature: Annotated[
+        float | None, typer.Option(help="Of such answers; half greedy, half at 1 if left out.", min=0)
+    ] = None
+    seed: int = 0
+    threads: Threads = 1
+
+    def answer(self, target: Path, out: Path, recorded: list[Path] | None = None) -> Path:
+        """Write the `recorded` answers and the generated ones to the file `out`; returns it."""
+        from rich.console import Console
+
+        from paceline.train.generated import generated_rows
+        from paceline.train.sources import parse_sources
+
+        with Console(stderr=True).status("reading ...") as status:
+            return generated_rows(
+                target,
+                prompts=parse_sources(self.prompts) if self.prompts else None,
+                answers=recorded or (),
+                count=self.generate,
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                seed=self.seed,
+                out=out,
+                progress=lambda done, total: status.update(f"{done:,} of {total:,} answers"),
+            )
 
 
-def own_answers(
-    target: Path,
-    data: list[Path] | None,
-    prompts: list[str] | None,
-    generate: int,
-    out: Path,
-    max_tokens: int = 128,
-    temperature: float | None = None,
-    seed: int = 0,
-) -> Path:
-    """What a drafter of `target` learns from, as the options say it: the file `out`, in which every recorded and every
-    generated answer stands."""
-    from rich.console import Console
+@dataclass(kw_only=True)
+class DrafterOptions(AnswerOptions):
+    """Options of every command that trains a drafter for a target on its own answers."""
 
-    from paceline.train.generated import generated_rows
-    from paceline.train.sources import parse_sources
+    target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target.")]
+    out: Out
+    # Not --run: torchrun would take it for its own --run-path.
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoints", help="Folder of answers, checkpoint and log, for resuming; OUT-run beside OUT if left out."
+        ),
+    ] = None
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSON Lines of the target's own answers, with their prompts; may be repeated.", dir_okay=False
+        ),
+    ] = None
+    minutes: Minutes = None
+    tokens: Tokens = None
+    length: Annotated[int, typer.Option(help="Tokens of a training row.", min=8)] = 512
+    save_every: SaveEvery = 5.0
 
-    console = Console(stderr=True)
-    with console.status("reading ...") as status:
-        return generated_rows(
-            target,
-            prompts=parse_sources(prompts) if prompts else None,
-            answers=data or (),
-            count=generate,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            out=out,
-            progress=lambda done, total: status.update(f"{done:,} of {total:,} answers"),
+    def prepare(self) -> tuple[Path, Path]:
+        """(folder of checkpoint and log, file of the target's answers, made now if they are not there yet).
+
+        PacelineError for two budgets at once, before the target has written an hour of answers."""
+        use_threads(self.threads)
+        if self.minutes is not None and self.tokens is not None:
+            raise PacelineError("--minutes and --tokens are two budgets for one training: give one of them, or neither")
+        run = self.run or self.out.with_name(f"{self.out.name}-run")
+        return run, self.answer(self.target, run / "answers.jsonl", self.data)
+
+    def loop(self, answers: Path, passes: int, **settings: Any) -> "LoopConfig":
+        """The loop's configuration; without a budget, `passes` times the tokens in a file of answers."""
+        from paceline.train.plan import LoopConfig
+
+        tokens = self.tokens
+        if self.minutes is None and tokens is None:
+            rows = objects(answers, PacelineError, "an answer")
+            tokens = passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
+        return LoopConfig(
+            minutes=self.minutes, tokens=tokens, seed=self.seed, save_every=self.save_every, **settings
         )
 
 
 def use_threads(count: int) -> None:
-    """Settle how many threads torch and the tokenizers use, and that freed memory is kept."""
+    """Set how many threads torch and the tokenizers use, and keep freed memory in the process."""
     # accelerate's launcher for CPUs tells OpenMP to fill cores in order: each of its processes would take the first.
     os.environ.pop("KMP_AFFINITY", None)
     import torch

@@ -1,37 +1,31 @@
-"""From text to batches: documents of several sources become rows of tokens, and a mixture of them.
+"""Rows of tokens to train on, and batches of them: documents laid end to end or packed whole, mixed by weight.
 
-Documents are laid end to end, every token learnt, or conversations are packed whole into rows, of which what the
-assistant says is learnt. Conversations are written in the chat template either way. A mixture draws rows of the sources
-by weight.
-
-Doesn't know: models, stages. Test splits stay out because nobody passes them in.
+Doesn't know: text, tokenizers, models.
 """
 
 import random
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor
 
 from paceline.errors import PacelineError
-from paceline.train import synth
-from paceline.train.clean import clean
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
-from paceline.train.sources import Document, Source, assistant, read, split, user
-from paceline.train.tokenizer import DOCUMENT, END, SPECIAL, token_id
 
-Rows = tuple[np.ndarray, np.ndarray]  # input ids and labels, int32 [num_rows, length]
-Build = Callable[[str, list[Document]], dict[str, Rows]]  # rows by group, from the documents of one source
+Rows = tuple[np.ndarray, np.ndarray]
+"""Input ids and labels, int32 [num_rows, length]; a label is the next token, or IGNORE."""
+
+Rendered = tuple[list[int], list[bool]]
+"""A document in token ids, and which of them are learnt."""
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class MixtureConfig:
     """What a batch is made of. A source that `weights` does not name weighs `other`, its plain text beside its
     conversations ("text/NAME") a quarter of that."""
 
@@ -41,80 +35,18 @@ class DataConfig:
     decay_weights: dict[str, float]  # the mixture after `decay_from` of the budget
     other: float = 0.1
     decay_from: float = 0.75
-    short: int | None = None  # until `decay_from`, rows are cut into rows of so many tokens: attention costs less
-    characters: int = 30_000_000  # read at most so many of one source
-    generated: int = 150_000  # examples from synth.py
-    longest_answer: int = 120  # tokens; chat stage: longer answers of single-turn records are left out
-    held_out: float = 0.01
-    validation_rows: int = 16
+    short: int | None = None  # tokens a row until `decay_from`: attention costs less
     seed: int = 0
 
 
-PRETRAIN = DataConfig(
-    length=1024,
-    short=256,
-    rows=16,
-    weights={"sgd": 0.12, "dolly": 0.2, "books": 0.2, "wikitext": 0.01, "gsm8k": 0.07, "docs": 0.2, "synth": 0.2},
-    decay_weights={
-        "sgd": 0.1, "dolly": 0.28, "books": 0.1, "wikitext": 0.01, "gsm8k": 0.1, "docs": 0.11, "synth": 0.3,
-    },
-)  # fmt: skip
-# A quarter is the text of pretraining again: tuned on answers alone, the model forgets how to read it.
-CHAT = DataConfig(
-    length=512,
-    rows=16,
-    weights={
-        "sgd": 0.08, "dolly": 0.1, "reading": 0.2, "gsm8k": 0.06, "synth": 0.32,
-        "text/books": 0.05, "text/docs": 0.07, "text/dolly": 0.06, "text/wikitext": 0.01, "text/gsm8k": 0.02,
-        "text/sgd": 0.01, "text/synth": 0.02,
-    },
-    decay_weights={
-        "sgd": 0.07, "dolly": 0.1, "reading": 0.22, "gsm8k": 0.06, "synth": 0.31,
-        "text/books": 0.05, "text/docs": 0.07, "text/dolly": 0.06, "text/wikitext": 0.01, "text/gsm8k": 0.02,
-        "text/sgd": 0.01, "text/synth": 0.02,
-    },
-    decay_from=0.7,
-)  # fmt: skip
-
-
-# --- text to rows ------------------------------------------------------------------------------------------------
-
-
-def render(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[tuple[list[int], list[bool]]]:
-    """Token ids, and which of them the model must learn in the chat stage (all, for plain text).
-
-    Equal to the chat template (a test compares them), without running it: that would take minutes.
-    """
-    special = {token: token_id(tokenizer, token) for token in SPECIAL}
-    segments: list[str] = []
-    for document in documents:
-        segments += ["\n" + m["content"].strip() for m in document.messages] or [document.text]
-    encoded = iter(tokenizer.backend_tokenizer.encode_batch(segments, add_special_tokens=False))
-    newline = tokenizer.encode("\n", add_special_tokens=False)
-    rendered = []
-    for document in documents:
-        ids, learn = [special[DOCUMENT]], [False]
-        if not document.messages:
-            text = next(encoded).ids
-            ids, learn = ids + text, learn + [True] * len(text)
-        for message in document.messages:
-            answer = message["role"] == "assistant"
-            text = next(encoded).ids
-            ids += [special[f"<|{message['role']}|>"], *text, special[END], *newline]
-            # The newline after the role belongs to the prompt; the one after the end is nobody's.
-            learn += [False] * (1 + len(newline)) + [answer] * (len(text) - len(newline) + 1) + [False] * len(newline)
-        rendered.append((ids, learn))
-    return rendered
-
-
-def lay_end_to_end(rendered: Iterable[tuple[list[int], list[bool]]], length: int) -> Rows:
+def lay_end_to_end(rendered: Iterable[Rendered], length: int) -> Rows:
     """Documents one after another, cut every `length` tokens; every token is learnt."""
     flat = np.fromiter((i for ids, _ in rendered for i in ids), dtype=np.int32)
     count = max(len(flat) - 1, 0) // length
     return flat[: count * length].reshape(count, length), flat[1 : count * length + 1].reshape(count, length)
 
 
-def pack_whole(rendered: Iterable[tuple[list[int], list[bool]]], length: int, pad: int) -> Rows:
+def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
     """Conversations packed whole into rows; one longer than a row is cut, and left out when no answer survives."""
     bins: list[tuple[list[int], list[int]]] = []
     is_open: list[int] = []
@@ -143,7 +75,7 @@ def pack_whole(rendered: Iterable[tuple[list[int], list[bool]]], length: int, pa
 class Mixture:
     """Batches of rows drawn from several sources by weight; every source is read through before it repeats."""
 
-    def __init__(self, rows: dict[str, Rows], config: DataConfig) -> None:
+    def __init__(self, rows: dict[str, Rows], config: MixtureConfig) -> None:
         self.rows = {name: r for name, r in rows.items() if len(r[0])}
         if not self.rows:
             raise PacelineError("the sources hold less text than one row; add sources or shorten the rows")
@@ -183,98 +115,22 @@ class Mixture:
         self._order = {}
 
 
-# --- sources to documents ----------------------------------------------------------------------------------------
+def batches(rows: Rows, size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ids and labels, int64 [at most `size`, length] each, of all rows in order."""
+    for start in range(0, len(rows[0]), size):
+        ids, labels = (torch.from_numpy(side[start : start + size]).long() for side in rows)
+        yield ids, labels
 
 
-def load_documents(
-    sources: Sequence[Source], config: DataConfig
-) -> tuple[dict[str, list[Document]], dict[str, list[Document]]]:
-    """Training and held-out documents by source name; generated examples come under "synth"."""
-    training: dict[str, list[Document]] = {}
-    valid: dict[str, list[Document]] = {}
-    for source in sources:
-        kept, held = split(clean(read(source)), config.held_out)
-        random.Random(config.seed).shuffle(kept)
-        training.setdefault(source.name, []).extend(kept)
-        valid.setdefault(source.name, []).extend(held)
-    for name, documents in training.items():
-        size, most = 0, len(documents)
-        for index, document in enumerate(documents):
-            size += len(document.plain())
-            if size > config.characters:
-                most = index + 1
-                break
-        training[name] = documents[:most]
-    if config.generated:
-        made = synth.generate(config.generated, config.seed, *reading_material(training))
-        training["synth"], valid["synth"] = split(made, config.held_out)
-    return training, valid
+def first_batch(rows: Rows, most: int = 16) -> Batch:
+    """The first rows as a batch of the loop."""
+    ids, labels = (torch.from_numpy(side[:most]).long() for side in rows)
+    return {"input_ids": ids, "labels": labels}
 
 
-def reading_material(documents: dict[str, list[Document]]) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """Short passages, and (question, answer, passage) whose answer stands in the passage, for synth.py."""
-    passages: list[str] = []
-    facts: list[tuple[str, str, str]] = []
-    for document in (d for group in documents.values() for d in group if d.context):
-        sentences = synth.sentences_of(re.sub(r"\s+", " ", document.context))
-        answer = document.fields["response"]
-        holding = [i for i, s in enumerate(sentences) if answer.rstrip(".") in s]
-        first = max(holding[0] - 1, 0) if holding else 0
-        window = " ".join(sentences[first : first + 3])
-        if not 60 <= len(window) <= 450:
-            continue
-        if holding and len(answer) <= 120:
-            facts.append((document.fields["instruction"], answer, window))
-        passages.append(window)
-    return passages, facts
-
-
-def short_answers(
-    rendered: Iterable[tuple[list[int], list[bool]]], longest: int, length: int
-) -> Iterable[tuple[list[int], list[bool]]]:
-    """Single-turn conversations that fit a row and whose answer is short."""
-    for ids, learn in rendered:
-        if len(ids) <= length and sum(learn) <= longest:
-            yield ids, learn
-
-
-def reading_record(rng: random.Random, document: Document) -> Document:
-    """A record with a passage, in one of the forms such prompts come in."""
-    instruction, context = document.fields["instruction"], document.context
-    forms = [
-        f"{instruction}\n\n{context}",
-        f"{context}\n\n{instruction}",
-        f"Passage: {context}\n\nQuestion: {instruction}",
+def row_counts(rows: dict[str, Rows]) -> list[str]:
+    """A line for each source: how many rows, and how many of their tokens are learnt."""
+    return [
+        f"  {name:10} {len(ids):6} rows  {ids.size:>10,} tokens, {int((labels != IGNORE).sum()):>10,} learnt"
+        for name, (ids, labels) in rows.items()
     ]
-    if document.fields.get("category") == "summarization":
-        forms += [f"Summarize: {context}"] * 2
-    return Document(
-        document.source,
-        messages=(user(rng.choice(forms)), assistant(document.fields["response"])),
-        context=context,
-        fields=document.fields,
-    )
-
-
-def chat_rows(tokenizer: PreTrainedTokenizerFast, data: DataConfig) -> Build:
-    """Conversations of a source packed into rows; records with a passage make the group "reading". Everything that the
-    source holds is also laid end to end as "text/NAME"."""
-    pad = token_id(tokenizer, DOCUMENT)
-
-    def build(name: str, documents: list[Document]) -> dict[str, Rows]:
-        rng = random.Random(data.seed)
-        groups: dict[str, list[Document]] = {}
-        for document in documents:
-            if document.context:
-                groups.setdefault("reading", []).append(reading_record(rng, document))
-            elif document.messages:
-                groups.setdefault(name, []).append(document)
-        rows = {f"text/{name}": lay_end_to_end(render(tokenizer, documents), data.length)}
-        for group, members in groups.items():
-            rendered: Iterable[tuple[list[int], list[bool]]] = render(tokenizer, members)
-            if all(len(d.messages) == 2 for d in members):
-                rendered = short_answers(rendered, data.longest_answer, data.length)
-            rows[group] = pack_whole(rendered, data.length, pad)
-        return rows
-
-    return build

@@ -2,10 +2,10 @@
 
 SortedNet's fine-tuning for language models (SoFT; Kavehzadeh et al. 2024, arXiv 2309.08968, section 3) as S2D uses it
 (Kavehzadeh et al. 2024, arXiv 2407.01955). The first layers, the embedding, the final norm and the head are copied. In
-one forward the states behind every exit go through that one norm and that one head, and the loss is the mean over the
+one forward the states of every exit go through that one norm and that one head, and the loss is the mean over the
 exits of the cross-entropy at what the assistant says. All of it is trained. Nothing of the target enters the loss, so
 one draft serves every target with the tokenizer; `--teacher` adds the distance to the target's distribution (that of
-`distil.py`) at every exit, for a draft that has one target to serve.
+`draft.py`) at every exit, for a draft that serves one target.
 
 Where we differ: a sum over exits in SoFT is a mean here (and in S2D's code), which only rescales the learning rate.
 
@@ -17,44 +17,39 @@ Doesn't know: how drafts are verified, when a token leaves.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from accelerate import PartialState
-from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import AutoConfig
 
-from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.neural.checkpoint import save_drafter
 from paceline.errors import PacelineError
-from paceline.target.load import load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
-from paceline.train import attention, options
-from paceline.train.draft import open_teacher, pad_token
-from paceline.train.generated import acceptance, split_rows
-from paceline.train.loop import Batch, LoopConfig, train
-from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation
-from paceline.train.rows import DataConfig, Mixture, Rows
-from paceline.train.thresholds import Watched
+from paceline.train import options
+from paceline.train.agreement import Agreement, overlaps, with_all
+from paceline.train.attention import use_blocks
+from paceline.train.drafter import Lesson, LessonConfig, open_teacher
+from paceline.train.loop import Batch
+from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
+from paceline.train.plan import LoopConfig
+from paceline.train.rows import Rows, batches, first_batch
+from paceline.train.thresholds import ExitRecord
 
 PASSES = 3
 """Over the answers, where no budget is given: the layers know the language already."""
 
 
-@dataclass(frozen=True)
-class SortedRecipe:
+@dataclass(frozen=True, kw_only=True)
+class SortedConfig(LessonConfig):
     """What the draft is cut to, and what a batch is made of."""
 
     layers: int | None = None  # None: half of the target's
     exits: tuple[int, ...] | None = None  # layers; None: half, three quarters and all of the draft's
     teacher: bool = False  # add the distance to the target's distribution
-    length: int = 512  # tokens a row
-    rows: int = 16  # rows a batch
-    held_out: float = 0.05  # share of the prompts
 
 
 class SortedLoss(nn.Module):
@@ -65,17 +60,15 @@ class SortedLoss(nn.Module):
     def __init__(self, model: Any, exits: Sequence[int], teacher: Any = None, compiled: bool = False) -> None:
         super().__init__()
         self.model, self.exits = model, tuple(exits)
-        if compiled and next(model.parameters()).device.type == "cpu":
-            for one in (model, teacher):
-                if one is not None:
-                    one.set_attn_implementation(attention.register())
+        if compiled:
+            use_blocks(*(network for network in (model, teacher) if network is not None))
         self.compiled = compiled
         # In a list: the teacher must not appear among the parameters.
         self._teacher = [] if teacher is None else [teacher.eval().requires_grad_(False)]
         self._run = torch.compile(self.states) if compiled else self.states
 
     def states(self, input_ids: Tensor) -> list[Tensor]:
-        """What the head reads at every exit, [B, T, H] each: the residual stream behind the final norm."""
+        """What the head reads at every exit, [B, T, H] each: the residual stream after the final norm."""
         out = self.model.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
         # transformers' last entry has been through the norm already.
         inner = [self.model.model.norm(out.hidden_states[exit]) for exit in self.exits if exit < self._depth]
@@ -88,8 +81,7 @@ class SortedLoss(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor, exit: Tensor | None = None) -> Tensor:
         """The mean over all exits; with `exit` [B], a number from 0, the cross-entropy of that one."""
         states = (self._run if self.training else self.states)(input_ids)
-        if torch.is_autocast_enabled(input_ids.device.type):
-            states = [of_exit.to(torch.get_autocast_dtype(input_ids.device.type)) for of_exit in states]
+        states = [of_exit.to(autocast_dtype(of_exit)) for of_exit in states]
         table, compiled = self.model.lm_head.weight, self.compiled and self.training
         if exit is not None:
             return chunked_cross_entropy(states[int(exit[0])], table, labels, compiled=compiled)
@@ -105,7 +97,7 @@ class SortedLoss(nn.Module):
 
 
 def cut(target: Path, layers: int) -> Any:
-    """The model in `target` with its first `layers` layers alone, in float32."""
+    """The model in `target`, of which only the first `layers` layers are kept, in float32."""
     network = open_teacher(target)
     network.model.layers = network.model.layers[:layers]
     network.config.num_hidden_layers = layers
@@ -114,12 +106,12 @@ def cut(target: Path, layers: int) -> Any:
     return network
 
 
-def depths(recipe: SortedRecipe, num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """(layers, exits) of a draft for a target of `num_layers`. PacelineError if they cannot be."""
-    layers = recipe.layers or max(num_layers // 2, 1)
+def depths(config: SortedConfig, num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """(layers, exits) of a draft for a target of `num_layers`. PacelineError if the target has no such layers."""
+    layers = config.layers or max(num_layers // 2, 1)
     if not 1 <= layers <= num_layers:
         raise PacelineError(f"--layers is {layers}; the target has {num_layers}, so 1 to that")
-    exits = recipe.exits or tuple(sorted({max(layers // 2, 1), max(3 * layers // 4, 1), layers}))
+    exits = config.exits or tuple(sorted({max(layers // 2, 1), max(3 * layers // 4, 1), layers}))
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
         raise PacelineError(
             f"--exits are {','.join(map(str, exits))}; they ascend from 1 or more to the draft's last layer, {layers}"
@@ -133,136 +125,107 @@ def train_sorted(
     out: Path,
     run: Path,
     loop: LoopConfig,
-    recipe: SortedRecipe = SortedRecipe(),
+    config: SortedConfig = SortedConfig(),
     compiled: bool = True,
 ) -> bool:
     """Train a sorted draft from the model in `target` on `answers` (a file of `generated_rows`); writes `out`, a model
     folder for `s2d:PATH`. False when interrupted; the same call goes on."""
-    state = PartialState(cpu=not torch.cuda.is_available())
-    console = Console(stderr=True, quiet=not state.is_main_process)
-    tokenizer, teacher = load_tokenizer(target), open_teacher(target).to(state.device)
-    layers, exits = depths(recipe, teacher.config.num_hidden_layers)
-    training, held = split_rows(answers, recipe.length, pad_token(tokenizer), recipe.held_out)
-    for name, (ids, labels) in training.items():
-        learnt = int((labels != IGNORE).sum())
-        console.print(f"  {name:10} {len(ids):6} rows  {ids.size:>10,} tokens, {learnt:>10,} learnt")
-    weights: dict[str, float] = {name: len(ids) for name, (ids, _) in training.items()}
-    data = DataConfig(recipe.length, recipe.rows, weights, weights, seed=loop.seed)
-    loss = SortedLoss(cut(target, layers), exits, teacher if recipe.teacher else None, compiled)
-    if not train(loss, Mixture(training, data), loop, run, validation(held, exits)):
+    lesson = Lesson.open(target, answers, config)
+    teacher, held = lesson.teacher, lesson.held
+    layers, exits = depths(config, teacher.config.num_hidden_layers)
+    loss = SortedLoss(cut(target, layers), exits, teacher if config.teacher else None, compiled)
+    if not lesson.train(loss, loop, run, validation(held, exits)):
         return False
-    if state.is_main_process:
-        found = by_exit(loss.model.cpu(), exits, teacher.cpu(), held) if held else []
-        thresholds, speed = watch(loss.model, exits, teacher, held).best() if held else (None, 0.0)
-        facts = {
-            "exits": list(exits),
-            "thresholds": thresholds,
-            "recipe": {"stage": "sorted", "loop": asdict(loop), "config": asdict(recipe)},
-            "data": [answers.name],
-            "acceptance": found,
-        }
-        save(loss.model, tokenizer, out, facts, target)
-        for line in told(found) if found else ["too few prompts to hold any out: acceptance was not measured"]:
-            console.print(line, highlight=False)
+    if lesson.first:
+        fits, record = measure(loss.model.cpu(), exits, teacher.cpu(), held) if held else ([], None)
+        thresholds, speed = record.best() if record else (None, 0.0)
+        report = lines(fits)
         if thresholds:
             listed = ",".join(f"{threshold:g}" for threshold in thresholds)
-            console.print(f"thresholds {listed} should be fastest for {target.name}: {speed:.2f} times plain decoding "
-                          "where reading weights takes the time")
-        console.print(f"wrote {out}")
+            report.append(
+                f"thresholds {listed} should be fastest for {target.name}: {speed:.2f} times plain decoding "
+                "where reading weights takes the time"
+            )
+        facts = lesson.facts("sorted", loop, exits=list(exits), thresholds=thresholds, acceptance=fits)
+        save(lesson, loss.model, out, facts)
+        lesson.report(report, out)
     return True
 
 
-def validation(held: Mapping[str, Rows], exits: Sequence[int], most: int = 16) -> dict[str, list[Batch]]:
+def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list[Batch]]:
     """Held-out rows of every source once for every exit, as "source@layers"."""
-    batches = {}
-    for name, (ids, labels) in held.items():
-        batch = {"input_ids": torch.from_numpy(ids[:most]).long(), "labels": torch.from_numpy(labels[:most]).long()}
-        for number, exit in enumerate(exits):
-            batches[f"{name}@{exit}"] = [batch | {"exit": torch.full((len(batch["labels"]),), number)}]
-    return batches
+    return {
+        f"{name}@{exit}": [batch | {"exit": torch.full((len(batch["labels"]),), number)}]
+        for name, rows in held.items()
+        for batch in [first_batch(rows)]
+        for number, exit in enumerate(exits)
+    }
 
 
 @torch.no_grad()
-def by_exit(
+def measure(
     model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows], batch: int = 4
-) -> list[dict[str, Any]]:
-    """Of every exit: its cross-entropy on held-out answers in nats, and how far it agrees with the target, by source
-    (`paceline.train.generated.acceptance`)."""
-    loss = SortedLoss(model, exits).eval()  # anew: training wraps a module's forward in lower precision
-
-    def logits(input_ids: Tensor, number: int) -> Tensor:
-        found: Tensor = model.lm_head(loss.states(input_ids)[number])
-        return found
-
-    found = []
-    for number, exit in enumerate(exits):
-        total, count = 0.0, 0
-        for ids, labels in held.values():
-            for at in range(0, len(ids), batch):
-                inputs, wanted = (torch.from_numpy(side[at : at + batch]).long() for side in (ids, labels))
-                learnt = int((wanted != IGNORE).sum())
-                total += learnt * float(loss(inputs, wanted, torch.full((len(inputs),), number)))
-                count += learnt
-        agreed = acceptance(lambda ids: teacher(input_ids=ids).logits, partial(logits, number=number), held)
-        found.append({"layers": exit, "loss": total / max(count, 1), "agreement": [asdict(a) for a in agreed]})
-    return found
-
-
-@torch.no_grad()
-def watch(model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows], batch: int = 4) -> Watched:
-    """What every exit says on held-out answers, every source weighing alike, and what of the target it reads."""
-    loss = SortedLoss(model, exits).eval()
+) -> tuple[list[dict[str, Any]], ExitRecord]:
+    """For every exit {"layers", "loss" (cross-entropy on held-out answers, nats), "agreement" (with the target, by
+    source)}; and what every exit says at every token, each source weighing alike, for the thresholds."""
+    states_of = SortedLoss(model, exits).eval().states  # anew: training wraps a module's forward in lower precision
+    losses = np.zeros(len(exits))
+    fits: list[list[Agreement]] = [[] for _ in exits]
     sure, right, share = [], [], []
-    for ids, labels in held.values():
-        kept = labels != IGNORE
-        share.append(np.full(kept.sum(), 1 / (kept.sum() * len(held))))
-        for at in range(0, len(ids), batch):
-            inputs, wanted = torch.from_numpy(ids[at : at + batch]).long(), torch.from_numpy(kept[at : at + batch])
-            best = teacher(input_ids=inputs).logits[wanted].argmax(-1)
-            said = [model.lm_head(states[wanted]).float().softmax(-1).max(-1) for states in loss.states(inputs)]
-            sure.append(torch.stack([one.values for one in said], -1).numpy())
-            right.append(torch.stack([one.indices == best for one in said], -1).numpy())
+    for name, rows in held.items():
+        count = int((rows[1] != IGNORE).sum())
+        share.append(np.full(count, 1 / (count * len(held))))
+        sums = np.zeros((len(exits), 2))
+        for ids, labels in batches(rows, batch):
+            kept = labels != IGNORE
+            p = teacher(input_ids=ids).logits[kept].float().softmax(-1)
+            best = []
+            for number, states in enumerate(states_of(ids)):
+                logits = model.lm_head(states[kept]).float()
+                losses[number] += float(cross_entropy(logits, labels[kept], reduction="sum"))
+                q = logits.softmax(-1)
+                sums[number] += overlaps(p, q)
+                best.append(q.max(-1))
+            sure.append(torch.stack([of_exit.values for of_exit in best], -1).numpy())
+            right.append(torch.stack([of_exit.indices == p.argmax(-1) for of_exit in best], -1).numpy())
+        for of_exit, (overlap, top1) in zip(fits, sums / count, strict=True):
+            of_exit.append(Agreement(name, count, float(overlap), float(top1)))
     layer, head = (sum(p.numel() for p in part.parameters()) for part in (model.model.layers[0], model.lm_head))
     reads = layer * teacher.config.num_hidden_layers + head
-    return Watched(
+    record = ExitRecord(
         np.concatenate(sure), np.concatenate(right), [layer * exit / reads for exit in exits], head / reads,
         np.concatenate(share),
     )  # fmt: skip
-
-
-def told(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`by_exit` in lines for a reader."""
-    every = [(row["layers"], row["loss"], row["agreement"][-1]) for row in found]
+    losses /= max(len(record.share), 1)
     return [
-        f"behind {layers:2} layers  loss {loss:.3f}  accepted {a['overlap']:6.1%}  same best token {a['top1']:6.1%}"
-        for layers, loss, a in every
+        {"layers": exit, "loss": float(loss), "agreement": [asdict(fit) for fit in with_all(of_exit)]}
+        for exit, loss, of_exit in zip(exits, losses, fits, strict=True)
+    ], record
+
+
+def lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fits of `measure` for a reader."""
+    rows = [(fit["layers"], fit["loss"], fit["agreement"][-1]) for fit in fits]
+    return [
+        f"after {layers:2} layers  loss {loss:.3f}  accepted {a['overlap']:6.1%}  same best token {a['top1']:6.1%}"
+        for layers, loss, a in rows
     ]
 
 
-def save(network: Any, tokenizer: Tokenizer, out: Path, facts: Mapping[str, Any], target: Path) -> None:
+def save(lesson: Lesson, network: Any, out: Path, facts: Mapping[str, Any]) -> None:
     """A model folder in the target's own dtype, with the exits and `facts` in its config.json."""
-    own = AutoConfig.from_pretrained(target).dtype or torch.float32
-    weights = {name: p.detach().to(own) for name, p in network.named_parameters()}  # tied weights once
-    config = json.loads(network.config.to_json_string(use_diff=False)) | {"dtype": str(own).removeprefix("torch.")}
+    dtype = AutoConfig.from_pretrained(lesson.target).dtype or torch.float32
+    weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
+    config = json.loads(network.config.to_json_string(use_diff=False)) | {"dtype": str(dtype).removeprefix("torch.")}
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer.inner.save_pretrained(out)
+    lesson.tokenizer.inner.save_pretrained(out)
     network.generation_config.save_pretrained(out)
-    opened = load(target, device="cpu")
-    opened.tokenizer = tokenizer
-    save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=TargetFacts.of(opened))
+    save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=lesson.target_facts())
 
 
+@options.with_options
 def sorted_command(
-    target: options.Target,
-    out: options.Out,
-    run: options.DrafterRun = None,
-    data: options.Data = None,
-    prompts: options.Prompts = None,
-    generate: options.Generate = 0,
-    max_tokens: options.AnswerTokens = 128,
-    temperature: options.AnswerHeat = None,
-    minutes: options.Minutes = None,
-    tokens: options.Tokens = None,
+    setup: options.DrafterOptions,
     lr: options.Rate = 3e-4,
     layers: Annotated[
         int | None, typer.Option(help="Layers of the draft; half of the target's if left out.", min=1)
@@ -271,36 +234,27 @@ def sorted_command(
         str | None, typer.Option(help="Layers with an exit, as in 2,3,4; half, three quarters and all if left out.")
     ] = None,
     teacher: Annotated[
-        bool, typer.Option("--teacher", help="Learn the target's distribution as well: for one target alone.")
+        bool, typer.Option("--teacher", help="Learn the target's distribution as well: for one target only.")
     ] = False,
-    length: Annotated[int, typer.Option(help="Tokens of a training row.", min=8)] = 512,
-    rows: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 16,
-    seed: int = 0,
-    save_every: options.SaveEvery = 5.0,
+    rows: options.BatchRows = 16,
     compiled: options.Compiled = True,
-    threads: options.Threads = 1,
-) -> None:
+) -> bool:
     """Cut a draft with several exits from a model's first layers, for `--draft s2d:OUT`.
 
     paceline train sorted models/demo --data answers.jsonl --out build/sorted
 
-    What is learnt is what assistants say in --data (conversations of any kind) or what the model answers itself. Ctrl-C
+    It learns what assistants say in --data (conversations of any kind) or what the model answers itself. Ctrl-C
     saves; the same command goes on from there. At the end every exit is measured on held-out answers, and the
     thresholds that should be fastest for this target are written beside the draft.
     """
-    options.use_threads(threads)
-    wanted = None if exits is None else _exits(exits)
-    run = options.run_folder(out, run, minutes, tokens)
-    recipe = SortedRecipe(layers, wanted, teacher, length, rows)
-    answers = options.own_answers(target, data, prompts, generate, run / "answers.jsonl", max_tokens, temperature, seed)
-    tokens = options.budget(answers, minutes, tokens, PASSES)
-    loop = LoopConfig(minutes=minutes, tokens=tokens, peak_lr=lr, seed=seed, save_every=save_every)
-    if not train_sorted(target, answers, out, run, loop, recipe, compiled):
-        raise typer.Exit(130)
+    config = SortedConfig(layers=layers, exits=_exits(exits), teacher=teacher, length=setup.length, rows=rows)
+    run, answers = setup.prepare()
+    loop = setup.loop(answers, PASSES, peak_lr=lr)
+    return train_sorted(setup.target, answers, setup.out, run, loop, config, compiled)
 
 
-def _exits(text: str) -> tuple[int, ...]:
+def _exits(text: str | None) -> tuple[int, ...] | None:
     try:
-        return tuple(int(number) for number in text.split(","))
+        return None if text is None else tuple(int(number) for number in text.split(","))
     except ValueError:
         raise PacelineError(f"--exits is {text!r}; it must be layers with commas between, as in 2,3,4") from None

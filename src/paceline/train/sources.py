@@ -1,8 +1,8 @@
 """Text sources: files on the user's disk, read into documents (plain text) or conversations (chat messages).
 
-A source is given as `NAME=PATH`, or just a path (the name is then the file's stem). Understood are .txt and .jsonl,
+A source is given as `NAME=PATH`, or just a path (the name is then the file's stem). Files are .txt and .jsonl,
 gzip-compressed or not. `NAME=hf:OWNER/DATA`, `hf:OWNER/DATA:CONFIG@SPLIT` in full, is a data set of the Hugging Face
-hub. A JSON record is recognised by its fields, so common data sets work as they come:
+hub. A JSON record is recognised by its fields, so common data sets work unchanged:
 {text}, {title, text}, {instruction, context, response}, {question, answer}, {turns: [{role, text}]},
 {messages: [{role, content}]}. Held-out documents are chosen by a hash of their content, so the split is the same on
 every machine and in every order.
@@ -139,7 +139,7 @@ def _hub_rows(source: Source) -> Iterable[Any]:
     except (OSError, ValueError, RuntimeError) as error:  # unreachable, unknown, a wrong configuration or split
         why = " ".join(str(error).split())[:200]
         raise SourceError(
-            f"source {source.name!r}: {source.path} cannot be had from the hub ({why}); "
+            f"source {source.name!r}: {source.path} cannot be loaded from the hub ({why}); "
             f"give a file instead: {source.name}=PATH"
         ) from None
 

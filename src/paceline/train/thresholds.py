@@ -1,12 +1,12 @@
 """Thresholds for a draft with exits: those that should make it fastest for the target it was trained for.
 
-S2D finds them by decoding with several (Kavehzadeh et al. 2024: 0.5,0.5 for 7B and 13B, 0.75,0.7 for 70B). Held-out
-answers tell the same at once: how sure every exit is at every token, whether it names the token that the target would,
-and what weights were read until then.
+S2D finds them by decoding with several (Kavehzadeh et al. 2024: 0.5,0.5 for 7B and 13B, 0.75,0.7 for 70B). Here they
+are computed from held-out answers: how sure every exit is at every token, whether it names the token that the target
+would, and which weights were read until then.
 
-    Watched(sure, right, layers=(0.12, 0.25, 0.37), head=0.03, share=share).best()      # ((0.6, 0.5), 1.21)
+    ExitRecord(sure, right, layers=(0.12, 0.25, 0.37), head=0.03, share=share).best()      # ((0.6, 0.5), 1.21)
 
-The speed-up is that of a machine where reading weights is what takes the time. Doesn't know: models.
+The speed-up is that of a machine where reading weights takes the time. Doesn't know: models.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from paceline.draft.s2d import NEVER
 
 GRID = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, NEVER)
 LONGEST = 16
-"""Most tokens of a draft: more than pay at any rate that a part of a target reaches."""
+"""Most tokens of a draft; longer ones do not pay at any rate that a part of a target reaches."""
 
 
 @dataclass(frozen=True)
-class Watched:
+class ExitRecord:
     """What every exit of a draft says at N tokens.
 
     sure    [N, E]: the probability of its best token. right [N, E]: whether that is the target's best.
@@ -40,10 +40,10 @@ class Watched:
     def best(self) -> tuple[tuple[float, ...], float]:
         """Thresholds for all exits but the last, of those in GRID, and the speed-up they should bring.
 
-        One after the other is moved, again and again until that helps no more; from every value in GRID for all,
-        since behind an exit that lets everything go nothing makes a difference."""
-        found = (self._climb((start,) * (len(self.layers) - 1)) for start in GRID)
-        return max(found, key=lambda one: one[1])
+        They are moved one after the other until that helps no more, starting from each value in GRID for all of
+        them, because no threshold matters after an exit at which every token leaves."""
+        ends = (self._climb((start,) * (len(self.layers) - 1)) for start in GRID)
+        return max(ends, key=lambda end: end[1])
 
     def speed(self, thresholds: Sequence[float]) -> float:
         """Speed-up over plain decoding with the draft length that is best on average."""
@@ -60,6 +60,6 @@ class Watched:
             before = speed
             for exit in range(len(thresholds)):
                 moved = [(*thresholds[:exit], value, *thresholds[exit + 1 :]) for value in GRID]
-                found = ((self.speed(one), one) for one in [*moved, thresholds])
-                speed, thresholds = max(found, key=lambda one: one[0])  # of equals the lowest
+                speeds = ((self.speed(choice), choice) for choice in [*moved, thresholds])
+                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # of equals the lowest
         return thresholds, speed

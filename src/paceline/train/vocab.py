@@ -1,10 +1,10 @@
 """Which tokens a target writes: counted in its own replies, for drafters that draft nothing else (VocabTrim).
 
-Goel et al. 2025 (arXiv 2506.22694): text that the target generated on prompts of the intended domain is what to count
-in. Only replies count. Those to a tenth of the prompts are kept aside, and how much of them the best K tokens cover is
-reported: what is not covered cannot be accepted.
+Goel et al. 2025 (arXiv 2506.22694): the text to count in is what the target generated for prompts of the intended
+domain. Only replies count. Those to a tenth of the prompts are kept aside, and the report says how much of them the
+best K tokens cover: other tokens cannot be accepted.
 
-Doesn't know: drafters; what is done with the counts is `paceline.draft.neural.vocab`'s.
+Doesn't know: drafters; `paceline.draft.neural.vocab` uses the counts.
 
     paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
 """
@@ -12,9 +12,10 @@ Doesn't know: drafters; what is done with the counts is `paceline.draft.neural.v
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -31,14 +32,15 @@ from paceline.draft.neural.vocab import (
 from paceline.errors import PacelineError
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.generated import Reply, read_replies
+from paceline.train import options
+from paceline.train.replies import Reply, read_replies
 
 ASIDE = 10
-"""The replies to every so many-th prompt of a source are kept aside for the report."""
+"""One prompt in this number is kept aside for the report, with its replies."""
 ENOUGH = 50
-"""Counted tokens for each kept one; with fewer the tail of the map is chance."""
+"""Counted tokens for each kept one; with fewer, chance decides which rare tokens are kept."""
 LARGE, LARGE_KEEP = 100_000, 32_768
-"""From so large a vocabulary on, so many tokens are kept unless told otherwise; a quarter of smaller ones."""
+"""A vocabulary of at least LARGE tokens is trimmed to LARGE_KEEP, a smaller one to a quarter."""
 
 SHARES = (16, 8, 4, 2)
 """Of the vocabulary: sizes for which the coverage is reported."""
@@ -71,16 +73,16 @@ class Counted:
 
 def count_tokens(replies: Iterable[Reply], size: int) -> tuple[Counts, Counts, int]:
     """Counts of the replies to nine tenths of the prompts and to the others, by source, and how many replies there
-    were. A reply whose prompt is not known stands for itself.
+    were. A reply without a known prompt counts as a prompt of its own.
 
     Only ids below `size` are counted: rows of padding mean nothing."""
     sides: tuple[Counts, Counts] = ({}, {})
     prompts: dict[str, dict[object, int]] = {}
     number = 0
     for number, reply in enumerate(replies, 1):
-        asked = prompts.setdefault(reply.source, {})
-        at = asked.setdefault(tuple(reply.prompt) if reply.prompt else number, len(asked) + 1)
-        side = sides[at % ASIDE == 0]
+        numbers = prompts.setdefault(reply.source, {})
+        place = numbers.setdefault(tuple(reply.prompt) if reply.prompt else number, len(numbers) + 1)
+        side = sides[place % ASIDE == 0]
         if reply.source not in side:
             side[reply.source] = torch.zeros(size, dtype=torch.int64)
         ids = torch.tensor([i for i in reply.tokens if i < size], dtype=torch.int64)
@@ -91,9 +93,9 @@ def count_tokens(replies: Iterable[Reply], size: int) -> tuple[Counts, Counts, i
 def count_vocabulary(
     replies: Iterable[Reply], tokenizer: Tokenizer, ends: Sequence[int], keep: int | None = None
 ) -> Counted:
-    """Count the tokens of `replies`; PacelineError if there are none, MethodError for a `keep` that cannot be.
+    """Count the tokens of `replies`; PacelineError if there are none, MethodError for a wrong `keep`.
 
-    keep  tokens kept by whoever names the file and no number; None: 32,768 of 100,000 or more, else a quarter."""
+    keep  tokens kept where only the file is named; None: 32,768 of 100,000 or more, else a quarter."""
     size = vocab_size(tokenizer)
     counted, aside, number = count_tokens(replies, size)
     if not any(int(c.sum()) for c in counted.values()):
@@ -141,22 +143,21 @@ def covered(keep: Tensor, counts: Counts) -> Coverage:
 
 
 def end_tokens(model: str | Path) -> list[int]:
-    """Tokens that end an answer of the model in a folder, as its configurations name them; a tokenizer's file has
-    none to add to its own."""
+    """Tokens that end an answer of the model in a folder, by its configurations; none for a tokenizer's file."""
     if Path(model).is_file():
         return []
     folder = find(model, SMALL_FILES)
-    found = [getattr(read_config(folder).get_text_config(), "eos_token_id", None)]
+    named = [getattr(read_config(folder).get_text_config(), "eos_token_id", None)]
     if (folder / "generation_config.json").exists():
-        found.append(GenerationConfig.from_pretrained(folder).eos_token_id)
-    return sorted({i for ids in found for i in (ids if isinstance(ids, list) else [ids]) if i is not None})
+        named.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+    return sorted({i for ids in named for i in (ids if isinstance(ids, list) else [ids]) if i is not None})
 
 
 def train_vocabulary(
     model: str | Path, files: Sequence[Path], out: Path, keep: int | None = None, questions: Path | None = None
 ) -> list[str]:
     """Count the target's recorded replies and write the vocabulary to `out`: a .safetensors file, or a folder (a
-    drafter's checkpoint), in which it is called paceline/vocab.safetensors. What was found, in lines for a reader."""
+    drafter's checkpoint), in which it is called paceline/vocab.safetensors. Returns lines for a reader."""
     tokenizer = load_tokenizer(model)
     counted = count_vocabulary(replies_in(files, tokenizer, questions), tokenizer, end_tokens(model), keep)
     save_vocabulary(place_of(out), counted.vocabulary)
@@ -164,7 +165,7 @@ def train_vocabulary(
 
 
 def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path | None = None) -> list[str]:
-    """How well a vocabulary covers replies it was not made of, in lines: what it does not cover cannot be accepted."""
+    """How well a vocabulary covers replies it was not made of, in lines for a reader."""
     tokenizer, known = load_tokenizer(model), read_vocabulary(place_of(file))
     if known.tokenizer and known.tokenizer != tokenizer.fingerprint:
         raise PacelineError(f"{file} is a vocabulary of another tokenizer than {tokenizer.name}'s")
@@ -175,7 +176,7 @@ def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path 
     if known.counts is not None:
         maps |= {k: known.best(k) for k in _sizes(size)}
     return [
-        f"{number:,} replies; {place_of(file)} keeps {len(known.keep):,} tokens unless told otherwise",
+        f"{number:,} replies; {place_of(file)} keeps {len(known.keep):,} tokens by default",
         *_table([covered(maps[k], counts) for k in sorted(maps)]),
     ]
 
@@ -192,14 +193,14 @@ def place_of(out: Path) -> Path:
 
 
 def report(counted: Counted, file: Path) -> list[str]:
-    """What was found, in lines for a reader."""
+    """`Counted` in lines for a reader."""
     tokens, keep = sum(counted.tokens.values()), len(counted.vocabulary.keep)
-    lines = [f"{counted.replies:,} replies, {tokens:,} tokens; {file} keeps {keep:,} unless told otherwise"]
+    lines = [f"{counted.replies:,} replies, {tokens:,} tokens; {file} keeps {keep:,} by default"]
     if not counted.aside:
         lines.append("too few prompts to keep some aside: the coverage is of what was counted, and so too high")
     lines += _table(counted.coverage)
     if tokens < ENOUGH * keep:
-        lines.append(f"the map's tail is a matter of chance yet: {ENOUGH} x {keep:,} tokens would settle it")
+        lines.append(f"chance still decides which rare tokens are kept: {ENOUGH} x {keep:,} tokens would settle it")
     return lines
 
 
@@ -215,3 +216,51 @@ def _table(rows: Sequence[Coverage]) -> list[str]:
             for row in rows
         ),
     ]
+
+
+@options.with_options
+def command(
+    setup: options.AnswerOptions,
+    target: Annotated[
+        Path, typer.Argument(exists=True, help="Folder of the target; with --text, its SentencePiece file will do.")
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="JSON Lines of the target's answers; several may follow.", metavar="FILE")
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A .safetensors file, or the folder of a drafter.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(help="Tokens kept by vocab=FILE; a quarter, at most 32,768, if left out.", min=1)
+    ] = None,
+    check_file: Annotated[
+        Path | None,
+        typer.Option("--check", help="A vocabulary: say how well it covers the answers, and write nothing."),
+    ] = None,
+) -> None:
+    """Count which tokens the target writes, for drafters with a trimmed vocabulary (`vocab=K`).
+
+    paceline train vocab models/demo --text answers.jsonl more.jsonl --out models/demo-draft
+
+    paceline train vocab models/demo --prompts mine=prompts.jsonl --generate 2000 --out build/vocab.safetensors
+
+    Only replies count. Those to a tenth of the prompts are kept aside, and how much of them the most frequent tokens
+    cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
+    there.
+    """
+    options.use_threads(setup.threads)
+    if bool(out) == bool(check_file):
+        raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")
+    files = [*(text or []), *(more or [])]
+    if setup.generate and out:
+        files.append(setup.answer(target, place_of(out).with_suffix(".answers.jsonl")))
+    if not files:
+        raise PacelineError("there is nothing to count: name recorded answers, --text, or say how many to --generate")
+    if check_file:
+        lines = check(target, files, check_file, questions)
+    else:
+        assert out is not None
+        lines = train_vocabulary(target, files, out, keep, questions)
+    typer.echo("\n".join(lines))

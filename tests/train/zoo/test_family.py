@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.train.zoo import TOKENS, read_zoo, run_zoo, steps
+from paceline.train.zoo.family import TOKENS, read_zoo, run_zoo, steps
 
 
 def written(folder: Path, text: str) -> Path:
@@ -15,7 +15,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_shipped_file_can_be_read() -> None:
-    zoo = read_zoo(Path(__file__).parents[2] / "zoo.toml")
+    zoo = read_zoo(Path(__file__).parents[3] / "zoo.toml")
     assert dict(zoo.tokens) == TOKENS
     assert "dolly=hf:databricks/databricks-dolly-15k" in zoo.sources
     assert zoo.categories == "mt-bench"

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from paceline.train.agreement import agreement, logits_of
 from paceline.train.loss import IGNORE
-from paceline.train.ngram import NgramModel
-from paceline.train.rows import DataConfig, Rows, lay_end_to_end, load_documents, pack_whole, render
+from paceline.train.rows import Rows, batches, lay_end_to_end, pack_whole
 from paceline.train.sources import Document, Message, Source
-from paceline.train.tokenizer import DOCUMENT, token_id
+from paceline.train.zoo.ngram import NgramModel
+from paceline.train.zoo.text import DataConfig, load_documents, render
+from paceline.train.zoo.tokenizer import DOCUMENT, token_id
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,6 @@ class SourceLoss:
     tokens: int
     model: float
     ngram: float
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How a draft's distribution q fits the target's p over held-out answers and text, at temperature 1.
-
-    overlap  mean of sum min(p, q): the chance that a token drawn from q is accepted. top1: both prefer one token."""
-
-    source: str
-    tokens: int
-    overlap: float
-    top1: float
 
 
 @dataclass(frozen=True)
@@ -80,46 +70,26 @@ def held_out_rows(
 def compare(model: Any, held: HeldOut, vocabulary: int) -> list[SourceLoss]:
     """The model and the 5-gram model on the same positions of every source."""
     ngram = NgramModel.fit(held.training, vocabulary)
-    found = []
+    losses = []
     for answers, group in ((False, held.text), (True, held.answers)):
         for name, (ids, labels) in group.items():
             kept = labels != IGNORE
-            own = -_log_probs(model, ids, labels)[kept].mean()
+            own = -_log_probs(model, (ids, labels))[kept].mean()
             rows = [np.append(row, label[-1:].clip(0)) for row, label in zip(ids, labels, strict=True)]
             base = -np.stack([ngram.log_probs(row) for row in rows])[kept].mean()
-            found.append(SourceLoss(name, answers, int(kept.sum()), float(own), float(base)))
-    return found
+            losses.append(SourceLoss(name, answers, int(kept.sum()), float(own), float(base)))
+    return losses
 
 
 @torch.no_grad()
-def _log_probs(model: Any, ids: np.ndarray, labels: np.ndarray, batch: int = 4) -> np.ndarray:
+def _log_probs(model: Any, rows: Rows) -> np.ndarray:
     """log p of every label, [rows, length]; 0 where there is none."""
-    out = np.zeros(ids.shape)
-    for start in range(0, len(ids), batch):
-        logits = model(input_ids=torch.from_numpy(ids[start : start + batch]).long()).logits.float()
-        wanted = torch.from_numpy(labels[start : start + batch]).long()
-        logs = torch.log_softmax(logits, -1).gather(-1, wanted.clamp_min(0)[..., None])[..., 0]
-        out[start : start + batch] = torch.where(wanted == IGNORE, 0.0, logs).numpy()
-    return out
-
-
-@torch.no_grad()
-def agreement(target: Any, draft: Any, rows: Mapping[str, Rows], batch: int = 4) -> list[Agreement]:
-    """By source, over the labelled positions; the last entry, "all", weighs every source alike."""
-    found = []
-    for name, (ids, labels) in rows.items():
-        overlap, same, count = 0.0, 0.0, 0
-        for start in range(0, len(ids), batch):
-            tokens = torch.from_numpy(ids[start : start + batch]).long()
-            kept = torch.from_numpy(labels[start : start + batch] != IGNORE)
-            p, q = (torch.softmax(m(input_ids=tokens).logits.float(), -1)[kept] for m in (target, draft))
-            overlap += float(torch.minimum(p, q).sum())
-            same += float((p.argmax(-1) == q.argmax(-1)).sum())
-            count += len(p)
-        found.append(Agreement(name, count, overlap / count, same / count))
-    overlaps, tops = ([getattr(a, key) for a in found] for key in ("overlap", "top1"))
-    total = sum(a.tokens for a in found)
-    return [*found, Agreement("all", total, sum(overlaps) / len(found), sum(tops) / len(found))]
+    parts = []
+    for ids, labels in batches(rows):
+        logits = torch.log_softmax(model(input_ids=ids).logits.float(), -1)
+        logs = logits.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+        parts.append(torch.where(labels == IGNORE, 0.0, logs))
+    return torch.cat(parts).numpy()
 
 
 def evaluate(
@@ -136,10 +106,11 @@ def evaluate(
     held = held_out_rows(sources, tokenizer, data, length, most)
     report: dict[str, Any] = {"loss": [asdict(loss) for loss in compare(model, held, len(tokenizer))]}
     if draft:
-        other: Any = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32).eval()
+        other = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.float32).eval()
+        p, q = logits_of(model), logits_of(other)
         report["agreement"] = {
-            "answers": [asdict(a) for a in agreement(model, other, held.answers)],
-            "text": [asdict(a) for a in agreement(model, other, held.text)],
+            "answers": [asdict(a) for a in agreement(p, q, held.answers)],
+            "text": [asdict(a) for a in agreement(p, q, held.text)],
         }
     return report
 

@@ -23,7 +23,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _hashes(tokens: NDArray[np.integer], n: int) -> Keys:
-    """Hash of every n-gram, in order: [len - n + 1]. A collision among some 10^8 n-grams is a matter of 10^-3."""
+    """Hash of every n-gram, in order: [len - n + 1]. Among 10^8 n-grams, collisions have a probability of 10^-3."""
     count = max(len(tokens) - n + 1, 0)
     keys = np.zeros(count, np.uint64)
     for place in range(n):
@@ -38,7 +38,7 @@ class _Order:
     keys: Keys  # sorted
     counts: NDArray[np.int64]
     contexts: Keys  # sorted
-    totals: Floats  # sum of the counts behind a context
+    totals: Floats  # sum of the counts after a context
     left_over: Floats  # mass that the discounts free, sum over what follows
     discounts: Floats  # [4], by min(count, 3)
 
@@ -67,8 +67,8 @@ def _discounts(counts: NDArray[np.int64]) -> Floats:
     if min(n1, n2, n3, n4) == 0:
         return np.array([0.0, 0.75, 0.75, 0.75])
     y = n1 / (n1 + 2 * n2)
-    found = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
-    return np.clip(found, 0.0, [0.0, 1.0, 2.0, 3.0])
+    discounts = np.array([0.0, 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3])
+    return np.clip(discounts, 0.0, [0.0, 1.0, 2.0, 3.0])
 
 
 def _look_up(keys: Keys, values: NDArray[np.number], wanted: Keys) -> NDArray[np.number]:
@@ -76,8 +76,8 @@ def _look_up(keys: Keys, values: NDArray[np.number], wanted: Keys) -> NDArray[np
     if not len(keys):
         return np.zeros(len(wanted), values.dtype)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    found: NDArray[np.number] = np.where(keys[at] == wanted, values[at], 0)
-    return found
+    matches: NDArray[np.number] = np.where(keys[at] == wanted, values[at], 0)
+    return matches
 
 
 @dataclass
@@ -91,7 +91,7 @@ class NgramModel:
     def fit(cls, tokens: NDArray[np.integer], vocabulary: int, longest: int = 5) -> NgramModel:
         """tokens: one sequence, int [n]."""
         orders: list[_Order] = []
-        first: NDArray[np.int64] | None = None  # where each distinct (n + 1)-gram stands for the first time
+        first: NDArray[np.int64] | None = None  # first place of each distinct (n + 1)-gram
         for n in range(longest, 0, -1):
             if first is None:
                 _, first, counts = np.unique(_hashes(tokens, n), return_index=True, return_counts=True)

@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline.errors import PacelineError
-from paceline.train.lm import ModelConfig, chat, pretrain
-from paceline.train.loop import LoopConfig, Progress, learning_rate, share_done
-from paceline.train.rows import DataConfig
+from paceline.train.llama import ModelConfig
+from paceline.train.plan import LoopConfig, Progress, learning_rate, share_done
 from paceline.train.sources import Source
-from paceline.train.tokenizer import train_tokenizer
+from paceline.train.zoo.lm import Job, chat, pretrain
+from paceline.train.zoo.text import DataConfig
+from paceline.train.zoo.tokenizer import train_tokenizer
 
 STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the tree. "
 
@@ -57,13 +58,14 @@ def story(folder: Path) -> list[Source]:
 def tiny_run(tokenizer: PreTrainedTokenizerFast, folder: Path, name: str, tokens: int = 320) -> bool:
     loop = LoopConfig(tokens=tokens, mixed_precision="no", warmup_steps=2, log_every=2)
     out, run = folder / name, folder / f"{name}-run"
-    return pretrain(story(folder), tokenizer, out, run, loop, ROWS, TINY, compiled=False)
+    return pretrain(Job(story(folder), tokenizer, out, run, loop, ROWS, compiled=False), TINY)
 
 
 def test_a_resumed_run_equals_an_unbroken_one(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.train import lm, loop
+    from paceline.train import loop
+    from paceline.train.zoo import lm
 
     assert tiny_run(tokenizer, tmp_path, "whole")
     real = loop.train
@@ -87,7 +89,8 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from paceline.draft.neural import checkpoint as saved
-    from paceline.train import lm, loop
+    from paceline.train import loop
+    from paceline.train.zoo import lm
 
     real = loop.train
     monkeypatch.setattr(lm, "train", lambda *args: real(*args, stop_after=4))
@@ -115,7 +118,12 @@ def test_a_signal_saves_and_stops(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     from paceline.train.loop import train
 
     class Source:
+        steps = 0
+
         def next(self, progress: float) -> dict[str, torch.Tensor]:
+            self.steps += 1
+            if self.steps == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
             return {"input_ids": torch.ones(1, 2)}
 
         def state_dict(self) -> dict[str, int]:
@@ -131,13 +139,11 @@ def test_a_signal_saves_and_stops(tokenizer: PreTrainedTokenizerFast, tmp_path: 
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
             return (input_ids @ self.weight).square().sum()
 
-    def at_step_three(progress: Progress, loss: float) -> None:
-        if progress.step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     handler = signal.getsignal(signal.SIGTERM)
     config = LoopConfig(minutes=10, mixed_precision="no")
-    assert not train(Square(), Source(), config, tmp_path, on_step=at_step_three)
+    source = Source()
+    assert not train(Square(), source, config, tmp_path)
+    assert source.steps == 3
     assert (tmp_path / "checkpoint.safetensors").exists()
     assert signal.getsignal(signal.SIGTERM) == handler
 
@@ -146,8 +152,9 @@ def test_another_models_checkpoint_is_refused(tokenizer: PreTrainedTokenizerFast
     assert tiny_run(tokenizer, tmp_path, "one", tokens=32)
     loop = LoopConfig(tokens=64, mixed_precision="no")
     other = ModelConfig(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, positions=64)
+    places = tmp_path / "x", tmp_path / "one-run"
     with pytest.raises(PacelineError, match="checkpoint of another model"):
-        pretrain(story(tmp_path), tokenizer, tmp_path / "x", tmp_path / "one-run", loop, ROWS, other, compiled=False)
+        pretrain(Job(story(tmp_path), tokenizer, *places, loop, ROWS, compiled=False), other)
 
 
 def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -155,7 +162,7 @@ def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedToke
     loop = LoopConfig(tokens=64, warmup_steps=1, mixed_precision="no")
     rows = DataConfig(length=32, rows=2, weights={}, decay_weights={}, generated=20, held_out=0.2, validation_rows=2)
     run, out = tmp_path / "chat-run", tmp_path / "chat"
-    assert chat(story(tmp_path), tokenizer, tmp_path / "base", out, run, loop, rows, compiled=False)
+    assert chat(Job(story(tmp_path), tokenizer, out, run, loop, rows, compiled=False), tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.dtype == torch.bfloat16
     assert model.generation_config.eos_token_id == [tokenizer.eos_token_id, tokenizer.bos_token_id]
@@ -166,7 +173,7 @@ def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedToke
 
 
 def test_muon_has_the_matrices_inside_and_adamw_the_rest() -> None:
-    from paceline.train.loop import make_optimisers
+    from paceline.train.optimisers import make_optimisers
 
     module = torch.nn.ModuleDict(
         {"embed_tokens": torch.nn.Embedding(5, 4), "proj": torch.nn.Linear(4, 4), "norm": torch.nn.LayerNorm(4)}

@@ -8,11 +8,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.bench.looping import is_looping
-from paceline.train.lm import LmLoss
-from paceline.train.loop import LoopConfig, train
+from paceline.train.loop import train
 from paceline.train.loss import IGNORE
-from paceline.train.rows import DataConfig, Mixture
-from paceline.train.settle import SelfCorrection, SettleConfig, answers, correction, order_of, repeats
+from paceline.train.plan import LoopConfig
+from paceline.train.rows import Mixture, MixtureConfig
+from paceline.train.zoo.lm import LmLoss
+from paceline.train.zoo.settle import SelfCorrection, SettleConfig, answers, correction, order_of, repeats
 
 CONFIG = SettleConfig(every=2, prompts=4, tokens=80, rows=2)
 
@@ -57,13 +58,13 @@ def conversation_rows() -> Mixture:
     rng = np.random.default_rng(0)
     rows = rng.integers(3, 40, (50, 16))
     labels = np.where(rng.random((50, 16)) < 0.3, 1, rng.integers(3, 40, (50, 16)))  # answers end often
-    data = DataConfig(length=16, rows=4, weights={"a": 1}, decay_weights={"a": 1})
+    data = MixtureConfig(length=16, rows=4, weights={"a": 1}, decay_weights={"a": 1})
     return Mixture({"a": (rows, labels)}, data)
 
 
 def test_batches_hold_both_and_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [([5, 6], [9] * 10), ([5, 6], [3, 4, 5, 1])]
-    monkeypatch.setattr("paceline.train.settle.answers", lambda *args, **kw: iter(said))
+    monkeypatch.setattr("paceline.train.zoo.settle.answers", lambda *args, **kw: iter(said))
     stream = SelfCorrection(None, conversation_rows(), [[5, 6]], CONFIG, pad=0)
     batch = stream.next(0.0)
     assert batch["input_ids"].shape == (6, 16)

@@ -1,7 +1,7 @@
 """The demo family's tokenizer: byte-level BPE, saved as a transformers fast tokenizer with a chat template.
 
-`<|endoftext|>` begins a document and separates documents; `<|end|>` ends a chat turn, and is what a chat answer stops
-at. Any text survives encode and decode unchanged, because the alphabet is the 256 bytes.
+`<|endoftext|>` begins a document and separates documents; `<|end|>` ends a chat turn and a chat answer. Any text
+survives encode and decode unchanged, because the alphabet is the 256 bytes.
 
 Doesn't know: where the text comes from, which model will read it.
 
@@ -19,7 +19,7 @@ VOCABULARY = 8192
 DOCUMENT, USER, ASSISTANT, SYSTEM, END = "<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 SPECIAL = [DOCUMENT, USER, ASSISTANT, SYSTEM, END]
 
-# `{% generation %}` marks what the assistant wrote: transformers can return it as a mask, and our loss covers just it.
+# `{% generation %}` marks what the assistant wrote: transformers can return it as a mask. Only that is learnt.
 CHAT_TEMPLATE = (
     "{{ '<|endoftext|>' }}"
     "{% for message in messages %}"
@@ -83,6 +83,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    found = tokenizer.convert_tokens_to_ids(token)
-    assert isinstance(found, int)
-    return found
+    """The id of a special token."""
+    number = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(number, int)
+    return number

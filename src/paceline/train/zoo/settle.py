@@ -1,12 +1,12 @@
 """Settle: a last stage in which a chat model unlearns its own loops.
 
-Every so often the model answers some training prompts, greedily and sampled. Where an answer repeats itself, the tokens
+Now and then the model answers some training prompts, greedily and sampled. Where an answer repeats itself, the tokens
 that complete an n-gram it has already said become unlikely: minus log(1 - p) is added for them, the sequence-level
-unlikelihood of Welleck et al. 2020 ("Neural text generation with unlikelihood training", section 5.2). Beside them run
-the rows of chat tuning, so that the model keeps what it knows. Decoding is not touched.
+unlikelihood of Welleck et al. 2020 ("Neural text generation with unlikelihood training", section 5.2). The rows of chat
+tuning are trained on as well, so that the model keeps what it knows. Decoding is not touched.
 
-Where we differ: only answers that repeat a good part of themselves are corrected (`tolerated`), because lists, tables
-and figures repeat n-grams rightly; and the answers come from the engine, many prompts at once.
+Where we differ: only answers with more repeats than `tolerated` are corrected, because lists, tables and figures repeat
+n-grams rightly; and the answers come from the engine, many prompts at once.
 
 Doesn't know: drafters, benchmarks.
 
@@ -16,7 +16,7 @@ Doesn't know: drafters, benchmarks.
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,16 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from paceline.train.lm import Job, LmLoss, run_stage
-from paceline.train.loop import Batch, LoopConfig
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.target.decoder import Decoder
+from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
-from paceline.train.rows import CHAT, DataConfig, Mixture, chat_rows, render
-from paceline.train.sources import Document, Source, assistant
-from paceline.train.tokenizer import DOCUMENT, token_id
-
-# The conversations of chat tuning; of the text beside them more of what that stage had too little of.
-MORE = {"text/synth": 0.07, "text/docs": 0.09}
-SETTLE = replace(CHAT, weights=CHAT.weights | MORE, decay_weights=CHAT.decay_weights | MORE)
+from paceline.train.rows import Mixture
+from paceline.train.sources import Document, assistant
+from paceline.train.zoo.lm import Job, LmLoss, run_stage
+from paceline.train.zoo.text import chat_rows, render
+from paceline.train.zoo.tokenizer import DOCUMENT, token_id
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,9 @@ class SettleConfig:
     prompts: int = 96  # answered a round, half of them greedily
     temperature: float = 0.7  # of the other half
     tokens: int = 128  # most tokens of an answer
-    ngram: int = 4  # a repeated n-gram of so many tokens is a repeat
+    ngram: int = 4  # tokens of an n-gram whose return is a repeat
     tolerated: float = 0.25  # share of repeats an answer may have
-    rows: int = 8  # rows of own answers in a batch, beside those of the mixture
-    strength: float = 1.0  # of unlikelihood against likelihood, a token
+    rows: int = 8  # rows of own answers in a batch, added to those of the mixture
     seed: int = 0
 
 
@@ -65,7 +64,7 @@ def repeats(answer: Sequence[int], ngram: int) -> np.ndarray:
 def correction(
     prompt: Sequence[int], answer: Sequence[int], config: SettleConfig, length: int
 ) -> tuple[list[int], list[int]] | None:
-    """(input ids, unwanted token behind each or IGNORE), None when the answer repeats no more than tolerated."""
+    """(input ids, for each the unwanted next token or IGNORE); None for an answer with a tolerable share of repeats."""
     marks = repeats(answer, config.ngram)
     if marks.mean() <= config.tolerated:
         return None
@@ -75,7 +74,7 @@ def correction(
 
 
 class SelfCorrection:
-    """A stream: the mixture's rows, and rows of the model's own repeats. The newest answers are used until the next.
+    """A stream: the mixture's rows, and rows of the model's own repeats, from its newest answers.
 
     prompts: token ids of conversations that wait for an answer, taken in a seeded random order."""
 
@@ -84,10 +83,11 @@ class SelfCorrection:
     ) -> None:
         self.network, self.mixture, self.prompts, self.config, self.pad = network, mixture, prompts, config, pad
         self.own: list[tuple[list[int], list[int]]] = []
-        self.asked = 0
+        self.answered = 0
         self.caught: list[float] = []  # share of answers that repeated themselves, by round
 
     def next(self, progress: float) -> Batch:
+        """A batch of the mixture, and `rows` rows of repeats with their unwanted tokens."""
         if self.mixture.step % self.config.every == 0:
             self._answer()
         batch = self.mixture.next(progress)
@@ -103,7 +103,7 @@ class SelfCorrection:
             "labels": torch.cat([batch["labels"], torch.full(ids.shape, IGNORE)]),
             "unwanted": torch.cat([nothing, torch.from_numpy(unwanted)]),
         }
-        # Mixed, because a loss is a mean over a micro-batch: repeats alone would weigh more the fewer there are.
+        # Mixed, because a loss is a mean over a micro-batch: in one of their own, a few repeats would weigh too much.
         order = rng.sample(range(len(whole["labels"])), len(whole["labels"]))
         return {key: tensor[order] for key, tensor in whole.items()}
 
@@ -112,20 +112,20 @@ class SelfCorrection:
         config = self.config
         self.own = []
         length = self.mixture.config.length
-        chosen = [order_of(self.prompts, self.asked + i, config.seed) for i in range(config.prompts)]
-        self.asked += config.prompts
-        for prompt, answer in answers(self.network, chosen, config, seed=self.asked):
-            if found := correction(prompt, answer, config, length):
-                self.own.append(found)
+        chosen = [order_of(self.prompts, self.answered + i, config.seed) for i in range(config.prompts)]
+        self.answered += config.prompts
+        for prompt, answer in answers(self.network, chosen, config, seed=self.answered):
+            if rows := correction(prompt, answer, config, length):
+                self.own.append(rows)
         self.caught.append(len(self.own) / config.prompts)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mixture": self.mixture.state_dict(), "own": self.own, "asked": self.asked, "caught": self.caught}
+        return {"mixture": self.mixture.state_dict(), "own": self.own, "asked": self.answered, "caught": self.caught}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.mixture.load_state_dict(state["mixture"])
         self.own = [(ids, marks) for ids, marks in state["own"]]
-        self.asked, self.caught = state["asked"], state["caught"]
+        self.answered, self.caught = state["asked"], state["caught"]
 
 
 def order_of(prompts: Sequence[list[int]], index: int, seed: int) -> list[int]:
@@ -134,34 +134,23 @@ def order_of(prompts: Sequence[list[int]], index: int, seed: int) -> list[int]:
     return prompts[np.random.default_rng([seed, epoch]).permutation(len(prompts))[place]]
 
 
-def settle(
-    sources: Sequence[Source],
-    tokenizer: PreTrainedTokenizerFast,
-    start: Path,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
-    data: DataConfig = SETTLE,
-    config: SettleConfig = SettleConfig(),
-    compiled: bool = True,
-) -> bool:
+def settle(job: Job, start: Path, config: SettleConfig = SettleConfig()) -> bool:
     """Settle the model in `start`; writes `out` in bfloat16. False when interrupted."""
     network = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    pad = token_id(tokenizer, DOCUMENT)
+    pad = token_id(job.tokenizer, DOCUMENT)
 
     def wrap(mixture: Mixture, training: dict[str, list[Document]]) -> SelfCorrection:
-        prompts = waiting_prompts(tokenizer, training, data.length - config.tokens)
+        prompts = waiting_prompts(job.tokenizer, training, job.data.length - config.tokens)
         return SelfCorrection(network, mixture, prompts, config, pad)
 
-    job = Job(sources, tokenizer, out, run, loop, data)
-    build = chat_rows(tokenizer, data)
-    return run_stage("settle", job, network, LmLoss(network, compiled), build, torch.bfloat16, start, wrap)
+    build = chat_rows(job.tokenizer, job.data)
+    return run_stage("settle", job, network, LmLoss(network, job.compiled), build, torch.bfloat16, start, wrap)
 
 
 def waiting_prompts(
     tokenizer: PreTrainedTokenizerFast, training: dict[str, list[Document]], longest: int
 ) -> list[list[int]]:
-    """Token ids of every first turn of a training conversation, up to where the assistant speaks."""
+    """Token ids of the first turn of every training conversation, up to where the assistant speaks."""
     opening = [
         Document(d.source, messages=(d.messages[0], assistant("")))
         for group in training.values()
@@ -179,11 +168,7 @@ def waiting_prompts(
 def answers(
     network: Any, prompts: Sequence[list[int]], config: SettleConfig, seed: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """What the network answers, by the engine and in the network's own weights: (prompt, answer)."""
-    from paceline.engine import Engine
-    from paceline.sampling import SamplingParams
-    from paceline.target.decoder import Decoder
-
+    """(prompt, answer) by the engine, with the network's weights as they are now."""
     ends = network.generation_config.eos_token_id
     ends = tuple(ends) if isinstance(ends, list) else (ends,)
     weights = {name: p.detach() for name, p in network.state_dict().items()}
@@ -192,8 +177,8 @@ def answers(
     engine = Engine(target, max_batch=32, prefill_chunk=2048)
     rows = []
     for i, prompt in enumerate(prompts):
-        hot = config.temperature if i % 2 else 0.0
-        rows.append(engine.add(prompt, SamplingParams(max_tokens=config.tokens, temperature=hot, seed=seed + i)))
+        heat = config.temperature if i % 2 else 0.0
+        rows.append(engine.add(prompt, SamplingParams(max_tokens=config.tokens, temperature=heat, seed=seed + i)))
     engine.finish(rows)
     for row in rows:
         yield row.tokens[: row.prompt_length].tolist(), row.new_tokens.tolist()

@@ -3,8 +3,10 @@
 import random
 import re
 
-from paceline.train import synth
-from paceline.train.synth import Noun, german_sentence, noun_phrase
+from paceline.train.zoo import synth
+from paceline.train.zoo.german import Noun, german_sentence, noun_phrase
+from paceline.train.zoo.reading import copy, retrieval
+from paceline.train.zoo.sums import arithmetic
 
 
 def test_the_seed_decides() -> None:
@@ -17,7 +19,7 @@ def test_the_seed_decides() -> None:
 def test_sums_are_right() -> None:
     rng = random.Random(0)
     for _ in range(500):
-        _, answer = synth.arithmetic(rng)
+        _, answer = arithmetic(rng)
         equations = re.findall(r"(?<![\d+] )\b(\d+(?: [-+*/] \d+)+) = (\d+)", answer)
         assert equations, answer
         for left, right in equations:
@@ -53,7 +55,7 @@ def test_translations_are_sentences() -> None:
 def test_reading_answers_stand_in_the_text() -> None:
     rng = random.Random(2)
     for _ in range(200):
-        prompt, answer = synth.retrieval(rng)
+        prompt, answer = retrieval(rng)
         number = re.match(r"Passage (\d): (.*)", answer)
         text = number[2] if number else answer
         value = text.rsplit(" ", 2)[-1].rstrip(".")
@@ -64,7 +66,7 @@ def test_reading_answers_stand_in_the_text() -> None:
         else:
             assert value in prompt
     for _ in range(200):
-        prompt, answer = synth.copy(rng)
+        prompt, answer = copy(rng)
         for line in answer.splitlines():
             assert line.removeprefix("- ").split(": ")[-1] in prompt
 

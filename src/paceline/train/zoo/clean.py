@@ -1,11 +1,11 @@
-"""Cleaner text: what a data set's format left in it, and what it says again and again, goes before training.
+"""Cleaner text: remains of a data set's format, and paragraphs that return, are removed before training.
 
-A small model that has read the same boilerplate a hundred times repeats it for ever; less of it is one of the means
-against looping (models/README.md has the others).
+A small model that has read the same boilerplate a hundred times repeats it for ever; to remove it is one of the means
+against loops (docs/training.md has the others).
 
 Doesn't know: tokenizers, models, which source a text is from.
 
-    python -m pytest tests/train/test_clean.py
+    python -m pytest tests/train/zoo/test_clean.py
 """
 
 import re
@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from paceline.train.sources import Document
 
-BOILERPLATE = 60  # characters; a paragraph at least so long is kept once a source, shorter ones are headings and such
+BOILERPLATE = 60
+"""Characters of the shortest paragraph that is kept only once for each source; shorter ones may be headings."""
 
 
 def clean(documents: Iterable[Document]) -> Iterator[Document]:
-    """Documents of one source, cleaned; those with nothing left are dropped."""
+    """Documents of one source, cleaned; empty ones are dropped."""
     seen: set[int] = set()
     for document in documents:
         if document.messages:
@@ -30,13 +31,13 @@ def clean(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def clean_answer(text: str) -> str:
-    """Worked sums as people write them: GSM8K's calculator marks go, its last line becomes a sentence."""
+    """Worked sums as people write them: GSM8K's calculator marks are removed, its last line becomes a sentence."""
     text = re.sub(r"<<[^<>]*>>", "", text)
     return re.sub(r"\n####\s*(.+)$", r"\nThe answer is \1.", text)
 
 
 def clean_text(text: str) -> str:
-    """Prose as it is written: WikiText's spaced-out punctuation is joined, lines of mark-up alone go."""
+    """Prose as it is written: WikiText's spaced-out punctuation is joined, lines that are only mark-up are removed."""
     text = re.sub(r"^[ \t]*</?[A-Za-z][^<>]*>[ \t]*$", "", text, flags=re.MULTILINE)
     if " @-@ " in text or "<unk>" in text:
         text = join_wikitext(text)
@@ -44,7 +45,7 @@ def clean_text(text: str) -> str:
 
 
 def join_wikitext(text: str) -> str:
-    """Undo WikiText's tokenisation; lines with words that it dropped (`<unk>`) go sentence by sentence."""
+    """Undo WikiText's tokenisation; sentences with a word that it dropped (`<unk>`) are removed."""
     lines = []
     for line in text.split("\n"):
         kept = [s for s in re.split(r"(?<= [.!?]) ", line) if "<unk>" not in s]

@@ -8,18 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.draft.neural.vocab import FILE, Vocabulary, save_vocabulary
-from paceline.train.card import (
-    PROMPTS,
-    Answer,
-    agreement_table,
-    card,
-    counts,
-    drafter_part,
-    draw_loss,
-    drawn,
-    loss_table,
-    vocabulary_part,
-)
+from paceline.train.zoo.answers import Answer, counts, drawn
+from paceline.train.zoo.card import agreement_table, card, drafter_part, draw_loss, loss_table, vocabulary_part
+from paceline.train.zoo.prompts import PROMPTS
 
 
 def test_counts() -> None:
@@ -106,14 +97,14 @@ def test_drafters_have_a_section_each(tmp_path: Path) -> None:
     held = {"entropy": 1.5, "adapter": fit, "no_adapter": {"soft_ce": 7.0, "overlap": 0.125, "top1": 0.0}}
     kangaroo = drafter_part(a_drafter(tmp_path / "demo-k", "kangaroo", exit_layer=2, held_out=held))
     assert "## demo-k" in kangaroo
-    assert "behind layer 2 of demo (12 numbers" in kangaroo
+    assert "after layer 2 of demo (12 numbers" in kangaroo
     assert "5,000 tokens" in kangaroo
     assert kangaroo.splitlines()[-2:] == ["| no adapter | 7.00 | 0.125 | 0.000 |", "| adapter | 3.00 | 0.500 | 0.250 |"]
     agreement = [{"source": "a", "overlap": 0.9, "top1": 0.9}, {"source": "all", "overlap": 0.5, "top1": 0.25}]
     exits = [{"layers": n, "loss": float(n), "agreement": agreement} for n in (1, 3)]
     nested = a_drafter(tmp_path / "demo-s", "s2d", num_hidden_layers=3, exits=[1, 3], acceptance=exits)
     lines = drafter_part(nested).splitlines()
-    assert "first 3 layers of demo, with exits behind 1, 3" in lines[2]
+    assert "first 3 layers of demo, with exits after 1, 3" in lines[2]
     assert lines[-2:] == ["| exit 1 | 1.00 | 0.500 | 0.250 |", "| exit 3 | 3.00 | 0.500 | 0.250 |"]
 
 
@@ -122,3 +113,15 @@ def test_the_vocabulary_says_what_it_covers(tmp_path: Path) -> None:
     kept = Vocabulary(torch.tensor([0, 2]), torch.tensor([5, 0, 9]), (), "", {"coverage": [covered]})
     save_vocabulary(tmp_path / FILE, kept)
     assert vocabulary_part(tmp_path).splitlines()[-1] == "| 1,024 | 50.0% | 75.0% |"
+
+
+def test_the_shipped_card_is_what_the_command_writes() -> None:
+    """All but the answers, for which the models would have to run."""
+    models = Path(__file__).parents[3] / "models"
+    answers = [Answer("chat", "Hello?", "Hi!", 10, ended=True, loops=False)]
+    drafters = [models / "demo-kangaroo", models / "demo-sorted"]
+    text = card(models / "demo", models / "demo-draft", drafters, answers, [], "| practice |")
+    shipped = (models / "README.md").read_text()
+    beginning, end = "| kind | prompts | ended", "### What it cannot do"
+    assert text.split(beginning)[0] == shipped.split(beginning)[0]
+    assert text.split(end)[1] == shipped.split(end)[1]

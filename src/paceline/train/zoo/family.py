@@ -1,8 +1,8 @@
 """The whole family by one command: tokenizer, pretraining, chat, settling, drafters, evaluation, model card.
 
-A TOML file says which text to use and how long to train (zoo.toml beside the Makefile is the one the shipped models
-were made with, but for where its files lie). Every stage is a command of its own, printed before it runs; one that is
-done is not run again, one that was interrupted goes on from its checkpoint.
+A TOML file says which text to use and how long to train; the shipped models were made with zoo.toml, which is beside
+the Makefile, from files in other places. Every stage is a command of its own, printed before it runs; one that is
+done is not run again, an interrupted one resumes from its checkpoint.
 
     python -m paceline.train zoo zoo.toml --out models --checkpoints checkpoints --dry-run
 
@@ -33,13 +33,14 @@ TOKENS = {
 }
 
 ANSWERS = 12_000
-"""Answers of the target that the last two, and the trimmed vocabulary, are made from."""
+"""Answers of the target for the last two, and for the trimmed vocabulary."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command. done: the file whose presence says that it has ended; parallel: it can use several processes;
-    threaded: where it cannot, it is given as many threads."""
+    """One command.
+
+    done: the file that it writes last; parallel: it can use several processes; threaded: it gets threads instead."""
 
     name: str
     arguments: tuple[str, ...]
@@ -117,8 +118,8 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         folder = str(checkpoints / f"run-{stage}")
         budget = ("--out", str(into), "--checkpoints", folder, "--tokens", str(zoo.tokens[stage]))
         arguments = (stage, *zoo.sources, *extra, *budget)
-        alone = stage == "settle"  # its answers are made by one
-        return Step(stage, arguments, into / f"training-{stage}.json", parallel=not alone, threaded=alone)
+        single = stage == "settle"  # one process makes its answers
+        return Step(stage, arguments, into / f"training-{stage}.json", parallel=not single, threaded=single)
 
     def drafter(stage: str, into: Path, *extra: str) -> Step:
         folder = str(checkpoints / f"run-{stage}")
@@ -126,7 +127,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         return Step(stage, (stage, str(demo), *extra, *budget), into / "config.json", threaded=True)
 
     own = str(checkpoints / "run-kangaroo" / "answers.jsonl")
-    asked = [part for source in sources("sgd", "dolly", "gsm8k") for part in ("--prompts", source)]
+    questions = [part for source in sources("sgd", "dolly", "gsm8k") for part in ("--prompts", source)]
     vocabulary = ("vocab", str(demo), "--text", own, "--out", str(draft))
     prompts = [part for file in (*zoo.prompts, str(held)) for part in ("--prompts", file)]
     loops = (str(demo), *prompts, "--categories", zoo.categories, "--out", str(demo / "looping.json"))
@@ -138,7 +139,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         train("chat", chat, "--model", str(base)),
         train("settle", demo, "--model", str(chat)),
         train("distil", draft, "--model", str(demo)),
-        drafter("kangaroo", adapter, *asked, "--generate", str(zoo.answers)),
+        drafter("kangaroo", adapter, *questions, "--generate", str(zoo.answers)),
         drafter("sorted", nested, "--data", own, "--layers", "3", "--exits", "1,2,3", "--lr", "1e-3"),
         Step("vocab", vocabulary, draft / VOCABULARY, threaded=True),
         Step(

@@ -1,0 +1,177 @@
+"""The language model recipe: pretrain a small Llama on packed text, then tune it on conversations.
+
+Two stages over the shared loop. `pretrain` trains on every token of documents laid end to end; `chat` trains on what
+the assistant says (and on the token that ends its turn) in conversations, and on some of the text of `pretrain`.
+`text.py` makes the rows of both.
+
+Doesn't know: drafters, benchmarks.
+
+    python -m paceline.train pretrain --help
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+from paceline.train.attention import use_blocks
+from paceline.train.llama import ModelConfig, new_llama, save_llama
+from paceline.train.log import read_log
+from paceline.train.loop import Stream, train
+from paceline.train.loss import autocast_dtype, chunked_cross_entropy
+from paceline.train.plan import LoopConfig
+from paceline.train.rows import Mixture, Rows, first_batch, lay_end_to_end, row_counts
+from paceline.train.sources import Document, Source
+from paceline.train.zoo.text import Build, DataConfig, chat_rows, load_documents, render
+from paceline.train.zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
+
+SIZES = {
+    "tiny": ModelConfig(hidden=64, layers=2, heads=1, kv_heads=1, intermediate=128),
+    "demo": ModelConfig(),
+    "large": ModelConfig(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2304),
+}
+"""By name: for trying the recipe out, the shipped target, and 90 million parameters for a GPU."""
+
+
+class LmLoss(nn.Module):
+    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted; `unwanted`
+    [B, T] names tokens that should not follow, for the unlikelihood term."""
+
+    def __init__(self, model: Any, compiled: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        if compiled:
+            use_blocks(model)
+        self.compiled = compiled
+        # A function, not a module: the compiled copy must not appear among the parameters.
+        self._compiled = torch.compile(self._hidden) if compiled else self._hidden
+
+    def _hidden(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return hidden
+
+    def forward(self, input_ids: Tensor, labels: Tensor, unwanted: Tensor | None = None) -> Tensor:
+        hidden = (self._compiled if self.training else self._hidden)(input_ids)
+        hidden = hidden.to(autocast_dtype(hidden))
+        compiled = self.compiled and self.training
+        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels, unwanted, compiled=compiled)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every stage has: its text, where it writes, how long it trains, and what a batch is made of."""
+
+    sources: Sequence[Source]
+    tokenizer: PreTrainedTokenizerFast
+    out: Path
+    run: Path
+    loop: LoopConfig
+    data: DataConfig
+    compiled: bool = True
+
+
+def pretrain(job: Job, model: ModelConfig = ModelConfig()) -> bool:
+    """Train from random weights; writes `out` in float32 and its log and facts into it. False when interrupted."""
+    network = new_model(model, job.tokenizer, job.loop.seed)
+
+    def build(name: str, documents: list[Document]) -> dict[str, Rows]:
+        return {name: lay_end_to_end(render(job.tokenizer, documents), job.data.length)}
+
+    return run_stage("pretrain", job, network, LmLoss(network, job.compiled), build, torch.float32)
+
+
+def new_model(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
+    """A Llama of that shape with random weights and the tokenizer's vocabulary."""
+    document, end = token_id(tokenizer, DOCUMENT), token_id(tokenizer, END)
+    return new_llama(
+        model, seed, vocab_size=len(tokenizer), bos_token_id=document, eos_token_id=end, pad_token_id=document
+    )
+
+
+def chat(job: Job, start: Path) -> bool:
+    """Tune the model in `start` on conversations; writes `out` in bfloat16. False when interrupted."""
+    network = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    build = chat_rows(job.tokenizer, job.data)
+    return run_stage("chat", job, network, LmLoss(network, job.compiled), build, torch.bfloat16, start)
+
+
+def run_stage(
+    stage: str,
+    job: Job,
+    network: Any,
+    loss: nn.Module,
+    build: Build,
+    dtype: torch.dtype,
+    start: Path | None = None,
+    wrap: Callable[[Mixture, dict[str, list[Document]]], Stream] | None = None,
+) -> bool:
+    """Text to rows, the loop, and the model with its log and facts in `job.out`. False when interrupted.
+
+    loss   the module around `network` that is trained
+    build  rows by group from the documents of one source
+    dtype  of the weights as written
+    start  the model that this stage continues, whose logs are kept
+    wrap   another stream around the mixture of rows"""
+    first = PartialState(cpu=not torch.cuda.is_available()).is_main_process
+    console = Console(stderr=True, quiet=not first)
+    began = time.monotonic()
+    training, valid = load_documents(job.sources, job.data)
+    rows: dict[str, Rows] = {}
+    held: dict[str, Rows] = {}
+    for name in training:
+        rows |= build(name, training[name])
+        held |= build(name, valid[name])
+    console.print("\n".join(row_counts(rows)))
+    console.print(f"text ready after {time.monotonic() - began:.0f} s")
+    # Short rows if training has them: a model that has read only short rows cannot be judged on long ones.
+    width, most = job.data.short or job.data.length, job.data.validation_rows
+    validation = {
+        name: [first_batch((ids[:most].reshape(-1, width), labels[:most].reshape(-1, width)), most=len(ids) * width)]
+        for name, (ids, labels) in held.items()
+        if len(ids)
+    }
+    mixture = Mixture(rows, job.data)
+    if not train(loss, wrap(mixture, training) if wrap else mixture, job.loop, job.run, validation):
+        return False
+    if first:
+        save(network, job.tokenizer, job.out, dtype)
+        if start is not None:
+            for log in start.glob("training-*.json*"):
+                shutil.copy(log, job.out / log.name)
+        _write_facts(stage, job, network, mixture)
+        console.print(f"wrote {job.out}")
+    return True
+
+
+def _write_facts(stage: str, job: Job, network: Any, mixture: Mixture) -> None:
+    """training-STAGE.json: what was trained on what, and how; and the log beside it."""
+    facts = {
+        "stage": stage,
+        "model": {"parameters": sum(p.numel() for p in network.parameters())},
+        "sources": {
+            name: {"tokens_available": int(ids.size), "rows_seen": mixture.taken[name], "rows": len(ids)}
+            for name, (ids, _) in mixture.rows.items()
+        },
+        "data": asdict(job.data),
+        "loop": asdict(job.loop),
+    }
+    (job.out / f"training-{stage}.json").write_text(json.dumps(facts, indent=2) + "\n")
+    log = "".join(json.dumps(row) + "\n" for row in read_log(job.run / "log.jsonl"))
+    (job.out / f"training-{stage}.jsonl").write_text(log)
+
+
+def save(network: Any, tokenizer: PreTrainedTokenizerFast, out: Path, dtype: torch.dtype) -> None:
+    """A model folder for transformers, whose answers end at the end of a turn or of a document."""
+    document, end = token_id(tokenizer, DOCUMENT), token_id(tokenizer, END)
+    ends = GenerationConfig(bos_token_id=document, eos_token_id=[end, document], pad_token_id=document)
+    save_llama(network, out, dtype, ends)
+    save_tokenizer(tokenizer, out)

@@ -1,0 +1,65 @@
+"""Text to rows: the chat template, labels, and packing."""
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from paceline.train.loss import IGNORE
+from paceline.train.rows import pack_whole
+from paceline.train.sources import Document, assistant, user
+from paceline.train.zoo.text import DataConfig, chat_rows, render
+from paceline.train.zoo.tokenizer import train_tokenizer
+
+STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the tree. "
+TALK = (user("Where is the cat?"), assistant("On the mat."), user("And the dog?"), assistant("By the door."))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer([STORY] * 20, vocabulary=320)
+
+
+def test_render_is_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    documents = [
+        Document("a", messages=TALK),
+        Document("a", messages=(user("  1. Sum:\n\n2 + 2  "), assistant("\n= 4\n\n"))),
+        Document("a", messages=({"role": "system", "content": "Be brief."}, user("Hi"), assistant("..."))),
+    ]
+    for document, (ids, learn) in zip(documents, render(tokenizer, documents), strict=True):
+        out = tokenizer.apply_chat_template(
+            list(document.messages), return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert ids == out["input_ids"]
+        assert learn == [bool(wanted) for wanted in out["assistant_masks"]]
+
+
+def test_labels_cover_just_what_the_assistant_says(tokenizer: PreTrainedTokenizerFast) -> None:
+    rendered = render(tokenizer, [Document("a", messages=TALK)] * 3)
+    ids, labels = pack_whole(rendered, length=2 * len(rendered[0][0]), pad=0)
+    assert ids.shape[0] == 2  # two whole conversations in the first row, one in the second
+    learnt = labels[0][labels[0] != IGNORE]
+    assert tokenizer.decode(learnt) == "On the mat.<|end|>By the door.<|end|>" * 2
+    where = np.flatnonzero(labels[0][:-1] != IGNORE)
+    same = where[ids[0][where + 1] == labels[0][where]]
+    assert len(same) == len(where)  # a label is the next input
+
+
+def test_a_conversation_without_room_for_an_answer_is_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids, _ = pack_whole(render(tokenizer, [Document("a", messages=(user(STORY * 9), assistant("x")))]), 16, 0)
+    assert len(ids) == 0
+
+
+def test_chat_rows_hold_answers_by_kind_and_the_text_whole(tokenizer: PreTrainedTokenizerFast) -> None:
+    fields = {"instruction": "Where?", "response": "On the mat."}
+    read = Document("a", messages=(user("Where?"), assistant("On the mat.")), context=STORY, fields=fields)
+    documents = [Document("a", messages=TALK)] * 3 + [read] * 3 + [Document("a", text=STORY)] * 60
+    build = chat_rows(tokenizer, DataConfig(length=96, rows=2, weights={}, decay_weights={}))
+    rows = build("a", documents)
+    assert set(rows) == {"a", "reading", "text/a"}
+    answers = [labels[labels != IGNORE] for _, labels in (rows["a"], rows["reading"])]
+    assert set(tokenizer.decode(answers[0]).split("<|end|>")) == {"On the mat.", "By the door.", ""}
+    assert set(tokenizer.decode(answers[1]).split("<|end|>")) == {"On the mat.", ""}
+    ids, labels = rows["text/a"]
+    assert (labels != IGNORE).all()
+    whole = tokenizer.decode(ids.ravel())
+    assert all(part in whole for part in ("The bird sang", "Where is the cat?", "<|endoftext|>"))
