@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from paceline.train.log import read_log
-from paceline.train.plan import LoopConfig
-from paceline.train.replies import split_rows
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
+from paceline.target.load import load
 from paceline.train.__main__ import app
 from paceline.train.corrupt import NoiseConfig
+from paceline.train.log import read_log
 from paceline.train.noise import NoisyConfig, clean_loss, slot_accuracies, train_noisy
+from paceline.train.plan import LoopConfig
+from paceline.train.replies import split_rows
 from tests import models
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
@@ -60,6 +62,10 @@ def test_noise_makes_a_model_that_drafts_for_itself(tmp_path: Path) -> None:
     plain, noisy = tuned(tmp_path, "plain", (0, 0)), tuned(tmp_path, "noisy", (5, 5))
     records = [json.loads((folder / "noise.json").read_text()) for folder in (plain, noisy)]
     assert records[1]["tuned_from"]["name"] == "target"
+    weights = [
+        TargetFacts.of(load(folder, device="cpu")).weights_fingerprint for folder in (tmp_path / "target", noisy)
+    ]
+    assert records[1]["tuned_from"]["weights_fingerprint"] == weights[0] != weights[1]
     assert records[1]["recipe"]["config"]["noise"]["lengths"] == [5, 5]
     assert records[1]["losses"]["target"] > records[1]["loss"] + 1
     slots = [json.loads((folder / "slots.json").read_text())["accuracies"] for folder in (plain, noisy)]

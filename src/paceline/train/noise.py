@@ -36,10 +36,9 @@ from paceline.records import write_whole
 from paceline.train import options
 from paceline.train.corrupt import NoiseConfig, Noisy, answers_in, corrupt
 from paceline.train.drafter import Lesson, LessonConfig, open_teacher, pad_token
-from paceline.train.loop import train
 from paceline.train.loss import IGNORE
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Mixture, MixtureConfig, Rows, batches, first_batch
+from paceline.train.rows import Rows, batches
 from paceline.train.zoo.lm import LmLoss
 
 PASSES = 3
@@ -75,12 +74,9 @@ def train_noisy(
     lesson = Lesson.open(target, answers, config)
     network, others = lesson.teacher, [target, *beside]
     noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(lesson.tokenizer))
+    start = lesson.target_facts()
     adapted = with_adapters(network, config.lora) if config.lora else network
-    weights: dict[str, float] = {name: len(ids) for name, (ids, _) in lesson.training.items()}
-    length = next((ids.shape[1] for ids, _ in lesson.training.values()), config.length)
-    mixture = Mixture(lesson.training, MixtureConfig(length, config.rows, weights, weights, seed=loop.seed))
-    validation = {name: [first_batch(rows)] for name, rows in lesson.held.items()}
-    if not train(LmLoss(network, compiled), Noisy(mixture, noise, loop.seed), loop, run, validation):
+    if not lesson.train(LmLoss(network, compiled), loop, run, wrap=lambda rows: Noisy(rows, noise, loop.seed)):
         return False
     if lesson.first:
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
@@ -91,7 +87,8 @@ def train_noisy(
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
             accuracies = slot_accuracies(tuned, held, noise, loop.seed)
             report = lines(after, before, accuracies)
-        save(lesson, tuned, out, lesson.facts("noise", loop, **measured))
+        facts = {"tuned_from": asdict(start), **lesson.facts("noise", loop, **measured)}
+        save(lesson, tuned, out, facts)
         if held:
             write_slots(out, accuracies)
         lesson.report(report, out)
@@ -168,18 +165,17 @@ def lines(after: float, before: Mapping[Path, float], accuracies: Sequence[Seque
 
 
 def save(lesson: Lesson, network: Any, out: Path, facts: Mapping[str, Any]) -> None:
-    """A model folder in the target's own dtype, and noise.json beside it with `facts` and what it was made from."""
+    """A model folder in the target's own dtype, and noise.json beside it with `facts`."""
     dtype = AutoConfig.from_pretrained(lesson.target).dtype or torch.float32
     network.to(dtype).save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     lesson.tokenizer.inner.save_pretrained(out)
-    record = {"tuned_from": asdict(lesson.target_facts()), **facts}
-    write_whole(out / "noise.json", json.dumps(record, indent=2) + "\n")
+    write_whole(out / "noise.json", json.dumps(facts, indent=2) + "\n")
 
 
 @options.with_options
 def command(
-    own: options.DrafterOptions,
+    setup: options.DrafterOptions,
     lr: options.Rate = 3e-5,
     noise: Annotated[
         str, typer.Option(help="Tokens of a segment of noise, as in 5, or 3-6 for any of these; 0: none.")
@@ -209,12 +205,12 @@ def command(
     config = NoisyConfig(
         noise=NoiseConfig(_lengths(noise), every=every, share=noised, source=source),
         lora=lora,
-        length=own.length,
+        length=setup.length,
         rows=rows,
     )
-    run, answers = own.prepare()
-    loop = own.loop(answers, PASSES, peak_lr=lr, optimiser="adamw")
-    return train_noisy(own.target, answers, own.out, run, loop, config, beside or (), compiled and not lora)
+    run, answers = setup.prepare()
+    loop = setup.loop(answers, PASSES, peak_lr=lr, optimiser="adamw")
+    return train_noisy(setup.target, answers, setup.out, run, loop, config, beside or (), compiled and not lora)
 
 
 def _lengths(text: str) -> tuple[int, int]:
