@@ -50,7 +50,7 @@ def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPa
         if slot < len(accuracies) and path[-1] < len(accuracies[slot]):
             heappush(waiting, (-above * accuracies[slot][path[-1]], path))
 
-    value = {(): 1.0}
+    value: dict[RankPath, float] = {(): 1.0}
     consider((0,), 1.0)
     while waiting and len(best) < count:
         negative, path = heappop(waiting)

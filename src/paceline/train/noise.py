@@ -197,7 +197,7 @@ def command(
 ) -> bool:
     """Fine-tune a model with noise, so that `--draft jacobi:OUT` gains more with it. The model changes.
 
-    paceline train noise MODEL --data chats.jsonl --out build/noisy
+    paceline train noise models/demo --data chats.jsonl --out build/noisy
 
     Answers in --data may be anybody's: this is supervised fine-tuning. With --prompts and --generate the model's own
     are used, which keeps it closest to what it was. Ctrl-C saves; the same command goes on from there.
