@@ -25,7 +25,8 @@ from rich.table import Table
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.frozen import FrozenAutomaton, build_part, from_parts
+from paceline.draft.text.freezing import build_part
+from paceline.draft.text.frozen import FrozenAutomaton, from_parts
 from paceline.draft.text.store import open_store, writing
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -106,7 +107,8 @@ def main() -> None:
         table.add_row("", f"{1e6 * worked / n:.2f}", "µs a token")
         table.add_row("memory in the making", f"{peak / n:.0f}", "bytes a token")
         table.add_row("on disk", f"{sum(store.header['arrays'].values()) / n:.1f}", "bytes a token")
-        table.add_row("states, transitions", f"{frozen.num_states / n:.2f}, {frozen.num_edges / n:.2f}", "a token")
+        transitions = len(frozen.targets) + len(frozen.edges)
+        table.add_row("states, transitions", f"{len(frozen.states) / n:.2f}, {transitions / n:.2f}", "a token")
         table.add_row("opened, and a first match", f"{1e3 * opened:.1f}", "ms")
         context = np.concatenate([tokens[:4000], text(2 * ROUNDS * GAINED)[-ROUNDS * GAINED :]])
         for spec in ("sam", f"sam,corpus={folder}/corpus,shape=chain", f"sam,corpus={folder}/corpus"):

@@ -43,5 +43,4 @@ else
 fi
 
 "$paceline" bench models/demo "${methods[@]}" --suite demo --out "$out/demo-$size"
-"$paceline" bench models/demo "${methods[@]}" --suite "$QUESTIONS" --limit 120 --out "$out/spec-bench-$size" \
-    --calibration "$out/demo-$size"
+"$paceline" bench models/demo "${methods[@]}" --suite "$QUESTIONS" --limit 120 --out "$out/spec-bench-$size"

@@ -10,9 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-REPOSITORY = Path(__file__).parent.parent
-SHARED = Path(os.environ.get("PACELINE_SHARED", REPOSITORY.parent / "shared"))
-
+from tests.paths import REPOSITORY, SHARED
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -20,10 +18,9 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 @pytest.fixture(autouse=True)
 def _no_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Benchmarks in tests do not wake the processor before every answer: their times mean nothing."""
-    from paceline.bench import calibrate_peer, runner
+    from paceline.bench import runner
 
     monkeypatch.setattr(runner, "WAKE", 0.0)
-    monkeypatch.setattr(calibrate_peer, "WAKE", 0.0)
 
 
 @pytest.fixture(scope="session")

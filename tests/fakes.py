@@ -1,4 +1,4 @@
-"""Fakes without weights: a target whose logits come from a table, and a decoder that spells tokens out.
+"""Fakes without weights: a target whose logits come from a table, and a detokenizer that spells tokens out.
 
     target = TableTarget(vocab_size=8, order=2, seed=1)
     engine = Engine(target, draft=...)
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.round import Segment, Verdict
-from paceline.row import Decoder, Row
+from paceline.row import Detokenizer, Row
 from paceline.sampling import SamplingParams, draw, probabilities, warp
 from paceline.target.base import LayerCallback, Needs, Target
 from paceline.tree import depths
@@ -87,11 +87,11 @@ class TableTarget(Target):
         """The distribution plain decoding draws from behind `tokens`, float64 [V]."""
         return probabilities(self.logits_after(tokens).unsqueeze(0), params, [np.asarray(tokens, np.int64)])[0]
 
-    def plain(self, prompt: Sequence[int], params: SamplingParams, decoder: Decoder | None = None) -> Row:
+    def plain(self, prompt: Sequence[int], params: SamplingParams, detokenizer: Detokenizer | None = None) -> Row:
         """`prompt` answered by plain decoding, token by token and without an engine: what every drafter must give
         for the same seed if its drafts are point masses."""
         eos = self.eos_token_ids
-        row = Row(0, prompt, params, max_context=self.max_context, eos_token_ids=eos, decoder=decoder)
+        row = Row(0, prompt, params, max_context=self.max_context, eos_token_ids=eos, detokenizer=detokenizer)
         while row.finish_reason is None:
             if params.is_greedy:
                 scores = warp(self.logits_after(row.tokens).unsqueeze(0), params, [row.tokens])
@@ -184,7 +184,7 @@ class TableTarget(Target):
 
 
 class Spelling:
-    """A `paceline.row.Decoder` for made-up vocabularies: token t says pieces[t], bytes of UTF-8.
+    """A `paceline.row.Detokenizer` for made-up vocabularies: token t says pieces[t], bytes of UTF-8.
 
     Text comes out character by character as bytes complete it; what never completes becomes U+FFFD at the end."""
 

@@ -8,11 +8,13 @@ by whole units from token to token, so a wrong mask, position or bias cannot hid
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
@@ -144,6 +146,21 @@ def make(family: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch
     made.to(dtype).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def make_repetitive(folder: Path, **changes: Any) -> Path:
+    """Save a random Llama with a chat template whose next token hangs mostly on the last one, so that it soon repeats
+    itself and drafts are accepted."""
+    make("llama2", folder, **changes)
+    rewrite(folder, lambda name, tensor: tensor * 0.01 if "o_proj" in name or "down_proj" in name else tensor)
+    return folder
+
+
+def rewrite(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Change the weights in a model folder; `change` gets the name and the values of each."""
+    file = folder / "model.safetensors"
+    weights = {name: change(name, tensor).contiguous() for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def tokenizer(vocab_size: int = 288) -> PreTrainedTokenizerFast:

@@ -1,7 +1,8 @@
-"""Plain decoding, written out: one transformers forward over the whole text for every token, no cache, no engine.
+"""What the engine must write: plain decoding, written out here, and transformers' own.
 
-The oracle of the lossless tests. It shares with the engine only the definition of the distribution (`warp`) and of a
-row's randomness (`RowRandom`), which have tests of their own."""
+`decode` runs one transformers forward over the whole text for every token, with no cache and no engine. It shares with
+the engine only the definition of the distribution (`warp`) and of a row's randomness (`RowRandom`), which have tests of
+their own."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from paceline.completion import Completion
 from paceline.sampling import RowRandom, SamplingParams, draw, probabilities
 from paceline.target.tokenizer import Tokenizer
 
@@ -54,3 +56,23 @@ def decode(
         elif len(prompt) + len(tokens) == room:
             reason = "context"
     return Answer(tokens, written[: min(cuts)] if cuts else written, reason)
+
+
+@torch.inference_mode()
+def generate(model: PreTrainedModel, prompt: Sequence[int], new: int, eos: Sequence[int]) -> list[int]:
+    """Greedy text, prompt included, by transformers."""
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    out = model.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=new, eos_token_id=list(eos) or None, pad_token_id=0
+    )
+    return out[0].tolist()
+
+
+def up_to(text: list[int], end: int, start: int) -> list[int]:
+    """`text` up to and with the first `end` at or behind `start`."""
+    return text[: text.index(end, start) + 1] if end in text[start:] else text
+
+
+def texts(prompts: Sequence[Sequence[int]], out: Sequence[Completion]) -> list[list[int]]:
+    return [[*prompt, *done.tokens] for prompt, done in zip(prompts, out, strict=True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.draft import registry
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "adding-a-drafter.md"
 

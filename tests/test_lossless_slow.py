@@ -26,7 +26,7 @@ from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from tests import drafters
 from tests.lossless_statistics import fit
-from tests.test_lossless import generate
+from tests.plain import generate
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from paceline.target.fingerprint import fingerprint
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 SHIPPED = {
     f"models/{file.parent.name}": fingerprint(load_file(file))

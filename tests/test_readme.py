@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.draft.registry import names
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text("utf-8")
 PAGES = [

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 RESULTS = REPOSITORY / "docs" / "results"
 

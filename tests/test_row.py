@@ -21,8 +21,8 @@ PIECES = [b"", b"a", b"b", b"ab", b"ba", b" ", b"\xc3", b"\xa9", b"aab", "é€"
 
 
 def row(params: SamplingParams, prompt: Sequence[int] = (1, 2), max_context: int = 1000, text: bool = True) -> Row:
-    decoder = Spelling(PIECES) if text else None
-    return Row(0, prompt, params, max_context=max_context, eos_token_ids=[END], decoder=decoder)
+    detokenizer = Spelling(PIECES) if text else None
+    return Row(0, prompt, params, max_context=max_context, eos_token_ids=[END], detokenizer=detokenizer)
 
 
 def result(of: Row) -> tuple[list[int], str, str | None]:
@@ -83,7 +83,7 @@ def rounds_of(tokens: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 # Where it ends --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(tokens_of, wishes, cuts, st.integers(3, 30))
 def test_any_rounds_end_where_single_tokens_end(
     tokens: list[int], params: SamplingParams, sizes: list[int], max_context: int
@@ -240,7 +240,7 @@ def test_pieces_held_back_keep_their_colour() -> None:
     assert made.take_pieces() == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(tokens_of, wishes, cuts, st.lists(st.sampled_from(["x", "y"]), min_size=25, max_size=25))
 def test_pieces_are_each_tokens_own_text(
     tokens: list[int], params: SamplingParams, sizes: list[int], sources: list[str]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from paceline import Engine, SamplingParams
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 PLACES = [
     REPOSITORY / "README.md",

@@ -15,11 +15,10 @@ done.
   (Leviathan et al. 2023, section 2.3 for chains; SpecInfer, Miao et al. 2024, section 4.3 for trees with
   replacement; recursive rejection sampling, Jeon et al. 2024, for those without.)
 
-All of it holds for any q, on one condition: a drafted child stays in the tree whatever token it turned out to be.
-How many children are drawn, and from which q, may depend on all that was drawn before them.
+This holds for any q, on one condition: every drafted child stays in the tree, whatever token was drawn. The number of
+children and their q may depend on everything that was drawn before them.
 
-A row whose token cannot be decided, because its logits are not numbers, has the error in its `Accepted`; the other
-rows are decided as if it were not there.
+If a row's logits are not numbers, its `Accepted` has the error, and the other rows are decided as if it were not there.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Accepted:
 
 
 class Request(Protocol):
-    """What acceptance needs to know of a row."""
+    """What acceptance needs of a row."""
 
     @property
     def params(self) -> SamplingParams:
@@ -111,7 +110,7 @@ class Rule(Protocol):
     """An acceptance rule: it decides one token for each of some rows.
 
     name      for reports.
-    lossless  whether answers keep the target's distribution. A rule that bends it says False, and so does every report.
+    lossless  whether answers keep the target's distribution; reports show it.
     """
 
     name: str
@@ -163,8 +162,8 @@ def accept(
 
 
 def _decide(rule: Rule, walkers: Sequence[Walker]) -> list[Walker]:
-    """One step of rows that are decided alike. Where that fails, each is decided alone: a row that fails alone has
-    the error, the others go on."""
+    """One step of rows that are decided alike. If that fails, each is decided alone: a row that fails alone gets the
+    error, the others go on."""
     try:
         return rule.decide(walkers)
     except PacelineError as error:
@@ -175,7 +174,7 @@ def _decide(rule: Rule, walkers: Sequence[Walker]) -> list[Walker]:
 
 
 def _logprobs(walker: Walker, count: int) -> list[TokenLogprob]:
-    """Of every decided token, with the `count` most probable ones at its place."""
+    """The log-probability of every decided token, with the `count` most probable ones at its place."""
     scores = walker.logits[walker.done.path[: len(walker.done.tokens)]].double().log_softmax(-1)
     tokens = torch.tensor(walker.done.tokens, device=scores.device)
     chosen = scores.gather(-1, tokens.unsqueeze(-1))[:, 0].tolist()
@@ -190,7 +189,7 @@ def _logprobs(walker: Walker, count: int) -> list[TokenLogprob]:
 def _greedy_at_once(walkers: Sequence[Walker]) -> list[Walker]:
     """Walk the rows that are plainly greedy to their ends; returns the others.
 
-    For accelerators: the best tokens of all nodes are fetched in one wait, however deep the trees are. If any node's
+    For accelerators: one wait fetches the best tokens of all nodes, whatever the depth of the trees. If any node's
     logits are not numbers, no row is walked here."""
     plain = [w for w in walkers if w.request.params.is_greedy and not w.request.params.shifts_logits]
     if plain:
@@ -206,7 +205,7 @@ def _greedy_at_once(walkers: Sequence[Walker]) -> list[Walker]:
 
 
 def _alike(walking: Sequence[Walker]) -> list[list[Walker]]:
-    """Rows to be decided in one go: on a CPU one by one, elsewhere all that are decided alike."""
+    """Groups of rows that are decided together: on a CPU one by one, elsewhere all that are decided alike."""
     groups: list[list[Walker]] = []
     for walker in walking:
         group = next((g for g in groups if _decided_alike(g[0], walker)), None)
@@ -292,13 +291,13 @@ def _reject_or_follow(walker: Walker, p: torch.Tensor) -> bool:
     for child in children:
         token = int(tree.tokens[child])
         p_token, q_token = torch.stack([p[token], q[token]]).tolist()
-        if q_token == 0:  # not drawn from q; to accept it, or to learn from its rejection, would bend p
+        if q_token == 0:  # not drawn from q; using it in any way would change the distribution
             continue
         if request.random.keep(min(1.0, p_token / q_token)):
             done.tokens.append(token)
             done.path.append(child)
             return True
-        last = child == children[-1]  # then nobody asks for q again
+        last = child == children[-1]  # then q is not needed any more
         p, q = residual(p, q, token, tree.replacement or last)
     done.tokens.append(request.random.choose(p, walker.position))
     return False
@@ -315,5 +314,5 @@ def residual(
         q[token] = 0
         left = float(q.sum())
         q = q / left if left > 0 else q
-    # p can only equal q where nothing is ever rejected; what rounding leaves there is p itself.
+    # If p equals q nothing is rejected but by rounding; then p itself is the residual.
     return (rest / total if total > 0 else p), q

@@ -1,4 +1,4 @@
-"""Clock and Profile: where the time of a round goes. Knows nothing of what the parts mean."""
+"""Clock and Profile: the time of a round by part. Knows nothing of what the parts mean."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 class Clock:
     """Splits running time into named parts: `lap(part)` books the time since the last lap.
 
-    Parts add up to the whole and nothing is counted twice. On an accelerator a lap waits for the device only if
-    `exact`, since waiting costs time itself. `parallel` holds seconds of work that ran beside the parts and is in none
-    of them."""
+    Parts add up to the whole, and no time is counted twice. On an accelerator a lap waits for the device only if
+    `exact`, for waiting costs time too. `parallel` holds seconds of work that ran alongside the parts."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact
@@ -34,13 +33,13 @@ class Clock:
         self._last = now
 
     def beside(self, part: str, seconds: float) -> None:
-        """Book work that ran beside the loop, such as a draft made while the target verified."""
+        """Book work that ran alongside the loop, such as a draft made while the target verified."""
         self.parallel[part] = self.parallel.get(part, 0.0) + seconds
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of all rounds by part, in the order of the loop; parallel: of work that ran beside them."""
+    """Seconds of all rounds by part, in the order of the loop; parallel: of work that ran alongside."""
 
     rounds: int
     parts: dict[str, float]

@@ -20,6 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -31,6 +32,7 @@ from paceline.completion import Completion, Delta
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create
 from paceline.errors import PacelineError, PromptError, RowError
+from paceline.failures import Failures
 from paceline.prompt import Prompt, encode, is_chat
 from paceline.round import Round, Segment
 from paceline.row import Row
@@ -64,6 +66,7 @@ class Engine:
     schedule       which rows run when; by default `Ragged(max_batch, prefill_chunk)`.
     threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
                    fewer while other processes want the cores.
+    exact_profile  wait for the accelerator after every part of a round, so that `profile` is right; that costs time.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Engine:
         rule: Rule = LOSSLESS,
         schedule: Schedule | None = None,
         threads: int | None = None,
+        exact_profile: bool = False,
     ):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
@@ -97,14 +101,14 @@ class Engine:
         self.target.check(self.drafter.needs)
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
-        self.clock = Clock()
+        self.clock = Clock(exact_profile)
         self.drafter.clock = self.clock
         if threads is not None:
             self.target.threads = Threads(threads)
         self._threads = torch.get_num_threads()
         self.rounds = 0
         self._next_id = 0
-        self._failed: list[Row] = []
+        self._failures = Failures()
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -118,7 +122,7 @@ class Engine:
             self._commit(round)
             deltas = self._extend(round)
             self._observe(round)
-        return [*deltas, *self._ends_of_failed()]
+        return [*deltas, *self._failures.deltas()]
 
     def _draft(self, round: Round, turns: Sequence[Turn]) -> None:
         """Lay out the round: a draft for every row that is decoding, a piece of prompt for the others."""
@@ -141,7 +145,7 @@ class Engine:
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
         """A tree by row id; without drafts for rows whose drafter has just failed at another."""
         if rows:
-            with _Blaming(self, rows):
+            with self._failures.of(rows):
                 trees = stamp(self.drafter.propose(rows), self.drafter)
                 return {row.id: _rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
         return {row.id: DraftTree.root(row.last_token) for row in rows}
@@ -151,7 +155,7 @@ class Engine:
         if not round.rows:
             return
         watch = self.drafter.needs.callback_layer is not None
-        with _Blaming(self, round.rows):
+        with self._failures.of(round.rows):
             round.verdict = self.target.verify(
                 round.segments,
                 self.drafter.needs,
@@ -164,11 +168,11 @@ class Engine:
         speaking = [i for i, segment in enumerate(round.segments) if segment.num_logits]
         round.accepted = [Accepted(list(range(len(segment.tokens))), []) for segment in round.segments]
         spoken = round if len(speaking) == len(round) else round.only(speaking)
-        with _Blaming(self, spoken.rows):
+        with self._failures.of(spoken.rows):
             decided = accept(spoken.rows, spoken.trees, [spoken.logits(i) for i in range(len(spoken))], self.rule)
             for i, accepted in zip(speaking, decided, strict=True):
                 if accepted.error is not None:
-                    self._fail(round.rows[i], accepted.error)
+                    self._failures.end(round.rows[i], accepted.error)
                 elif round.is_prompt(i):
                     accepted.path = round.accepted[i].path
                 round.accepted[i] = accepted
@@ -178,7 +182,7 @@ class Engine:
     def _commit(self, round: Round) -> None:
         """Keep the accepted paths in the target's cache."""
         for row, accepted in zip(round.rows, round.accepted, strict=True):
-            with _Blaming(self, [row]):
+            with self._failures.of([row]):
                 self.target.commit(row.slot, accepted.path)
                 row.cached += len(accepted.path)
         self._without_failed(round)
@@ -191,7 +195,7 @@ class Engine:
             tokens = accepted.tokens
             if not tokens:
                 continue
-            with _Blaming(self, [row]):
+            with self._failures.of([row]):
                 taken = row.extend(tokens, tree.source, accepted.logprobs)
                 row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(tokens) - 1))
                 ended, logprobs = row.finish_reason is not None, (accepted.logprobs or [])[:taken]
@@ -204,41 +208,17 @@ class Engine:
     def _observe(self, round: Round) -> None:
         """Show the drafter what became of its drafts."""
         if round.rows:
-            with _Blaming(self, round.rows):
+            with self._failures.of(round.rows):
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
-    # What fails -----------------------------------------------------------------------------------------------
-
-    def _blame(self, error: Exception, rows: Sequence[Row]) -> None:
-        """End the row that the error names, or, if it names none, all of `rows`."""
-        named = [row for row in rows if isinstance(error, RowError) and row.id == error.row_id]
-        cause = (error.__cause__ if isinstance(error, RowError) else None) or error
-        if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
-            log.error("a round failed", exc_info=cause)
-        for row in named or rows:
-            self._fail(row, cause)
-
-    def _fail(self, row: Row, error: BaseException) -> None:
-        """End a row with an error."""
-        message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-        log.error("request %d ended with an error: %s", row.id, message)
-        row.end("error", message)
-        if row.finish_reason == "error":  # an answer that has just come to its end stands
-            self._failed.append(row)
-
     def _without_failed(self, round: Round) -> None:
         """Take rows that have failed out of the round."""
-        if not self._failed:
+        if not self._failures.rows:
             return
         kept = [i for i, row in enumerate(round.rows) if row.finish_reason != "error"]
         if len(kept) < len(round):
             vars(round).update(vars(round.only(kept)))
-
-    def _ends_of_failed(self) -> list[Delta]:
-        """A last delta for every row that failed in this round."""
-        failed, self._failed = self._failed, []
-        return [Delta.end(row) for row in failed]
 
     # Rows come and go -----------------------------------------------------------------------------------------
 
@@ -254,11 +234,11 @@ class Engine:
         parameters that this model can never honour."""
         tokens = self.encode(prompt)
         params.check_vocabulary(self.target.vocab_size)
-        decoder = None
+        detokenizer = None
         if self.tokenizer is not None:
             # An answer to messages is a text of its own; otherwise it goes on with the prompt's.
-            decoder = self.tokenizer.decoder(() if is_chat(prompt) else tokens.tolist())
-        if params.stop and decoder is None:
+            detokenizer = self.tokenizer.detokenizer(() if is_chat(prompt) else tokens.tolist())
+        if params.stop and detokenizer is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
         row = Row(
             self._next_id,
@@ -266,7 +246,7 @@ class Engine:
             params,
             max_context=self.target.max_context,
             eos_token_ids=self.target.eos_token_ids,
-            decoder=decoder,
+            detokenizer=detokenizer,
         )
         self._next_id += 1
         self.waiting.append(row)
@@ -286,7 +266,7 @@ class Engine:
 
     def _admit(self) -> None:
         for row in self.schedule.admit(self.waiting, self.rows):
-            with _Blaming(self, [row]):
+            with self._failures.of([row]):
                 row.slot = self.target.add_row(row.expected_length)
                 row.joined = perf_counter()
                 self.rows.append(row)
@@ -377,14 +357,15 @@ class Engine:
                 leaving.callback(self.abort, rows[-1])
             yield from self.follow(rows)
 
-    def follow(self, rows: Sequence[Row]) -> Generator[Delta]:
-        """Run until requests that were added have ended, yielding what each round adds; `Delta.index` counts `rows`."""
+    def follow(self, rows: Sequence[Row], until: Callable[[], bool] = lambda: False) -> Generator[Delta]:
+        """Run until requests that were added have ended, yielding what each round adds; `Delta.index` counts `rows`.
+
+        until  is called before every round; no more are run once it is true."""
         index = {row.id: i for i, row in enumerate(rows)}
-        while any(row.finish_reason is None for row in rows):
+        while any(row.finish_reason is None for row in rows) and not until():
             for delta in self.step():
                 if delta.row.id in index:
-                    delta.index = index[delta.row.id]
-                    yield delta
+                    yield replace(delta, index=index[delta.row.id])
 
     def finish(self, rows: Sequence[Row]) -> None:
         """Run until requests that were added have ended. Raises PacelineError if one of them failed."""
@@ -408,25 +389,6 @@ class Engine:
                 if progress is not None:
                     progress(delta)
         return [Completion.of(i, rows[i]) for i in range(len(prompts))]
-
-
-class _Blaming:
-    """What fails inside it is blamed on `rows`. A class, for it is entered several times a round and a generator costs
-    five times as much."""
-
-    __slots__ = ("engine", "rows")
-
-    def __init__(self, engine: Engine, rows: Sequence[Row]):
-        self.engine, self.rows = engine, rows
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False  # Ctrl-C among them
-        self.engine._blame(error, self.rows)
-        return True
 
 
 def _rooted(tree: DraftTree, row: Row, drafter: Drafter) -> DraftTree:

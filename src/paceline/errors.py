@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class PacelineError(Exception):
-    """Base of every error that is the caller's to mend."""
+    """Base of every error that the caller can mend."""
 
 
 class ModelError(PacelineError):
@@ -34,7 +34,7 @@ class NumericError(PacelineError):
 
 
 class RowError(Exception):
-    """One row of a batch failed, and `__cause__` says how; the others have done nothing wrong. row_id: its `Row.id`."""
+    """One row of a batch failed, for the reason in `__cause__`; the others did not. row_id: its `Row.id`."""
 
     def __init__(self, row_id: int):
         super().__init__(f"row {row_id} failed")
@@ -50,5 +50,5 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """A text of at most about `most` characters, for a message: a long one without its middle."""
+    """A text of about `most` characters at most, for a message; a long one loses its middle."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"

@@ -1,6 +1,6 @@
-"""Ctrl-C while a command cannot yet stop by itself: one line, status 130, no traceback. Imports nothing slow.
+"""Ctrl-C before a command can stop by itself: one line, status 130, no traceback. Imports nothing slow.
 
-Later, between two rounds of an engine or two steps of a training, the loops look for themselves.
+Later the loops of an engine and of a training check for Ctrl-C between two rounds or steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 STATUS = 130
-"""What a shell says of a command that Ctrl-C ended."""
+"""A shell's status of a command that Ctrl-C ended."""
 
 
 def at_once() -> None:
-    """From here on Ctrl-C ends the process: for the first moments, in which nothing but imports is under way."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it otherwise
+    """From here on Ctrl-C ends the process at once: for the first moments, while modules are imported."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another handler stays
         signal.signal(signal.SIGINT, _leave)
 
 
@@ -30,8 +30,8 @@ def _leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoRet
 
 
 class ByException:
-    """Within it Ctrl-C raises KeyboardInterrupt and is noted in `pressed`: libraries that are being imported or called
-    turn that into errors of their own. While torch is imported, which may not survive it, the process ends at once."""
+    """Within it Ctrl-C raises KeyboardInterrupt and sets `pressed`, for libraries may turn the exception into another.
+    While torch is imported, which an exception may break, the process ends at once."""
 
     def __init__(self) -> None:
         self.pressed = False
@@ -41,7 +41,7 @@ class ByException:
         if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _leave):
             try:
                 self._before = signal.signal(signal.SIGINT, self._press)
-            except ValueError:  # not in the main thread: the caller's business
+            except ValueError:  # not in the main thread, where signals do not arrive
                 self._before = None
         return self
 

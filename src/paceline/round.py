@@ -33,7 +33,7 @@ class Segment:
 
     slot     the row's slot in the cache; the target knows the row's committed length.
     tokens   int64 [n]; parent int64 [n] as in DraftTree.
-    start    nodes before `start` already have their keys and values behind the row (a self-drafter put them there);
+    start    nodes before `start` already have their keys and values after the row (from a self-drafter);
              only nodes start..n-1 are run.
     num_logits  logits are wanted for the last `num_logits` nodes.
     depth    int64 [n]: how far each node is below the first; worked out if not given.

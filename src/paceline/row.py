@@ -54,17 +54,17 @@ class Request(Protocol):
 
     @property
     def expected_length(self) -> int:
-        """Tokens worth making room for at once."""
+        """Tokens to make room for at once."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has come to its end, and was not given up: worth learning from."""
+        """Whether the answer has ended and was not given up, so that drafters may learn from it."""
 
     def __len__(self) -> int:
         """Committed tokens."""
 
 
-class Decoder(Protocol):
+class Detokenizer(Protocol):
     """Turns a growing list of tokens into text, token by token."""
 
     def push(self, token: int) -> str:
@@ -129,7 +129,7 @@ class Row:
         *,
         max_context: int,
         eos_token_ids: Sequence[int] = (),
-        decoder: Decoder | None = None,
+        detokenizer: Detokenizer | None = None,
     ):
         self.id = id
         self.params = params
@@ -148,7 +148,7 @@ class Row:
         self._sent = 0
         self._source = ""
         self._written: deque[tuple[str, int]] = deque()
-        self._decoder = decoder
+        self._detokenizer = detokenizer
         self._max_length = min(self.prompt_length + params.max_tokens, max_context)
         self._context_first = self.prompt_length + params.max_tokens > max_context
         self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
@@ -186,7 +186,7 @@ class Row:
 
     @property
     def expected_length(self) -> int:
-        """Tokens worth making room for at once: the prompt and a page of answer."""
+        """Tokens to make room for at once: the prompt and up to 256 of the answer."""
         return min(self._max_length, self.prompt_length + 256)
 
     @property
@@ -196,12 +196,12 @@ class Row:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the row is past its prompt: it has a token of its own, and only that one is not in the cache."""
+        """Whether the row is past its prompt: only its last token, which is new, is not in the cache."""
         return self._length > self.prompt_length and self.cached == self._length - 1
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has come to its end, and was not given up: worth learning from."""
+        """Whether the answer has ended and was not given up, so that drafters may learn from it."""
         return self.finish_reason in ("stop", "length", "context")
 
     @property
@@ -234,14 +234,14 @@ class Row:
         if self.finish_reason is None:
             self.finish_reason, self.error = reason, error
             if reason == "error":
-                self._decoder = None  # it may be what failed
+                self._detokenizer = None  # it may be what failed
             self.finish_text()
 
     def _ends_with(self, token: int) -> bool:
         """Push `token` into the text and say whether the answer ends here; the text never shows an end token."""
         ends = token in self._end_tokens
-        found = not ends and self._decoder is not None and self._write(self._decoder.push(token))
-        if ends or found:
+        stops = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
+        if ends or stops:
             self.finish_reason = "stop"
         elif self._length >= self._max_length:
             self.finish_reason = "context" if self._context_first else "length"
@@ -250,24 +250,24 @@ class Row:
         return self.finish_reason is not None
 
     def finish_text(self) -> None:
-        """Release text held back by the decoder; no more comes after it."""
-        if self._decoder is not None:
-            self._write(self._decoder.flush())
-            self._decoder = None
+        """Release text held back by the detokenizer; no more comes after it."""
+        if self._detokenizer is not None:
+            self._write(self._detokenizer.flush())
+            self._detokenizer = None
 
     def _write(self, text: str) -> bool:
         """Append to the answer's text; True if that completes a stop string: the text then ends before it."""
         old = len(self.text)
         self.text += text
-        # There was none before, so one that is there now ends in the new text.
-        ends = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
-        found = [at for at in ends if at >= 0]
-        if found:
-            self.text = self.text[: min(found)]
-            self._decoder = None
+        # The old text has no stop string, so one that is there now ends in the new text.
+        places = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
+        cuts = [place for place in places if place >= 0]
+        if cuts:
+            self.text = self.text[: min(cuts)]
+            self._detokenizer = None
         elif text:
             self._written.append((self._source, len(self.text)))
-        return bool(found)
+        return bool(cuts)
 
     def take_pieces(self) -> list[tuple[str, str]]:
         """(source, text) of the text that is new since the last call and can no longer change, in order; source as
@@ -279,7 +279,7 @@ class Row:
             safe -= max((_overlap(self.text, stop) for stop in self.params.stop), default=0)
         pieces: list[tuple[str, str]] = []
         while self._sent < safe:
-            # What a stop string cut short has no entry of its own.
+            # Text that a stop string cut short has no entry.
             source, end = self._written[0] if self._written else (self._source, safe + 1)
             text = self.text[self._sent : min(end, safe)]
             if pieces and pieces[-1][0] == source:

@@ -1,7 +1,7 @@
 """SamplingParams, the warping of logits, and the seeded randomness of a row. Knows nothing of drafts.
 
-Warping happens here and nowhere else: once for the target's logits and, where a drafter samples, once for the
-draft's, with the same function, so that the two distributions an acceptance rule compares are warped alike.
+Logits are warped here and nowhere else. The target's and a sampling drafter's go through the same function, so that an
+acceptance rule compares two distributions that are warped alike.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from paceline.kernels.softmax import keep_best, softmax_of_row, token_at
 from paceline.tree import IntArray
 
 COLDEST = 1e-6
-"""Lowest temperature above greedy: colder than this, logits divided by it could overflow."""
+"""Lowest temperature above greedy; logits divided by a lower one could overflow."""
 MOST = 2**31 - 1
-"""Largest count: what the compiled functions take."""
+"""Largest count that the compiled functions take."""
 
 RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
@@ -47,6 +47,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
     "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
+    "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
 }
 """What each field of SamplingParams must be: a test, and the rule in words."""
 
@@ -92,8 +93,8 @@ class SamplingParams:
         for name, (fits, rule) in RULES.items():
             value = getattr(self, name)
             try:
-                good = fits(value)
-            except (TypeError, AttributeError, OverflowError):  # of another kind, or too large
+                good = fits(value) and (name == "ignore_eos" or not isinstance(value, bool))
+            except (TypeError, AttributeError, OverflowError):  # of another type, or too large
                 good = False
             if not good:
                 raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
@@ -109,14 +110,14 @@ class SamplingParams:
         return self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise PacelineError if a model of `vocab_size` tokens can never answer this: a token that does not exist is
-        named, or every token is banned."""
+        """Raise PacelineError if a model of `vocab_size` tokens cannot answer this: a parameter names a token that does
+        not exist, or every token is banned."""
         _check_ids("logit_bias", self.logit_bias, vocab_size)
         _check_ids("bad_words", [word[-1] for word in self.bad_words], vocab_size)
         banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
         banned |= {word[0] for word in self.bad_words if len(word) == 1}
         if len(banned) == vocab_size:
-            raise PacelineError("logit_bias and bad_words ban every token; allow one at least.")
+            raise PacelineError("logit_bias and bad_words ban every token; allow at least one.")
 
     def warps_like(self, other: SamplingParams) -> bool:
         """Whether both turn the same logits into the same distribution."""
@@ -140,12 +141,12 @@ class TokenLogprob(NamedTuple):
 class RowRandom:
     """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
 
-    The noise of the token at output position i depends on the seed and i alone, never on how many rounds it
-    took to get there or which rows shared the batch. So a drafter whose drafts are point masses gives, seed
-    for seed, the very tokens that plain sampling gives.
+    The noise of the token at output position i depends on the seed and i alone, not on the number of rounds before it
+    or the other rows of the batch. So with drafts that are point masses a seed gives exactly the tokens that plain
+    sampling gives.
 
-    Every random decision of a row is one of `choose`, `keep` and `draft`. A test that puts another object in
-    this one's place can therefore follow every branch with its exact probability.
+    Every random decision of a row is `choose`, `keep` or `draft`, so a test double can follow every branch with its
+    exact probability.
     """
 
     def __init__(self, seed: int | None):
@@ -162,11 +163,11 @@ class RowRandom:
         return float(self._noise[position])
 
     def choose(self, probs: torch.Tensor, position: int) -> int:
-        """The target's token at output position `position`, drawn from `probs` [V]. Asked once a position."""
+        """The target's token at output position `position`, drawn from `probs` [V]. Called once for each position."""
         return draw(probs, self.emit(position))
 
     def keep(self, probability: float) -> bool:
-        """Whether to do what should be done with `probability`: keep a drafted token."""
+        """Whether to keep a drafted token that should be kept with `probability`."""
         return bool(self.free.random() < probability)
 
     def draft(self, probs: torch.Tensor) -> int:
@@ -175,16 +176,16 @@ class RowRandom:
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether every number fetched from `tensor` is a wait; otherwise NumPy may look at it in place."""
+    """Whether reading a number of `tensor` has to wait for a device; otherwise NumPy can read it in place."""
     return tensor.device.type != "cpu"
 
 
 def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
-    """Logits [R, V] as this request wants them, float32 or float64 [R, V]; dropped tokens are -inf.
+    """Apply a request's parameters to logits [R, V]: float32 or float64 [R, V], dropped tokens -inf.
 
-    contexts[r] holds every token before the position that row r of `logits` predicts, drafted ones included;
-    it is looked at only if `params.shifts_logits`. In the order of transformers' processors: logit bias,
-    repetition penalty, bad words, temperature, top-k, top-p, min-p. `logits` themselves are left as they are.
+    contexts[r] holds every token before the position that row r of `logits` predicts, drafted ones included; it is
+    read only if `params.shifts_logits`. The order is that of transformers' processors: logit bias, repetition penalty,
+    bad words, temperature, top-k, top-p, min-p. `logits` are not changed.
 
     Raises PacelineError if logit_bias or bad_words name a token the model does not have, or leave none."""
     scores = logits if logits.dtype == torch.float64 else logits.float()
@@ -237,8 +238,8 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
 
-    Of equal scores at its border, those of lower token ids are dropped first: the choice must depend on nothing else,
-    or a row's tokens would depend on its batch. (Holtzman et al. 2020, section 3.1.)"""
+    Of equal scores at its border, those of lower token ids are dropped first, so that a row's tokens do not depend on
+    its batch. (Holtzman et al. 2020, section 3.1.)"""
     ranked, order = scores.sort(stable=True)
     drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
     drop[:, -1] = False
@@ -263,9 +264,9 @@ def is_compiled(logits: torch.Tensor) -> bool:
 
 
 def distribution(logits: torch.Tensor, row: int, params: SamplingParams) -> torch.Tensor:
-    """`probabilities` of one row of logits [n, V] that `is_compiled` holds of, but for what shifts logits; [V].
+    """Fast path of `probabilities` for one row of logits [n, V] for which `is_compiled`; [V], float32.
 
-    The same but for float32's rounding, and several times as fast."""
+    Logit shifts are not applied. Equal up to float32's rounding, and several times as fast."""
     probs = softmax_of_row(logits, row, params.temperature)
     if params.top_k or params.top_p < 1 or params.min_p:
         keep_best(probs, params.top_k, params.top_p, params.min_p)
@@ -286,7 +287,7 @@ def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
     ends = probs.cumsum(-1, dtype=torch.float64)
     total = ends[:, -1:]
     at = torch.tensor(noise, dtype=torch.float64).to(probs.device).unsqueeze(-1) * total
-    at = at.masked_fill(total == torch.inf, torch.nan)  # which is found behind the last token
+    at = at.masked_fill(total == torch.inf, torch.nan)  # NaN sorts after the last token
     tokens: list[int] = torch.searchsorted(ends, at, right=True)[:, 0].tolist()
     if max(tokens) >= probs.shape[-1]:
         raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")

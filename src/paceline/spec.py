@@ -1,21 +1,25 @@
 """Specs: `name[:checkpoint][,key=value...]`, the way drafters and peers are named, and what their options are.
 
-    part = parse("rest:corpus,nodes=20")
-    Config(**values(part, Config))          # the class's `Config`, a frozen dataclass of its options
+    @dataclass(frozen=True)
+    class SamConfig(Options):
+        draft: int = option(40, "most tokens a draft holds", least=1)
 
-Of a `Config` it reads: a field's default is the option's; its type says how the value is read (int, float, bool, str,
-Literal, or one of these `| None`); `metadata["help"]` says what it means; `metadata["in_front"]` is the default where
-another one stands behind it. A field named `checkpoint` takes the checkpoint: without a default it must be given.
-Knows no name.
+    part = parse("sam,draft=20")
+    SamConfig(**values(part, SamConfig))
+
+An option's type says how its value is read: int, float, bool, str, Literal, or one of these `| None`. A field named
+`checkpoint` takes the checkpoint: without a default it must be given. Knows no method.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from math import inf
 from typing import Any, Literal
 
 from paceline.errors import MethodError, meant
@@ -23,9 +27,29 @@ from paceline.errors import MethodError, meant
 Takes = Literal["no", "optional", "required"]
 
 
+def option(
+    default: Any = MISSING, help: str = "", *, least: float | None = None, most: float | None = None, **more: Any
+) -> Any:
+    """A field of a dataclass of options.
+
+    default      left out: the option must be given.
+    least, most  the range of a number, both ends included; None: no bound on that side. An option that is None is in
+                 every range.
+    more         in_front: the default where another drafter follows after a `+`, if that differs."""
+    return dataclasses.field(default=default, metadata={"help": help, "least": least, "most": most, **more})
+
+
+class Options:
+    """Base of dataclasses of options: MethodError for one that is outside its range."""
+
+    def __post_init__(self) -> None:
+        for known in fields(self):  # type: ignore[arg-type]
+            _check_range(getattr(self, known.name), known, f"{type(self).__name__}: {known.name}")
+
+
 @dataclass(frozen=True)
 class OptionInfo:
-    """One option of a method. `in_front` is its default in front of another drafter, where that differs."""
+    """One option of a method. `in_front` is its default where another drafter follows after a `+`, if that differs."""
 
     name: str
     type: str
@@ -37,7 +61,7 @@ class OptionInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """One name with what belongs to it; the texts are not read yet."""
+    """One name with its checkpoint and options, which are still texts."""
 
     name: str
     checkpoint: str | None
@@ -45,12 +69,12 @@ class Part:
 
 
 def split(spec: str) -> list[str]:
-    """Cut at every + that a name follows, so that a path may hold others ("model:./c++/checkpoint")."""
+    """Split at every + that a name follows, so that a path may contain others ("model:./c++/checkpoint")."""
     return re.split(r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))", spec.strip())
 
 
 def parse(part: str, spec: str = "") -> Part:
-    """`part` of `spec` taken apart; MethodError if it is not of the form."""
+    """Split one `part` of `spec` into name, checkpoint and options; MethodError if it cannot be split."""
     spec = spec or part
     head, *pairs = re.split(r",(?=\s*[A-Za-z_][\w-]*=)", part)
     name, colon, checkpoint = head.partition(":")
@@ -66,25 +90,26 @@ def parse(part: str, spec: str = "") -> Part:
 
 
 def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[str, Any]:
-    """What `part` says of the fields of `config` (None: there are no options), read; defaults are left to it.
+    """The fields of `config` (None: there are no options) that `part` sets; the others keep their defaults.
 
-    Raises MethodError for an option or a value that does not exist, and for a checkpoint that is missing or not
-    wanted."""
+    Raises MethodError for an unknown option, a value that cannot be read or is outside its range, and a checkpoint
+    that is missing or not wanted."""
     known, hints = _fields(config), typing.get_type_hints(config or object)
-    found = _checkpoint(part, known.pop("checkpoint", None))
+    given = _checkpoint(part, known.pop("checkpoint", None))
     for key, text in part.options.items():
         if key not in known:
             exist = f"Its options: {', '.join(known)}." if known else "It has no options."
             raise MethodError(f"{part.name} has no option {key!r}.{meant(key, known)} {exist}")
-        found[key] = _read(text, hints[key], f"{part.name}: {key}")
+        given[key] = _read(text, hints[key], f"{part.name}: {key}")
+        _check_range(given[key], known[key], f"{part.name}: {key}")
     for key, field in known.items():
-        if in_front and key not in found and "in_front" in field.metadata:
-            found[key] = field.metadata["in_front"]
-    return found
+        if in_front and key not in given and "in_front" in field.metadata:
+            given[key] = field.metadata["in_front"]
+    return given
 
 
 def options(config: type | None) -> tuple[OptionInfo, ...]:
-    """Every option of `config`; the checkpoint is none."""
+    """Every option of `config`, without the checkpoint."""
     known, hints = _fields(config), typing.get_type_hints(config or object)
     known.pop("checkpoint", None)
     return tuple(_option(field, hints[field.name]) for field in known.values())
@@ -97,7 +122,7 @@ def takes_checkpoint(config: type | None) -> Takes:
 
 
 def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
-    """The checkpoint as the config wants it, or MethodError if it is missing or not wanted."""
+    """The checkpoint as a field of the config; MethodError if it is missing or not wanted."""
     if part.checkpoint:
         if field is None:
             raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")
@@ -106,6 +131,16 @@ def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
         wants = "needs a checkpoint" if field is not None else "takes no checkpoint, but a colon is given"
         raise MethodError(f"{part.name} {wants}: write {part.name}{':PATH' if field is not None else ''}.")
     return {}
+
+
+def _check_range(value: Any, field: Field[Any], what: str) -> None:
+    """MethodError for a number outside the range of its option, NaN included."""
+    least, most = field.metadata.get("least"), field.metadata.get("most")
+    if not isinstance(value, int | float) or (least is None and most is None):
+        return
+    if not (-inf if least is None else least) <= value <= (inf if most is None else most):
+        span = f"{least} or more" if most is None else f"at most {most}" if least is None else f"{least} to {most}"
+        raise MethodError(f"{what} is {value}; it must be {span}.")
 
 
 def _fields(config: type | None) -> dict[str, Field[Any]]:

@@ -1,16 +1,16 @@
-"""Threads: how many processor threads a round gets, chosen by what rounds take beside other processes.
+"""Threads: choose the number of processor threads of a round by how long rounds take beside other processes.
 
-Threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. Alone that is the fastest
-way there is. Beside a process that wants one of the cores it is the slowest: whoever waits keeps a core from the one
-that is waited for. No time of spinning suits both (docs/performance.md, "A busy neighbour"), but one thread waits for
-nobody. So when a process that computes gets less of the processor than its threads could use, half of them are tried
-for a few rounds, and kept if rounds are faster; later twice as many are tried, and kept if those are.
+The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. On a quiet machine that
+is the fastest way. Beside a process that wants one of the cores it is the slowest: a thread that spins keeps the core
+from the thread it waits for. No limit on spinning suits both (docs/performance.md, "A busy neighbour"), but a single
+thread never waits. So when our threads get less of the processor than they could use, half of them are tried for a
+few rounds, and kept if rounds are faster; later twice the number is tried in the same way.
 
     on = threads.begin()          # torch computes on the chosen number of threads
     ...                           # a round
     threads.end("of one kind")    # and on the caller's again
 
-Knows nothing of models. Another number of threads may round otherwise: whether it may change is the caller's to know.
+Knows nothing of models. Another number of threads may round differently; the caller decides whether it may change.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from time import perf_counter, process_time
 import torch
 
 WINDOW, FEW = 16, 4
-"""Rounds that are looked back at; and the fewest that say what a round takes."""
+"""The number of recent rounds that are kept, and the fewest that give a usual time."""
 LONG = 0.25
-"""Seconds of rounds that are worth a look, were they fewer than WINDOW."""
+"""Seconds of rounds after which a trial may begin, even if they are fewer than WINDOW."""
 TRIAL = 8
 """Rounds of a trial."""
 BETTER = 0.95
-"""Of a round's usual time: what a trial has to reach."""
+"""Share of a round's usual time that a trial has to reach."""
 MISSING = 0.15
-"""Cores that the threads could use and do not get, in the mean, before fewer are tried."""
+"""Cores, in the mean, that the threads could use and do not get; above this fewer threads are tried."""
 REST = 50
-"""Times a trial's seconds until the next one: so trials that fail cost about 2 % of the time."""
+"""Pause between two trials, in durations of a trial: trials that fail cost about 2 % of the time."""
 
 Now = Callable[[], float]
 
@@ -56,12 +56,12 @@ class Threads:
         self._forget()
 
     def _forget(self) -> None:
-        """Of rounds with another number of threads nothing is kept."""
+        """Drop what was measured with another number of threads."""
         self._usual: dict[Hashable, deque[float]] = {}
         self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def begin(self, keep: int | None = None) -> int:
-        """Before a round: give torch the chosen number of threads, or `keep`; which number it is."""
+        """Before a round: set torch to the chosen number of threads, or to `keep`; returns the number."""
         most = torch.get_num_threads()
         if most != self.most:  # the caller has changed it
             self._start(most)
@@ -72,8 +72,8 @@ class Threads:
         return self.using
 
     def end(self, kind: Hashable | None) -> None:
-        """After a round: give torch its own number back, and learn. kind: rounds of one kind take as long as each
-        other; None: nothing is learnt of this one."""
+        """After a round: set torch back, and learn. kind: rounds of one kind take equally long; None: do not learn from
+        this round."""
         if self.using != self.most:
             torch.set_num_threads(self.most)
         if self.fixed is not None or self.most == 1:
@@ -89,7 +89,7 @@ class Threads:
                 self._look()
 
     def _look(self) -> None:
-        """Whether another number is worth a trial."""
+        """Begin a trial if another number may be faster."""
         seconds, worked = map(sum, zip(*self._recent, strict=True))
         if len(self._recent) < FEW or (len(self._recent) < WINDOW and seconds < LONG):
             return
@@ -102,8 +102,8 @@ class Threads:
         self.trial, self._ratios, self._tried, self._spent = number, [], 0, 0.0
 
     def _judge(self, kind: Hashable | None, seconds: float, now: float) -> None:
-        """A round of the trial. It ends early once it cannot win any more; a round that takes a hundred times as long
-        as usual is then the only one."""
+        """Count a round of the trial. A trial ends early once it cannot win any more, after one round if that takes a
+        hundred times as long as usual."""
         self._tried += 1
         self._spent += seconds
         usual = self._usual.get(kind) if kind is not None else None

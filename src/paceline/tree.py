@@ -22,26 +22,25 @@ IntArray = NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class DraftTree:
-    """A tree of drafted tokens behind one row.
+    """A tree of drafted tokens after the last token of a row.
 
     tokens       int64 [n]; tokens[0] is the root, already committed.
     parent       int64 [n]; parent[0] is -1 and parents come before their children.
     draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn
                  from, warped as the target's is. None means every child is a point mass (retrieval, argmax).
-                 A child that was drawn stays in the tree whatever it is: to drop it because it is improbable, or to
-                 draw until something better comes, is to draw from another distribution than q.
+                 Every child that was drawn stays in the tree: dropping an improbable one, or drawing again, would be
+                 drawing from another distribution than q.
     replacement  with several children drawn from one q: True when they were drawn independently, False when each
                  drawn token was struck out of q before the next. Siblings are in the order they were drawn.
     probe        bool [n] or None: nodes forwarded for what they predict and never accepted (Jacobi, lookahead).
                  Children of a probe are probes.
     hidden       float tensor [n, H] or None: a self-drafter's own states of the nodes after its last layer, whose
-                 keys and values already lie behind the row; `verify` goes on from there.
-    token_probs  float64 [n] or None: the probability with which each node's token was drawn, one number a node. For
-                 acceptance rules that need no more, such as those of an old policy's answers; the lossless rule needs
-                 `draft_probs`.
+                 keys and values are already in the cache after the row; `verify` goes on from there.
+    token_probs  float64 [n] or None: the probability with which each node's token was drawn. For acceptance rules that
+                 need one number a node, as for an old policy's answers; the lossless rule needs `draft_probs`.
     source       name of the drafter that proposed it, for reports.
-    owner        the drafter that proposed it; the engine writes it down, and `Round.is_from` reads it.
-    calls        forwards of a draft model, one after another, that it took.
+    owner        the drafter that proposed it, set by the engine and read by `Round.is_from`.
+    calls        forwards of a draft model that it took, one after another.
     """
 
     tokens: IntArray
@@ -108,7 +107,7 @@ class DraftTree:
         return self._max_depth
 
     def children(self, node: int) -> list[int]:
-        """Nodes drafted directly behind `node` that may be accepted (no probes), in the order they were drawn."""
+        """Nodes drafted directly after `node` that may be accepted (no probes), in the order they were drawn."""
         if self._children is None:
             self._children = [[] for _ in range(len(self))]
             for child, above in enumerate(self.parent.tolist()):
@@ -146,7 +145,7 @@ class DraftTree:
     def trunk(self) -> IntArray:
         """The drafted tokens of the best single chain, int64: what a host that verifies chains only can use.
 
-        Of siblings the first is taken, for drafters put the best first; probes are left out."""
+        Of siblings it takes the first, for drafters put the best first; it leaves out probes."""
         chain, node = [], 0
         while children := self.children(node):
             node = children[0]
@@ -158,7 +157,7 @@ def depths(parent: IntArray) -> IntArray:
     """Depth of every node, int64 [n], from `parent` int64 [n] (parents first, -1 above the root)."""
     if len(parent) > 64 and (parent == np.arange(-1, len(parent) - 1)).all():  # a prompt's chunk
         return np.arange(len(parent))
-    # Python lists: between two forwards a dozen steps of the interpreter cost less than one NumPy call.
+    # Lists, because between two forwards a dozen steps of the interpreter cost less than one NumPy call.
     depth = [0]
     for above in parent[1:].tolist():
         depth.append(depth[above] + 1)

@@ -11,7 +11,7 @@ from tests import models
 
 from paceline.bench.contestant import Contestant
 from paceline.bench.peers import create_peer
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
 from paceline.target.load import load
@@ -53,8 +53,8 @@ def answers(model: Path, new: int = NEW, ends: tuple[int, ...] = ()) -> list[lis
     return [one.tokens for one in engine.generate(PROMPTS, params)]
 
 
-def check(turn: Turn) -> None:
-    """What holds of every Turn that tells its rounds."""
+def check(turn: Reply) -> None:
+    """What holds of every Reply that tells its rounds."""
     assert turn.lengths is not None
     assert turn.times is not None
     assert turn.nodes is not None

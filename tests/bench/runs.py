@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Reply
 
 TASKS = ("mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 METHODS = {"none": 1.0, "sam": 1.9, "recycling,tree=16": 2.2, "peer:transformers-lookup": 1.4}
 """Methods with their overall speed-ups."""
+RUN = {
+    "model": "m",
+    "fingerprint": "f",
+    "as_large": None,
+    "suite": {"name": "demo", "fingerprint": "s"},
+    "options": {"max_tokens": 8, "methods": ["none", "sam"]},
+    "machine": {"threads": 2},
+    "environment": {"load": 0.1},
+}
+"""What a run is, in its shortest form."""
 WHY = "vLLM is not installed in /opt/python; pip install vllm"
 
 
@@ -94,5 +104,5 @@ def answer(method: str, task: str, question: str, text: str) -> Answer:
     count = len(words) - 3
     who = "" if method == "none" else method
     runs = [] if method.startswith("peer:") else [("", own, 2), (who, drafted, count), ("", last, 1)]
-    turn = Turn(20, list(range(len(words))), text, 0.1, [2, count + 1], [0.05, 0.1], runs=runs)
+    turn = Reply(20, list(range(len(words))), text, 0.1, [2, count + 1], [0.05, 0.1], runs=runs)
     return Answer(method, 0, question, task, task, 0, [turn])

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.bench.disturbance import ROUNDS, disturbances, is_impossible
 from paceline.bench.metrics import OVERALL
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Reply
 
 
 def row(method: str, speedup: float | None, accepted: float | None) -> dict[str, object]:
@@ -15,7 +15,7 @@ def row(method: str, speedup: float | None, accepted: float | None) -> dict[str,
 
 def answer(waits: list[float], method: str = "none", load: float | None = None) -> Answer:
     times = [sum(waits[:i]) for i in range(len(waits) + 1)]
-    turn = Turn(3, [1] * len(times), "x", times[-1], lengths=[1] * len(times), times=times)
+    turn = Reply(3, [1] * len(times), "x", times[-1], lengths=[1] * len(times), times=times)
     return Answer(method, 0, "q", "c", "t", 0, [turn], load=load)
 
 

@@ -8,24 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bench.runs import RUN
 
 from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Turn, settled
+from paceline.bench.record import Answer, Reply, settled
 from paceline.errors import PacelineError
-
-RUN = {
-    "model": "m",
-    "fingerprint": "f",
-    "as_large": None,
-    "suite": {"name": "demo", "fingerprint": "s"},
-    "options": {"max_tokens": 8, "methods": ["none", "sam"]},
-    "machine": {"threads": 2},
-    "environment": {"load": 0.1},
-}
 
 
 def answer(question: str = "q", **changes: Any) -> Answer:
-    turn = Turn(5, [1, 2, 3], "text", 0.25, lengths=[1, 2], times=[0.1, 0.25], runs=[("", "te", 1), ("sam", "xt", 2)])
+    turn = Reply(5, [1, 2, 3], "text", 0.25, lengths=[1, 2], times=[0.1, 0.25], runs=[("", "te", 1), ("sam", "xt", 2)])
     return Answer(**{"method": "sam", "repeat": 0, "question": question, "category": "c", "task": "t", "group": 0,
                      "turns": [turn], **changes})  # fmt: skip
 
@@ -102,14 +93,14 @@ FULL = """
 import json, resource, sys
 from pathlib import Path
 from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Reply
 from paceline.errors import PacelineError
 path, run = Path(sys.argv[1]), json.loads(sys.argv[2])
 with RunFolder.open(path, run) as folder:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     try:
         for n in range(100):
-            folder.append([Answer("sam", 0, str(n), "c", "t", n, [Turn(1, [1] * 50, "x" * 100, 1.0)])])
+            folder.append([Answer("sam", 0, str(n), "c", "t", n, [Reply(1, [1] * 50, "x" * 100, 1.0)])])
     except PacelineError as error:
         print(error)
 """

@@ -12,7 +12,8 @@ from tests import models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.bench import large
-from paceline.bench.large import Enlargement, enlarge, large_folder, parse_size
+from paceline.bench.large import enlarge, large_folder
+from paceline.bench.proportions import Enlargement, parse_size
 from paceline.engine import Engine
 from paceline.errors import ModelError, PacelineError
 from paceline.sampling import SamplingParams

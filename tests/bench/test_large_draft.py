@@ -8,8 +8,9 @@ import pytest
 import torch
 from tests import models
 
-from paceline.bench.large import Enlargement, large_folder
+from paceline.bench.large import large_folder
 from paceline.bench.large_draft import large_spec
+from paceline.bench.proportions import Enlargement
 from paceline.draft.kangaroo import adapter_shapes
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.vocab import FILE as VOCABULARY

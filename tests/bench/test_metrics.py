@@ -37,21 +37,21 @@ from paceline.bench.metrics import (
     too_short,
 )
 from paceline.bench.pairs import Pairs
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Reply
 from paceline.cost.model import round_cost
 
 
-def turn(tokens: int | Sequence[int], seconds: float = 1.0, **told: Any) -> Turn:
+def turn(tokens: int | Sequence[int], seconds: float = 1.0, **told: Any) -> Reply:
     ids = list(range(tokens)) if isinstance(tokens, int) else list(tokens)
-    return Turn(prompt_tokens=5, tokens=ids, text="", seconds=seconds, plain_tokens=len(ids) - 1, **told)
+    return Reply(prompt_tokens=5, tokens=ids, text="", seconds=seconds, plain_tokens=len(ids) - 1, **told)
 
 
-def answer(*turns: Turn, method: str = "sam", question: str = "1", task: str = "qa", **told: Any) -> Answer:
+def answer(*turns: Reply, method: str = "sam", question: str = "1", task: str = "qa", **told: Any) -> Answer:
     told.setdefault("group", int(question))
     return Answer(method, told.pop("repeat", 0), question, task, task, turns=list(turns), **told)
 
 
-def plain(*turns: Turn, **told: Any) -> Answer:
+def plain(*turns: Reply, **told: Any) -> Answer:
     return answer(*turns, method="none", **told)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests import models
 from tests.bench.peers import opened, peer
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 from paceline.bench.contestant import Contestant
 from paceline.bench.peers import PEERS, describe, parse_peer

@@ -169,19 +169,6 @@ def test_what_a_schedule_learnt_is_forgotten(tiny: Path) -> None:
     assert len(later.tokens) == len(first.tokens)
 
 
-def test_what_is_asked_aside_changes_no_schedule(tiny: Path) -> None:
-    with opened("transformers-early-exit,layers=3,tokens=2,schedule=heuristic,confidence=0", tiny) as one:
-        first, later, third = [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0].nodes for _ in range(3)]
-        one.forget()
-        told = [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0].nodes]
-        with one.aside():
-            asked = [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0].nodes for _ in range(2)]
-        told += [one.answer(PROMPTS[2:], Ask(max_tokens=NEW))[0].nodes for _ in range(2)]
-    assert first != later
-    assert asked == [first, later]
-    assert told == [first, later, third]
-
-
 def test_transformers_is_silent(tiny: Path, draft: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

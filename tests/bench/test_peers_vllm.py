@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 from tests import models
 from tests.bench.peers import NEW, PROMPTS, check, opened, peer
 
-from paceline.bench.contestant import Ask, Contestant, NotInstalled
+from paceline.bench.contestant import Ask, NotInstalled
 from paceline.bench.peers import vllm
 from paceline.bench.peers.vllm import cache_bytes, verified
 from paceline.errors import PacelineError
@@ -97,31 +96,6 @@ def test_vllm_forgets_only_where_it_learns(stand_in: Callable[[str], None], tiny
         one.forget()
     with opened("vllm-suffix", tiny, python=sys.executable) as one, pytest.raises(PacelineError, match="forget"):
         one.forget()
-
-
-def test_vllm_is_told_what_is_not_to_be_learnt(stand_in: Callable[[str], None], tiny: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    stand_in(f"say('''{READY}''')\nfor line in sys.stdin:\n    open({str(told)!r}, 'a').write(line)\n    say({{}})\n")
-
-    def interrupted(one: Contestant) -> None:
-        with one.aside():
-            one.wake(0.5)
-            raise KeyboardInterrupt
-
-    def killed(one: Contestant) -> None:
-        with one.aside():
-            one.worker.process.kill()  # type: ignore[attr-defined]
-            one.worker.process.wait()  # type: ignore[attr-defined]
-            raise KeyboardInterrupt
-
-    woken = {"wake": 0.5}
-    for spec, expected in (("vllm", [woken]), ("vllm-suffix", [{"aside": True}, woken, {"aside": False}])):
-        told.write_text("")
-        with opened(spec, tiny, python=sys.executable) as one, pytest.raises(KeyboardInterrupt):
-            interrupted(one)
-        assert [json.loads(line) for line in told.read_text().splitlines()] == expected
-        with opened(spec, tiny, python=sys.executable) as one, pytest.raises(KeyboardInterrupt):
-            killed(one)  # as Ctrl-C does to a worker that is at work
 
 
 def test_vllm_that_samples_wrongly_is_not_asked_to(stand_in: Callable[[str], None], tiny: Path) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.bench.test_folder import RUN
+from tests.bench.runs import RUN
 
 from paceline.bench import runner
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Reply
 from paceline.bench.runner import Messages, Options, Runner, fitting, grouped
 from paceline.bench.suites import Question
 from paceline.errors import PacelineError
@@ -46,14 +46,14 @@ class Echo(Contestant):
     def wake(self, seconds: float) -> None:
         Echo.woken.append((self.name, len(Echo.asked), seconds))
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         turns = []
         for tokens in prompts:
             text = "".join(map(chr, tokens))
             Echo.asked.append((self.name, text, ask))
             if self.fails_at is not None and text.endswith(self.fails_at):
                 raise PacelineError("it broke\nin two")
-            turns.append(Turn(len(tokens), list(tokens[::-1]), " " + text[::-1] + " ", 0.5))
+            turns.append(Reply(len(tokens), list(tokens[::-1]), " " + text[::-1] + " ", 0.5))
         return turns
 
 
@@ -146,7 +146,7 @@ def test_a_method_that_fails_while_warming_up_has_a_line_that_says_so(tmp_path: 
 
 def test_what_is_not_ours_to_foresee_is_caught_too(tmp_path: Path) -> None:
     class Broken(Echo):
-        def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+        def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
             raise ZeroDivisionError("1/0")
 
     run(tmp_path, [Echo("x"), Broken("y")])

@@ -16,7 +16,7 @@ from paceline.bench.metrics import (
     speedup_spec_bench,
     tokens_per_second_spec_bench,
 )
-from paceline.bench.record import Answer, Turn
+from paceline.bench.record import Answer, Reply
 from paceline.bench.specbench import export
 from paceline.bench.suites import Question, Suite
 from paceline.errors import PacelineError
@@ -57,13 +57,13 @@ def answers(repeats: int = 1, asked: Suite = SUITE) -> list[Answer]:
     return found
 
 
-def _turn(text: str, speed: float, random: np.random.Generator, method: str) -> Turn:
+def _turn(text: str, speed: float, random: np.random.Generator, method: str) -> Reply:
     tokens = [int(word) for word in text.split()] + [100]  # an end token, which the text does not show
     lengths = [1]
     while sum(lengths) < len(tokens):
         lengths.append(min(1 if method == "none" else int(random.integers(1, 6)), len(tokens) - sum(lengths)))
     seconds = round(len(tokens) / speed * float(random.uniform(0.8, 1.2)), 6)
-    return Turn(
+    return Reply(
         prompt_tokens=3,
         tokens=tokens,
         text=f" {text}\n",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 
 from paceline.cli.chat import Conversation
 from paceline.cli.show import Screen

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 
 from paceline.draft.text.store import open_store
 

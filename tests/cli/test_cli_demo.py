@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.cli.conftest import Command
-from tests.conftest import REPOSITORY
+from tests.cli.command import Command
+from tests.paths import REPOSITORY
 
 from paceline.bench.looping import is_looping
 from paceline.cli.demo import _is_there
@@ -28,7 +28,7 @@ def test_the_prompts_are_six_of_six_kinds() -> None:
 
 
 def test_the_table_says_what_the_engine_did(command: Command, endless: Path) -> None:
-    result = command("demo", endless, "-p", PROMPTS, "-n", 80)
+    result = command("demo", endless, "-p", PROMPTS, "-n", 80, "--repeats", 1)
     assert result.code == 0
     jobs, _ = from_file(str(PROMPTS), SamplingParams(max_tokens=80))
     engine = Engine(endless, "sam", max_batch=1)
@@ -71,7 +71,7 @@ def test_drafters_of_the_demo_model_are_compared_where_they_are(tmp_path: Path) 
 
 def test_repetitions_teach_a_drafter_nothing(command: Command, endless: Path) -> None:
     def accepted(repeats: int) -> str:
-        arguments = ("-d", "recycling,tree=8", "-p", PROMPTS, "-n", 40, "--repeats", repeats)
+        arguments = ("-d", "recycling,tree=8", "-p", PROMPTS, "-n", 24, "--repeats", repeats)
         out = command("demo", endless, *arguments).out
         found = re.search(r"^all +\d+ +([\d.]+) ", out, re.MULTILINE)
         assert found is not None, out
@@ -83,7 +83,7 @@ def test_repetitions_teach_a_drafter_nothing(command: Command, endless: Path) ->
 def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text(json.dumps({"prompt": "the cat", "id": "x"}) + "\n" + json.dumps({"prompt": "the dog"}))
-    out = command("demo", endless, "-p", prompts, "-n", 20).out
+    out = command("demo", endless, "-p", prompts, "-n", 20, "--repeats", 1).out
     assert out.count("[plain]") == out.count("[sam]") == 2
     first = out.split("[plain]\n")[1].split("[sam]\n")
     assert first[0].strip() == first[1].split("\n\n")[0].strip() != ""

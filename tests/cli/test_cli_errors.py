@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
-from tests.cli.conftest import Command, rewrite
+from tests import models
+from tests.cli.command import Command
 
 
 def _changed(model: Path, folder: Path, **entries: object) -> Path:
@@ -36,17 +38,10 @@ def test_a_path_that_does_not_exist(command: Command, tmp_path: Path) -> None:
     _complains(command, tmp_path / "smolm", "hi", of=("smolm", "Did you mean 'smollm'"))
 
 
-def test_a_hub_name_without_a_connection(tmp_path: Path) -> None:
-    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "generate", "nobody/nothing-7b", "hi"],
-        env=offline, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: 'nobody/nothing-7b'")
-    assert "no connection" in line
+def test_a_hub_name_without_a_connection(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    _complains(command, "nobody/nothing-7b", "hi", of=("error: 'nobody/nothing-7b'", "no connection"))
 
 
 def test_a_folder_that_is_no_model(command: Command, tmp_path: Path) -> None:
@@ -69,7 +64,7 @@ def test_weights_of_another_shape(command: Command, tiny: Path, tmp_path: Path) 
 
 def test_a_tokenizer_larger_than_the_vocabulary(command: Command, tiny: Path, tmp_path: Path) -> None:
     model = _changed(tiny, tmp_path, vocab_size=200)
-    rewrite(model, lambda name, tensor: tensor[:200] if tensor.shape[0] == 320 else tensor)
+    models.rewrite(model, lambda name, tensor: tensor[:200] if tensor.shape[0] == 320 else tensor)
     _complains(command, model, "hi", of=("287", "199"))
 
 
@@ -135,7 +130,7 @@ def test_an_option_that_does_not_exist(command: Command, tiny: Path) -> None:
 @pytest.mark.parametrize("more", [(), ("--temperature", "1"), ("--compare",), ("--json",)])
 def test_logits_that_are_not_numbers(command: Command, tiny: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     model = _changed(tiny, tmp_path)
-    rewrite(model, lambda name, tensor: tensor * torch.nan if name == "model.norm.weight" else tensor)
+    models.rewrite(model, lambda name, tensor: tensor * torch.nan if name == "model.norm.weight" else tensor)
     _complains(command, model, "hi", *more, of=("NaN", "weights"))
 
 
@@ -150,42 +145,45 @@ def test_a_bug_of_ours_keeps_its_traceback(command: Command, tiny: Path, monkeyp
         command("generate", tiny, "hi")
 
 
-def _interrupted(*arguments: object, after: str = "") -> tuple[int, str, str]:
-    """Ctrl-C as soon as something (that contains `after`) has been written to standard output."""
+def test_ctrl_c_prints_what_was_generated(endless: Path) -> None:
     running = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *map(str, arguments)],
+        [sys.executable, "-m", "paceline", "generate", endless, "the cat", "--ignore-eos", "-n", "40000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert running.stdout is not None
-    seen = b""
-    while not seen or after.encode() not in seen:
-        seen += os.read(running.stdout.fileno(), 1 << 16)
-        assert running.poll() is None
+    begun = os.read(running.stdout.fileno(), 1 << 16)
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
-    return running.returncode, (seen + out).decode(), err.decode()
-
-
-def test_ctrl_c_prints_what_was_generated(endless: Path) -> None:
-    code, out, err = _interrupted("generate", endless, "the cat", "--ignore-eos", "-n", 40_000)
-    assert code == 130
-    assert len(out) > 1
-    assert out.endswith("\n")
-    statistics, notice = err.splitlines()
+    rest, err = running.communicate(timeout=60)
+    assert begun
+    assert running.returncode == 130
+    assert (begun + rest).endswith(b"\n")
+    statistics, notice = err.decode().splitlines()
     assert 1 <= int(statistics.split()[0]) < 40_000
     assert statistics.endswith("stopped")
     assert notice.startswith("interrupted")
 
 
-def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(endless: Path, tmp_path: Path) -> None:
+def test_ctrl_c_in_a_file_of_prompts_keeps_whole_objects(
+    command: Command, endless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "prompts.jsonl"
     lines = ['{"prompt": "the cat", "max_tokens": 3, "ignore_eos": true}']
     lines += ['{"prompt": "the dog", "max_tokens": 40000, "ignore_eos": true}'] * 3
     path.write_text("\n".join(lines))
-    code, out, err = _interrupted("generate", endless, "-p", path, "--batch", 2, "--json", after="\n")
-    assert code == 130
-    records = [json.loads(line) for line in out.splitlines()]
+    write, presses = sys.stdout.write, iter([signal.SIGINT])
+
+    def pressing(text: str) -> int:
+        """Ctrl-C as soon as a line is out."""
+        written = write(text)
+        if "\n" in text and (pressed := next(presses, None)):
+            signal.raise_signal(pressed)
+        return written
+
+    monkeypatch.setattr(sys.stdout, "write", pressing)
+    result = command("generate", endless, "-p", path, "--batch", 2, "--json")
+    assert result.code == 130
+    records = [json.loads(line) for line in result.out.splitlines()]
     reasons = [r["finish_reason"] for r in records]
     assert reasons in (["length", "abort"], ["length", "abort", "abort"])  # the third may or may not have begun
     assert 1 <= records[1]["new_tokens"] < 40_000
-    assert "interrupted" in err
+    assert "interrupted" in result.err

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 
 import paceline.engine
 from paceline.cli.drive import Answer, Comparison, Interrupt, drive
@@ -18,6 +18,7 @@ from paceline.cli.prompts import Job
 from paceline.cli.repeats import Repeated, doubts, once, steady
 from paceline.cli.run import comparison
 from paceline.cli.show import CONTROLS, Screen
+from paceline.completion import Delta
 from paceline.engine import Engine
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -235,7 +236,7 @@ def test_a_file_of_prompts(command: Command, tiny: Path, tmp_path: Path, batch: 
         "",
         '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": true}',
         '{"prompt": "the dog", "temperature": 1.5, "seed": 4, "id": 7}',
-        '{"prompt": "and then", "max_tokens": 3, "ignore_eos": true}',
+        '{"prompt": "and then", "max_tokens": 3, "ignore_eos": true, "logprobs": 1}',
     )
     result = command("generate", tiny, "-p", path, "--json", "-n", 8, "--batch", batch)
     records = {r["index"]: r for r in map(json.loads, result.out.splitlines())}
@@ -246,6 +247,8 @@ def test_a_file_of_prompts(command: Command, tiny: Path, tmp_path: Path, batch: 
     assert records[2]["seed"] == 4
     assert "seed" not in records[0]
     assert records[3]["new_tokens"] == 3
+    assert [entry["top"][0][1] for entry in records[3]["logprobs"]] == [e["logprob"] for e in records[3]["logprobs"]]
+    assert "logprobs" not in records[0]
     alone = json.loads(command("generate", tiny, "the cat", "-n", 8, "--json").out)
     assert records[0]["text"] == alone["text"]
 
@@ -297,7 +300,7 @@ def test_broken_lines_are_named_and_the_rest_is_done(command: Command, tiny: Pat
     assert "'max_tokens'" in said["6"]
     assert "exactly one" in said["7"]
     assert "temperature" in said["9"]
-    assert '"3"' in said["10"]
+    assert "'3'" in said["10"]
     assert "UTF-8" in said["13"]
     assert "128" in said["14"]
 
@@ -362,3 +365,31 @@ def test_seconds_are_the_engine_s_alone(tiny: Path) -> None:
     assert naps.taken == 10
     assert answer.seconds < 0.7
     assert np.array_equal(answer.row.new_tokens, engine.generate([[*answer.row.tokens[:-10]]], job.params)[0].tokens)
+
+
+def test_ctrl_c_ends_a_run_between_two_rounds(tiny: Path) -> None:
+    """Of an answer under way what there is comes, even while its prompt is read; of one not begun nothing does."""
+    jobs = [Job(i, "the cat " * 10, SamplingParams(max_tokens=30, ignore_eos=True)) for i in range(3)]
+    engine, interrupt = Engine(tiny, max_batch=2, prefill_chunk=8), Interrupt()
+    step, rounds = engine.step, iter(range(100))
+
+    def press() -> list[Delta]:
+        interrupt.pressed = next(rounds) == 1
+        return step()
+
+    engine.step = press  # type: ignore[method-assign]
+    first, second = drive(engine, jobs, False, interrupt, lambda *_: None, lambda *_: None)
+    assert engine.rounds == 2
+    assert [first.job.index, second.job.index] == [0, 1]
+    assert {first.row.finish_reason, second.row.finish_reason, first.row.num_new} == {"abort", 0}
+    assert first.seconds == second.seconds == engine.profile.seconds
+    assert not engine.has_work
+
+
+def test_seconds_begin_with_the_answer_s_own_first_round(tiny: Path) -> None:
+    """An answer that waits for room is not charged for those before it."""
+    jobs = [Job(i, "the cat", SamplingParams(max_tokens=8, ignore_eos=True)) for i in range(4)]
+    engine = Engine(tiny, max_batch=1)
+    answers = list(drive(engine, jobs, None, Interrupt(), lambda *_: None, lambda *_: None))
+    assert all(answer.seconds > 0 for answer in answers)
+    assert sum(answer.seconds for answer in answers) == pytest.approx(engine.profile.seconds)

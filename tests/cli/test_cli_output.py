@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 from tests.disk import full_after
 
 FULL = Path("/dev/full")

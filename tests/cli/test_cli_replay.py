@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests import models
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 
 RESULT_KEYS = {
     "draft", "category", "mean_accepted_tokens", "answers", "rounds", "new_tokens", "draft_rate", "verified_per_round",
@@ -199,7 +199,7 @@ def test_ctrl_c_prints_what_is_done(tokenizer: Path, tmp_path: Path) -> None:
     assert running.returncode == 130, err
     told = json.loads(out)
     assert told["complete"] is False
-    assert err.splitlines() == ["interrupted; the above is what there was"]
+    assert err.splitlines() == ["interrupted; the figures above are of what was replayed"]
     assert "Interrupted" in page.read_text("utf-8")
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 
 import paceline
 from paceline.draft.registry import describe, names

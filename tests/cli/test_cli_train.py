@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from accelerate.state import AcceleratorState
 from tests import models
-from tests.cli.conftest import Command
+from tests.cli.command import Command
 from typer.testing import CliRunner
 
 from paceline.draft.neural.vocab import FILE, read_vocabulary

@@ -1,6 +1,6 @@
 """The options tables of docs/methods, made from the code.
 
-    python -m tests.draft.docs        # write them into the pages
+python -m tests.draft.docs        # write them into the pages
 """
 
 import re

@@ -1,7 +1,7 @@
 """Draft models out of tables, and the drafter `model` on them, for tests that need no weights.
 
-    target = TableTarget(vocab_size=8, order=2, seed=4)
-    engine = Engine(target, drafter(like(target, noise=1.0), stop="svip"))
+target = TableTarget(vocab_size=8, order=2, seed=4)
+engine = Engine(target, drafter(like(target, noise=1.0), stop="svip"))
 """
 
 from __future__ import annotations
@@ -124,4 +124,3 @@ class Replaying:
 def positions(signals: Mapping[int, np.ndarray], otherwise: np.ndarray) -> Callable[[Prefix], np.ndarray]:
     """Logits that depend on the number of tokens before alone."""
     return lambda prefix: signals.get(len(prefix), otherwise)
-

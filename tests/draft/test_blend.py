@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
-from paceline.draft.text.frozen import build_part
+from paceline.draft.text.freezing import build_part
 from paceline.draft.text.store import writing
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
@@ -103,9 +103,7 @@ def test_the_tree_holds_the_most_probable_paths(seed: int, with_corpus: bool, tm
     rng = np.random.default_rng(seed)
     text = rng.integers(1, 5, 40).tolist()
     documents = [rng.integers(1, 5, 25).tolist() for _ in range(3)] if with_corpus else []
-    config = BlendConfig(
-        nodes=12, longest=4, least=0.02, corpus=corpus(tmp_path, documents) if with_corpus else None
-    )
+    config = BlendConfig(nodes=12, longest=4, least=0.02, corpus=corpus(tmp_path, documents) if with_corpus else None)
     drafter = Blend(config)
     drafter.bind(with_tokenizer())
     one = Row(0, text, SamplingParams(max_tokens=6), max_context=1 << 20)
@@ -186,8 +184,8 @@ def test_rows_do_not_see_each_other() -> None:
 
 
 def test_bad_options_and_a_wrong_store_are_refused(tmp_path: Path) -> None:
-    for options in ({"nodes": 0}, {"longest": 9}, {"least": 1.0}, {"past": -1}):
-        with pytest.raises(MethodError, match="blend: "):
+    for options in ({"nodes": 0}, {"longest": 9}, {"least": 1.5}, {"past": -1}):
+        with pytest.raises(MethodError, match="BlendConfig: "):
             BlendConfig(**options)  # type: ignore[arg-type]
     path = corpus(tmp_path, [tokens("abc")])
     with pytest.raises(StoreError, match="there is no store"):

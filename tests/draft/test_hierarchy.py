@@ -1,7 +1,5 @@
 """hierarchy: what each store says, in which order they are asked, and the tree that is made of it."""
 
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from contextlib import nullcontext
 from pathlib import Path
@@ -209,7 +207,7 @@ def tree_of(lines: list[list[int]], ends: tuple[int, ...] = (), deep: int = 4, m
     return DraftTree(*_tree(9, padded(lines), np.array(ends, np.int64), deep, most))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(LINES, st.integers(1, 4), st.integers(1, 28))
 def test_the_tree_has_every_beginning_once_and_keeps_to_its_budget(lines, deep, most):
     tree = tree_of(lines, deep=deep, most=most)
@@ -401,7 +399,7 @@ def test_given_up_requests_are_not_learned_from_and_nothing_is_by_default():
         drafter.start(done)
         done.finish_reason = reason  # type: ignore[assignment]
         drafter.drop(done)
-        assert drafter._past.num_tokens == 0
+        assert drafter._past._generations == []
         assert sequences(drafter, "za") == []
 
 
@@ -440,13 +438,13 @@ def test_the_same_again_gives_the_same_drafts(tmp_path):
         ({"order": "WX"}, "order is 'WX'"),
         ({"order": "WW"}, "order is 'WW'"),
         ({"k": 0}, "k is 0"),
-        ({"n": 1}, "n 1"),
-        ({"nodes": 0}, "nodes 0"),
-        ({"past": -1}, "past -1"),
+        ({"n": 1}, "n is 1; it must be 2 or more"),
+        ({"nodes": 0}, "nodes is 0"),
+        ({"past": -1}, "past is -1"),
     ],
 )
 def test_impossible_options(options, says):
-    with pytest.raises(MethodError, match=f"hierarchy: .*{says}"):
+    with pytest.raises(MethodError, match=f"(HierarchyConfig|hierarchy): {says}"):
         HierarchyConfig(**options)
 
 
@@ -466,37 +464,3 @@ def test_stores_that_do_not_fit(tmp_path):
     bound(corpus=only_ngrams, order="WS")
     bound(model=only_ngrams, corpus=only_array)
     bound(model=str(tmp_path / "nowhere"), order="WL")
-
-
-PROGRAM = """
-from types import SimpleNamespace
-from paceline.draft.text import ngrams, suffix_array
-from paceline.draft import hierarchy
-from paceline.draft.registry import create
-from tests.draft.rows import row
-
-kernels = [ngrams._insert, ngrams._learn, ngrams._collect, ngrams._collect_frequent, ngrams._hash_all,
-           suffix_array._find, suffix_array._gather, hierarchy._tree, hierarchy._collect_paths]
-drafter = create("hierarchy,past=50,corpus=" + STORE)
-assert not any(kernel.signatures for kernel in kernels), "compiled before it was asked for"
-drafter.bind(SimpleNamespace(eos_token_ids=(46,), tokenizer=None))
-before = [len(kernel.signatures) for kernel in kernels]
-assert min(before) == 1, f"bind did not compile: {before}"
-for id, (text, room) in enumerate([("a", 9), ("abab", 3), ("abc" * 500, 100), ("xyzab", 2)]):
-    one = row(text, room, id=id)
-    drafter.start(one)
-    for gained in ([], [98], [99, 97]):
-        one.extend(gained)
-        drafter.propose([one])
-    one.finish_reason = "stop"
-    drafter.drop(one)
-assert [len(kernel.signatures) for kernel in kernels] == before, "a round compiled"
-print("fine")
-"""
-
-
-def test_bind_compiles_and_rounds_do_not(tmp_path):
-    store = spoken(tmp_path / "c", "abcde", "abxyz", "abxyw")
-    program = f"STORE = {store!r}\n{PROGRAM}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "fine\n", done.stderr

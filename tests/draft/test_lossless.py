@@ -8,6 +8,7 @@ import pytest
 from paceline.draft.registry import describe, names
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
+from tests.draft.prompts import PARAMS, PROMPTS, plain
 from tests.fakes import TableTarget
 
 ALONE = [name for name in names() if describe(name).checkpoint != "required"]
@@ -19,15 +20,11 @@ SPECS = [
     "sam,min_match=3+prompt-lookup",
     "sam+none",
 ]
-PARAMS = {
-    "greedy": SamplingParams(max_tokens=60),
-    "greedy, penalised": SamplingParams(max_tokens=40, repetition_penalty=1.3),
-    "sampled": SamplingParams(max_tokens=60, temperature=0.7, top_p=0.9, seed=3),
-    "ends early": SamplingParams(max_tokens=60, temperature=1.0, seed=5, stop_token_ids=[2, 6]),
-    "one token": SamplingParams(max_tokens=1),
-    "two tokens": SamplingParams(max_tokens=2),
-}
-PROMPTS = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9]
+KINDS = [
+    *((params, ()) for params in ("greedy", "greedy, penalised", "sampled", "one token")),
+    *((params, (0,)) for params in ("greedy", "sampled", "ends early", "two tokens")),
+]
+"""Names of PARAMS and end tokens: greedy and sampled text with both, the others with one."""
 
 
 def answers(target, spec, params, **options):
@@ -35,16 +32,10 @@ def answers(target, spec, params, **options):
     return [(one.tokens, one.finish_reason) for one in done]
 
 
-def plain(target, params):
-    rows = [target.plain(prompt, params) for prompt in PROMPTS]
-    return [(row.new_tokens.tolist(), row.finish_reason) for row in rows]
-
-
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
-@pytest.mark.parametrize("eos", [(), (0,)], ids=["no eos", "eos is token 0"])
-def test_equals_plain_decoding(spec, params, eos):
-    target = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
+@pytest.mark.parametrize(("kind", "eos"), KINDS)
+def test_equals_plain_decoding(spec, kind, eos):
+    target, params = TableTarget(vocab_size=8, order=2, seed=4, eos=eos), PARAMS[kind]
     expected = plain(target, params)
     assert answers(target, spec, params) == expected
     assert answers(target, spec, params, max_batch=2, prefill_chunk=4) == expected
@@ -54,8 +45,9 @@ def test_equals_plain_decoding(spec, params, eos):
 def test_stops_at_the_end_of_the_context(spec):
     target = TableTarget(vocab_size=8, order=2, seed=4, max_context=45)
     params = SamplingParams(max_tokens=100)
-    assert answers(target, spec, params) == plain(target, params)
-    assert {reason for _, reason in answers(target, spec, params)} == {"context"}
+    given = answers(target, spec, params)
+    assert given == plain(target, params)
+    assert {reason for _, reason in given} == {"context"}
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree
 from tests import drafters, models, native
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
-from tests.draft.test_lossless import PROMPTS, plain
+from tests.draft.prompts import PROMPTS, plain
 from tests.fakes import TableTarget
 from tests.rounds import shown
 
@@ -60,14 +61,25 @@ def written(target: Path | str, draft: str, params: SamplingParams | Sequence[Sa
     return Engine(str(target), draft, dtype="float32", device="cpu", **options).generate(TEXTS, params)
 
 
+@cache
+def alone(target: Path) -> list[list[int]]:
+    """What the target writes without drafts."""
+    return [done.tokens for done in written(target, "none")]
+
+
 # Lossless ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("target", "draft"), [("target", "close"), ("target", "foreign"), ("foreign", "close")])
+@pytest.mark.parametrize(
+    ("target", "draft", "rule"),
+    [
+        *(("target", "close", rule) for rule in RULES),
+        *((*pair, rule) for pair in (("target", "foreign"), ("foreign", "close")) for rule in (RULES[1], RULES[-1])),
+    ],
+)
 def test_any_pair_writes_what_the_target_alone_writes(folders, target, draft, rule):
     """A draft model in transformers behind a native target, and the other way round."""
-    expected = [done.tokens for done in written(folders[target], "none")]
+    expected = alone(folders[target])
     for batch in (1, 8):
         out = written(folders[target], f"model:{folders[draft]},stop={rule}", max_batch=batch)
         assert [done.tokens for done in out] == expected
@@ -109,7 +121,7 @@ def test_the_target_drafts_for_itself(folders, temperature):
 
 
 def test_in_front_of_and_behind_another_drafter(folders):
-    expected = [done.tokens for done in written(folders["target"], "none")]
+    expected = alone(folders["target"])
     for spec in (f"sam,min_match=1+model:{folders['close']}", f"model:{folders['close']}+sam"):
         assert [done.tokens for done in written(folders["target"], spec)] == expected
 
@@ -274,7 +286,8 @@ def test_a_folder_that_is_not_there(folders):
 
 
 def test_a_context_that_cannot_be(folders):
-    assert "1 token at least" in refused(folders["target"], f"model:{folders['close']},context=0")
+    says = refused(folders["target"], f"model:{folders['close']},context=0")
+    assert "model: context is 0; it must be 1 or more." in says
     says = refused(folders["target"], f"model:{folders['short']},context=25")
     assert "context is 25" in says
     assert "can read 24 tokens" in says
@@ -295,11 +308,11 @@ def test_no_checkpoint():
     ("options", "says"),
     [
         ("stop=entropy", "stop is 'entropy'; it must be fixed or confidence or svip or heuristic or adaptive."),
-        ("draft=0", "draft is 0; a drafter drafts at least 1 token"),
+        ("draft=0", "model: draft is 0; it must be 1 or more"),
         ("threshold=11", "threshold is 11; for this stop rule it is between 0 and 10"),
         ("stop=confidence,threshold=2", "threshold is 2; for this stop rule it is between 0 and 1"),
         ("stop=fixed,threshold=0.5", "the stop rule fixed has no threshold"),
-        ("tree=-1", "tree is -1 and width 10"),
+        ("tree=-1", "model: tree is -1; it must be 0 or more"),
     ],
 )
 def test_options_out_of_range(options, says):

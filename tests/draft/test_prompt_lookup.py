@@ -65,21 +65,21 @@ def transformers(text: list[int], max_ngram: int, draft: int, eos: int) -> list[
 TEXT = st.integers(1, 6).flatmap(lambda k: st.lists(st.integers(0, k), min_size=1, max_size=60))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXT, st.integers(1, 5), st.integers(1, 12))
 def test_published(text, longest, draft):
     config = PromptLookupConfig(max_ngram=longest, draft=draft)
     assert PromptLookup(config).lookup(np.array(text)).tolist() == published(text, longest, draft)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXT, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12))
 def test_vllm(text, shortest, more, draft):
     config = PromptLookupConfig("vllm", draft, shortest + more, shortest)
     assert PromptLookup(config).lookup(np.array(text)).tolist() == vllm(text, shortest, shortest + more, draft)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TEXT, st.integers(1, 5), st.integers(1, 12))
 def test_transformers(text, longest, draft):
     eos = 1
@@ -193,10 +193,10 @@ def test_nothing_to_copy(text):
     "options", [{"draft": 0}, {"max_ngram": 0}, {"min_ngram": 0}, {"min_ngram": 4}, {"variant": "vllm", "max_ngram": 0}]
 )
 def test_impossible_options(options):
-    with pytest.raises(MethodError, match="prompt-lookup: draft is"):
+    with pytest.raises(MethodError, match=r"(PromptLookupConfig: [a-z_]+|prompt-lookup: min_ngram) is"):
         PromptLookupConfig(**options)
 
 
 def test_impossible_memory():
-    with pytest.raises(MethodError, match="past is -1; it must be 0 or more tokens"):
+    with pytest.raises(MethodError, match="past is -1; it must be 0 or more"):
         PromptLookupConfig(past=-1)

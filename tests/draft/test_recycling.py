@@ -54,9 +54,7 @@ def mean_accepted(done: list) -> float:
 # The shape -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("size", "levels", "leaves"), [(80, [8, 21, 25, 15, 8, 3], 40), (60, [7, 20, 21, 8, 4], 30)]
-)
+@pytest.mark.parametrize(("size", "levels", "leaves"), [(80, [8, 21, 25, 15, 8, 3], 40), (60, [7, 20, 21, 8, 4], 30)])
 def test_published_shapes(size, levels, leaves):
     template = compile_template(paths_of(size), 8)
     assert len(template.parent) == len(template.rank) == size + 1
@@ -355,7 +353,7 @@ def test_prompts_need_a_target_whose_head_can_be_asked():
 def with_tokenizer(vocab_size: int = 30, fingerprint: str = "f00d") -> TableTarget:
     target = TableTarget(vocab_size, order=1, seed=5)
     speller = Spelling([b"x"] * vocab_size)
-    target.tokenizer = SimpleNamespace(fingerprint=fingerprint, name="toy", decoder=lambda _: speller)  # type: ignore
+    target.tokenizer = SimpleNamespace(fingerprint=fingerprint, name="toy", detokenizer=lambda _: speller)  # type: ignore
     return target
 
 
@@ -408,5 +406,5 @@ def test_there_may_be_nothing_to_save(tmp_path):
 
 
 def test_impossible_options():
-    with pytest.raises(MethodError, match="recycling: k is 0; it must be 1 or more"):
+    with pytest.raises(MethodError, match="k is 0; it must be 1 or more"):
         RecyclingConfig(k=0)

@@ -1,7 +1,5 @@
 """rest: the heaviest nodes of the trie of all continuations, and nothing from beyond a document."""
 
-import subprocess
-import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -100,7 +98,7 @@ def trie(documents, key, length):
     return weights
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 3), max_size=12), min_size=1, max_size=8),
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
@@ -112,7 +110,7 @@ def test_the_cut_is_a_sub_trie_of_the_heaviest(tmp_path_factory, documents, key,
     drafter = bound(corpus(folder, ["".join(map(chr, one)) for one in documents], end="\0"), nodes=nodes)
     array = drafter._array
     lo, hi = array.find(key)
-    found, parent, weights = drafter.tree(lo, hi, len(key), length, frozenset())
+    found, parent, weights = drafter.heaviest(lo, hi, len(key), length, frozenset())
     expected = trie([[*one, 0] for one in documents], key, length)
     assert len(found) == min(nodes, len(expected))
     walked = [()]
@@ -162,7 +160,7 @@ def test_a_place_without_a_store():
 
 @pytest.mark.parametrize("options", [{"nodes": 0}, {"hits": 0}, {"length": 0}, {"shortest": 0}, {"longest": 1}])
 def test_impossible_options(options):
-    with pytest.raises(MethodError, match="rest: nodes is"):
+    with pytest.raises(MethodError, match=r"(RestConfig: [a-z]+|rest: shortest) is"):
         RestConfig("x", **options)
 
 
@@ -187,29 +185,3 @@ def test_rows_share_the_corpus_and_nothing_else(store):
     rows = [row(text, id=i) for i, text in enumerate(["the c", "a cat", "zz"])]
     for one, tree in zip(rows, drafter.propose(rows), strict=True):
         assert paths(tree) == draft(bound(store), "".join(map(chr, one.tokens)))
-
-
-PROGRAM = """
-from paceline.draft.text import suffix_array, suffix_tree
-from paceline.draft import rest
-from paceline.draft.registry import create
-from tests.draft.rows import draft_of, target
-
-kernels = [suffix_array._longest, rest._heaviest]
-drafter, one = create(f'rest:{STORE}'), target()
-one.tokenizer = None
-drafter.bind(one)
-before = [len(kernel.signatures) for kernel in kernels]
-assert before == [1] * len(kernels), "bind did not compile"
-for text in ["a", "the cat", "abc" * 500]:
-    draft_of(drafter, text)
-assert [len(kernel.signatures) for kernel in kernels] == before, "a round compiled"
-print("fine")
-"""
-
-
-def test_bind_compiles_and_rounds_do_not(tmp_path):
-    store = corpus(tmp_path / "s", ["the cat sat", "the cat ran"])
-    program = f"STORE = {store!r}\n{PROGRAM}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "fine\n", done.stderr

@@ -1,7 +1,5 @@
 """suffix: the most frequent continuation, its sources, and what it remembers of finished requests."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -185,7 +183,7 @@ def test_a_corpus_is_a_source_too(tmp_path):
     ],
 )
 def test_impossible_options(options):
-    with pytest.raises(MethodError, match=r"suffix: (depth|factor) is"):
+    with pytest.raises(MethodError, match=r"(SuffixConfig: [a-z_]+|suffix: factor) is"):
         SuffixConfig(**options)
 
 
@@ -204,29 +202,3 @@ def test_with_a_past_answers_are_plain_decoding_s(spec, batch, temperature):
         assert [one.tokens for one in done] == plain
         rounds.append(sum(one.rounds for one in done))
     assert rounds[1] < rounds[0], "the same questions again are answered faster"
-
-
-PROGRAM = """
-from paceline.draft.text import suffix_array, suffix_tree
-from paceline.draft import rest
-from paceline.draft.registry import create
-from tests.draft.rows import draft_of, target
-
-kernels = [suffix_tree._append, suffix_tree._speculate, suffix_array._speculate]
-drafter, one = create(f'suffix,corpus={STORE},past=50'), target()
-one.tokenizer = None
-drafter.bind(one)
-before = [len(kernel.signatures) for kernel in kernels]
-assert before == [1] * len(kernels), "bind did not compile"
-for text in ["a", "the cat", "abc" * 500]:
-    draft_of(drafter, text)
-assert [len(kernel.signatures) for kernel in kernels] == before, "a round compiled"
-print("fine")
-"""
-
-
-def test_bind_compiles_and_rounds_do_not(tmp_path):
-    store = corpus(tmp_path / "s", ["the cat sat", "the cat ran"])
-    program = f"STORE = {store!r}\n{PROGRAM}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "fine\n", done.stderr

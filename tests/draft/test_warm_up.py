@@ -1,31 +1,65 @@
 """Nothing is compiled in a timed round: `bind` has done it."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-import pytest
+from paceline.draft.text import ngrams, suffix_array
+from tests.draft.stores import corpus
+
+METHODS = ["prompt-lookup", "sam", "rest", "suffix", "hierarchy"]
 
 PROGRAM = """
-from paceline.draft import prompt_lookup
-from paceline.draft.text import automaton
+import os, sys, traceback
+from paceline.draft import hierarchy, prompt_lookup, rest
+from paceline.draft.text import automaton, ngrams, suffix_array, suffix_nodes
 from paceline.draft.registry import create
-from tests.draft.rows import draft_of, target
+from tests.draft.rows import row, target
 
-kernels = [prompt_lookup._find] if SPEC == "prompt-lookup" else [automaton._extend, automaton._hash_all]
-drafter = create(SPEC)
-assert not any(kernel.signatures for kernel in kernels), "compiled before it was asked for"
-drafter.bind(target())
-before = [len(kernel.signatures) for kernel in kernels]
-assert min(before) == 1, "bind did not compile"
-for text in ["a", "abab", "abc" * 500]:
-    draft_of(drafter, text)
-assert [len(kernel.signatures) for kernel in kernels] == before, "a round compiled"
-print("fine")
+STORE = sys.argv[1]
+KERNELS = {
+    "prompt-lookup": [prompt_lookup._find],
+    "sam": [automaton._extend, automaton._hash_all],
+    f"rest:{STORE}": [suffix_array._longest, rest._heaviest],
+    f"suffix,corpus={STORE},past=50": [suffix_nodes.append, suffix_nodes.speculate, suffix_array._speculate],
+    f"hierarchy,past=50,corpus={STORE}": [
+        ngrams._insert, ngrams._learn, ngrams._collect, ngrams._collect_frequent, ngrams._hash_all,
+        suffix_array._find, suffix_array._gather, hierarchy._tree, hierarchy._collect_paths,
+    ],
+}
+
+def check(spec, kernels):
+    drafter, one = create(spec), target(".")
+    one.tokenizer = None
+    assert not any(kernel.signatures for kernel in kernels), "compiled before it was asked for"
+    drafter.bind(one)
+    before = [len(kernel.signatures) for kernel in kernels]
+    assert all(before), f"bind did not compile: {before}"
+    for id, (text, room) in enumerate([("a", 9), ("abab", 3), ("the cat", 100), ("abc" * 500, 100), ("xyzab", 2)]):
+        request = row(text, room, id=id)
+        drafter.start(request)
+        for gained in ([], [98], [99, 97]):
+            request.extend(gained)
+            drafter.propose([request])
+        request.finish_reason = "stop"
+        drafter.drop(request)
+    assert [len(kernel.signatures) for kernel in kernels] == before, "a round compiled"
+
+for spec, kernels in KERNELS.items():
+    if not (child := os.fork()):  # each in a process where nothing is compiled
+        try:
+            check(spec, kernels)
+            print(spec, flush=True)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+    os.waitpid(child, 0)
 """
 
 
-@pytest.mark.parametrize("spec", ["prompt-lookup", "sam"])
-def test_bind_compiles_and_rounds_do_not(spec):
-    program = f"SPEC = {spec!r}\n{PROGRAM}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "fine\n", done.stderr
+def test_bind_compiles_and_rounds_do_not(tmp_path: Path) -> None:
+    """Of all methods with kernels, in an interpreter of its own that imports once."""
+    store = corpus(tmp_path / "store", ["abcde", "abxyz", "abxyw", "the cat sat"], parts=(ngrams, suffix_array))
+    done = subprocess.run([sys.executable, "-c", PROGRAM, store], capture_output=True, text=True)
+    assert re.findall(r"^[\w-]+", done.stdout, re.MULTILINE) == METHODS, done.stderr

@@ -1,6 +1,6 @@
 """Plots: round ticks, whole SVG, text that stays text."""
 
-from paceline.pages.plots import COLORS, FAINT, SMALL, Line, columns, plot, ticks
+from paceline.pages.plots import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
 
 
 def test_ticks_are_round_and_span_the_values() -> None:
@@ -12,7 +12,7 @@ def test_ticks_are_round_and_span_the_values() -> None:
 
 
 def test_names_and_tips_are_text() -> None:
-    drawn = plot([Line([(1, 2.0)], ["<i>tip"], [COLORS[0]], "<b>name")], "<across", "<up", label="<label")
+    drawn = plot([Curve([(1, 2.0)], ["<i>tip"], [COLORS[0]], "<b>name")], "<across", "<up", label="<label")
     for words in ("&lt;i&gt;tip", "&lt;b&gt;name", "&lt;across", "&lt;up", "&lt;label"):
         assert words in drawn
     assert columns([1], ["<n"], ["<t"], COLORS[0], ys=(0, 1), label='"<l').count("&lt;") == 3
@@ -20,11 +20,11 @@ def test_names_and_tips_are_text() -> None:
 
 def test_nothing_to_plot() -> None:
     assert plot([]) == ""
-    assert plot([Line([], [], [])]) == ""
+    assert plot([Curve([], [], [])]) == ""
 
 
 def test_a_faint_line_has_no_points() -> None:
-    lines = [Line([(1, 1.0), (2, 3.0)], [], [FAINT]), Line([(1, 2.0)], ["tip"], [COLORS[0]])]
+    lines = [Curve([(1, 1.0), (2, 3.0)], [], [FAINT]), Curve([(1, 2.0)], ["tip"], [COLORS[0]])]
     drawn = plot(lines, frame=SMALL, xs=(1, 2), ys=(0, 4))
     assert drawn.count("<circle") == 1
     assert drawn.count('class="faint"') == 1

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from paceline.pages.replay import page
-from paceline.replay.run import OVERALL
+from paceline.replay.report import OVERALL
 
 VOID = {"meta", "br"}
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tests.bench.runs import TASKS, WHY, make_run
 
-from paceline.pages.bench import page, read_run
+from paceline.pages.bench import page
+from paceline.pages.bench_run import read_run
 
 CHROMIUM = shutil.which("chromium")
 QUIET = (

@@ -15,7 +15,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import MethodError
-from paceline.replay.tokens import Turn
+from paceline.replay.tokens import RecordedAnswer
 from paceline.replay.walk import Recording, Tally, replay, replayable, tokens_only
 from paceline.round import Round
 from paceline.row import Row
@@ -28,8 +28,8 @@ from tests.fakes import TableTarget
 EOS = 7
 
 
-def turn(prompt: Sequence[int], answer: Sequence[int]) -> Turn:
-    return Turn(np.array(prompt, np.int64), np.array(answer, np.int64))
+def turn(prompt: Sequence[int], answer: Sequence[int]) -> RecordedAnswer:
+    return RecordedAnswer(np.array(prompt, np.int64), np.array(answer, np.int64))
 
 
 class Fixed(Drafter):
@@ -51,7 +51,7 @@ class Fixed(Drafter):
         assert row.tokens[-len(accepted.tokens) :].tolist() == accepted.tokens
 
 
-def of(drafter: Drafter, one: Turn) -> Tally:
+def of(drafter: Drafter, one: RecordedAnswer) -> Tally:
     tally = Tally()
     replay(drafter, one, 0, tally)
     return tally

@@ -136,7 +136,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.capacity % GRANULE == 0
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestCacheMachine = CacheMachine.TestCase
 
 

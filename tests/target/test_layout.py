@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.round import Segment
-from paceline.target.layout import FEWEST, KEY_GRANULE, SHARED_QUERIES, Group, Layout, familiar, plan
+from paceline.target.layout import FEWEST, KEY_GRANULE, SHARED_QUERIES, Group, Layout, padded_size, plan
 
 
 @dataclass
@@ -162,12 +162,12 @@ def test_logits_are_those_of_the_last_nodes_of_each_segment(case: Case) -> None:
         assert layout.wanted.tolist() == wanted
 
 
-def test_familiar_numbers_are_few_and_near() -> None:
-    every = {familiar(n) for n in range(1, 97)}
+def test_padded_sizes_are_few_and_near() -> None:
+    every = {padded_size(n) for n in range(1, 97)}
     assert len(every) < 27
-    assert {familiar(n) for n in every} == every
-    assert all(n <= familiar(n) <= max(1.25 * n, n) for n in range(1, 5000))
-    assert [familiar(n) for n in (1, 2, 3, 4, 5, 17, 81, 250, 257, 513)] == [1, 2, 3, 4, 6, 20, 88, 256, 288, 576]
+    assert {padded_size(n) for n in every} == every
+    assert all(n <= padded_size(n) <= max(1.25 * n, n) for n in range(1, 5000))
+    assert [padded_size(n) for n in (1, 2, 3, 4, 5, 17, 81, 250, 257, 513)] == [1, 2, 3, 4, 6, 20, 88, 256, 288, 576]
 
 
 @pytest.mark.parametrize("window", [None, 5])

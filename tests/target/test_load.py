@@ -140,7 +140,7 @@ def test_no_such_folder(good: Path) -> None:
     fails(lambda: load(good.parent / "tiyn"), "there is no folder", "Did you mean 'tiny'?")
     fails(lambda: load(f"{good.parent}/tinny"), "Did you mean 'tiny'?")
     fails(lambda: load("./nothing/here"), "there is no folder", "nor is there a folder nothing")
-    fails(lambda: load(good / "model.safetensors"), "is a file", "name the folder")
+    fails(lambda: load(good / "model.safetensors"), "is a file", "name its folder")
 
 
 def test_a_path_of_two_parts_is_a_path_where_the_first_exists(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:

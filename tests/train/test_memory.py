@@ -6,11 +6,12 @@ import sys
 import pytest
 
 SCRIPT = """
-import resource, sys
+import ctypes, resource, sys
 from paceline.train.memory import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     print("no glibc")
     sys.exit()
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: small pages, whatever the machine prefers
 def use():
     b"x" * (64 << 20)  # 64 MB, freed at once
 use()
@@ -30,5 +31,4 @@ def faults(how: str) -> int:
 
 
 def test_freed_memory_is_kept() -> None:
-    assert faults("keep") < 200
-    assert faults("leave") > 1000
+    assert 10 * faults("keep") < faults("leave")

@@ -6,15 +6,14 @@ All contestants of a run get the same token ids and the same limits, one after a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import PacelineError
 
 
@@ -59,11 +58,6 @@ class Contestant(ABC):
         """Forget what earlier questions taught it: called after the warm-up and between repetitions, so that no
         question is answered by one that has seen its answer."""
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is asked inside meets it as new and teaches it nothing. Here: for those that never learn."""
-        yield
-
     def wake(self, seconds: float) -> None:
         """Work for so long, or a little longer, unrecorded and without teaching a drafter anything, so that what is
         asked next finds the processor as fast and the caches as full as under load. Here: this process's threads."""
@@ -73,10 +67,10 @@ class Contestant(ABC):
             torch.mm(square, square)
 
     @abstractmethod
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
-        """Answer `prompts` (token ids) together, timed: one Turn each. `plain_tokens` is for the caller to fill in.
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+        """Answer `prompts` (token ids) together, timed: one Reply each. `plain_tokens` is for the caller to fill in.
 
-        Every Turn's `seconds` is the time of the whole call."""
+        Every Reply's `seconds` is the time of the whole call."""
 
     def close(self) -> None:  # noqa: B027
         """Give memory and processes back; called once, after a failed `open`, or none, too."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.metrics import BASELINE, OVERALL
-from paceline.bench.record import Answer, good
+from paceline.bench.record import PEER, Answer, good
 
 ABOVE = 1.1
 """Speed-ups may be above the mean accepted tokens by this factor: that much is noise, more is impossible."""
@@ -50,7 +50,7 @@ def _impossible(results: Iterable[Mapping[str, Any]]) -> list[str]:
         "mean accepted tokens, which is impossible"
         for row in results
         if row["category"] == OVERALL
-        and not row["method"].startswith("peer:")
+        and not row["method"].startswith(PEER)
         and is_impossible(row["speedup"], row["mean_accepted_tokens"])
     ]
 

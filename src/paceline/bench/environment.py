@@ -49,9 +49,10 @@ def environment(*, dtype: str, device: str) -> dict[str, Any]:
     }
 
 
-def machine(told: dict[str, Any]) -> dict[str, Any]:
+def machine(facts: dict[str, Any]) -> dict[str, Any]:
     """The part of an environment that must not change in the middle of a run."""
-    return {key: told[key] for key in ("paceline", "torch", "transformers", "cpu", "threads", "gpu", "device", "dtype")}
+    fixed = ("paceline", "torch", "transformers", "cpu", "threads", "gpu", "device", "dtype")
+    return {key: facts[key] for key in fixed}
 
 
 def load() -> float | None:
@@ -116,9 +117,9 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         yield peak
         peak.bytes = torch.cuda.max_memory_allocated(device)
     else:
-        told = _reset_resident()
+        is_reset = _reset_resident()
         yield peak
-        peak.bytes = _resident_peak() if told else None
+        peak.bytes = _resident_peak() if is_reset else None
 
 
 def _reset_resident() -> bool:

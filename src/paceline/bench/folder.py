@@ -22,7 +22,6 @@ from paceline.errors import PacelineError
 from paceline.records import Appender, as_object, loads, write_whole
 
 RUN, ANSWERS, SUMMARY = "run.json", "answers.jsonl", "summary.json"
-CALIBRATION, SWEEPS = "calibration.json", "sweeps.json"
 
 IDENTITY = ("model", "fingerprint", "as_large", "suite", "options", "machine")
 """What two runs must share to be one: they are compared when a run goes on."""
@@ -72,7 +71,7 @@ class RunFolder:
         _write(self.path / name, value)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the run; None if there is none, or none that can be read."""
+        """A JSON file of the run; None if there is none that can be read."""
         return _read(self.path / name)
 
     def __enter__(self) -> RunFolder:
@@ -117,29 +116,6 @@ def answers_of(path: Path) -> list[Answer]:
         raise PacelineError(f"{path / ANSWERS} cannot be read: {error.strerror}") from error
 
 
-def calibrated(path: Path) -> list[str]:
-    """What was calibrated so far in the run that a folder holds."""
-    return list(_read(path / CALIBRATION) or {})
-
-
-def calibrations_of(path: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run in `path` calibrated, for `run` to use.
-
-    Raises PacelineError if there is none, or if it was of another model, on another machine or in other batches."""
-    try:
-        other = loads((path / RUN).read_bytes())
-        found: dict[str, Any] = loads((path / CALIBRATION).read_bytes())
-        both = other, json.loads(json.dumps(run))
-        theirs, ours = ({**side, "batch": side["options"]["batch"]} for side in both)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PacelineError(f"{path} is not the folder of a run that was calibrated: {error!r}") from None
-    for key in ("fingerprint", "as_large", "machine", "batch"):
-        if theirs.get(key) != ours.get(key):
-            was, is_now = _difference(theirs.get(key), ours.get(key))
-            raise PacelineError(f"the calibration of {path} is of another run: its {key} {was} and now {is_now}")
-    return found
-
-
 def _difference(before: Any, now: Any) -> tuple[str, str]:
     """The two in words; of objects, only what differs."""
     if isinstance(before, dict) and isinstance(now, dict):
@@ -178,10 +154,10 @@ def _whole(lines: FileIO, path: Path) -> list[Answer]:
 def _read(file: Path) -> dict[str, Any] | None:
     """A JSON object; None if there is none, or none that can be read."""
     try:
-        found = loads(file.read_bytes())
+        value = loads(file.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _write(file: Path, value: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 Greedy answers may differ in a dtype of few bits, because a forward over many tokens rounds differently from one over
 a single token, and of two logits that are nearly equal the other one then wins. Whether that is what happened can be
-told: the two tokens' logits, computed exactly, lie closer together than the dtype's own noise, and no third is above
+seen: the two tokens' logits, computed exactly, lie closer together than the dtype's own noise, and no third is above
 them. Anything else is a bug.
 
     with Judge(target, exact) as judge:
@@ -23,7 +23,7 @@ from paceline.target.base import Target
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """gap: how far the lower of the two logits lies below the best of all, exactly computed; noise: how much the
     dtype changes a logit there (the most over the vocabulary)."""
 
@@ -39,7 +39,7 @@ class Judge:
 
     def __init__(self, target: Target, exact: Target, chunk: int = 512):
         self._exact = _Reader(exact, 1, chunk)
-        self._own = [_Reader(target, behind, chunk) for behind in (1, 16)]
+        self._own = [_Reader(target, last, chunk) for last in (1, 16)]
         self._logits = lru_cache(maxsize=256)(self._both)
 
     def __enter__(self) -> Judge:
@@ -49,14 +49,14 @@ class Judge:
         for reader in (self._exact, *self._own):
             reader.close()
 
-    def verdict(self, prefix: Sequence[int], plain: int, other: int) -> Verdict:
-        """Whether `other` instead of `plain` behind `prefix` (prompt and common tokens) is a tie."""
+    def verdict(self, prefix: Sequence[int], plain: int, other: int) -> Judgement:
+        """Whether `other` instead of `plain` after `prefix` (prompt and common tokens) is a tie."""
         exact, noise = self._logits(tuple(prefix))
         gap = float(exact.max() - exact[[plain, other]].min())
-        return Verdict("tie" if gap <= 2 * noise else "bug", round(gap, 6), round(noise, 6))
+        return Judgement("tie" if gap <= 2 * noise else "bug", round(gap, 6), round(noise, 6))
 
     def _both(self, prefix: tuple[int, ...]) -> tuple[torch.Tensor, float]:
-        """Logits behind `prefix` in float32, and by how much the target's own differ, computed in two ways."""
+        """Logits after `prefix` in float32, and by how much the target's own differ, computed in two ways."""
         exact = self._exact.logits(prefix)
         own = [reader.logits(prefix) for reader in self._own]
         differences = [float((one - exact).abs().max()) for one in own]
@@ -64,17 +64,17 @@ class Judge:
 
 
 class _Reader:
-    """A row of a target, and what it has read. behind: how many tokens before a prefix's end are run in one forward;
+    """A row of a target, and what it has read. last: tokens before a prefix's end that are run in one forward;
     what comes before them is run in chunks, and kept for the next prefix."""
 
-    def __init__(self, target: Target, behind: int, chunk: int):
-        self._target, self._behind, self._chunk = target, behind, chunk
+    def __init__(self, target: Target, last: int, chunk: int):
+        self._target, self._last, self._chunk = target, last, chunk
         self._slot: int | None = None
         self._read: tuple[int, ...] = ()
 
     def logits(self, prefix: tuple[int, ...]) -> torch.Tensor:
-        """Logits behind `prefix`, float32 [V]."""
-        cut = max(len(prefix) - self._behind, 0)
+        """Logits after `prefix`, float32 [V]."""
+        cut = max(len(prefix) - self._last, 0)
         if self._slot is None or prefix[:cut][: len(self._read)] != self._read:
             self.close()
             self._slot = self._target.add_row(len(prefix) + 1)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.large import Enlargement, Proportions, cache_home, copy_files, fingerprint_of, large_folder, padded
+from paceline.bench.large import cache_home, copy_files, fingerprint_of, large_folder, padded
+from paceline.bench.proportions import Enlargement, Proportions
 from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.errors import ModelError
 from paceline.records import loads
@@ -42,7 +43,7 @@ def _large_part(part: str, target: Target, done: Enlargement) -> str:
 
 
 def _with_exits(part: str, exits: str | None, grown: Path) -> str:
-    """`part` with the exits that it names, behind the same layers of the enlarged draft."""
+    """`part` with the exits that it names, after the same layers of the enlarged draft."""
     if exits is None or not all(exit.strip().isdecimal() for exit in exits.split(",")):
         return part  # what is no number will be refused by name
     factor = Enlargement.read(grown).layer_factor
@@ -52,10 +53,10 @@ def _with_exits(part: str, exits: str | None, grown: Path) -> str:
 def _config(checkpoint: str) -> dict[str, Any] | None:
     """config.json of a draft model or of an adapter; None for whatever else a drafter may read."""
     try:
-        found = loads((Path(checkpoint).expanduser() / CONFIG).read_bytes())
+        config = loads((Path(checkpoint).expanduser() / CONFIG).read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and ("model_type" in found or KIND in found) else None
+    return config if isinstance(config, dict) and ("model_type" in config or KIND in config) else None
 
 
 def large_draft_model(checkpoint: str, done: Enlargement) -> Path:
@@ -83,7 +84,7 @@ def large_adapter(folder: Path, target: Target, done: Enlargement) -> Path:
     if (kept / CONFIG).exists():
         return kept
     if "exit_layer" not in config:
-        raise ModelError(f"{folder} cannot be enlarged: it is neither a model nor an adapter behind a layer")
+        raise ModelError(f"{folder} cannot be enlarged: it is neither a model nor an adapter after a layer")
     factor = done.width_factor  # of width and heads alike
     large = {
         name: padded(name, tensor, tuple(factor * side for side in tensor.shape), factor)

@@ -19,7 +19,7 @@ import numpy as np
 
 from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
-from paceline.bench.record import Answer, Turn, good
+from paceline.bench.record import Answer, Reply, good
 from paceline.cost import model as cost
 
 BASELINE = "none"
@@ -47,7 +47,7 @@ def mean_accepted_tokens(answers: Answers) -> float | None:
 
 
 def block_efficiency(answers: Answers) -> float | None:
-    """Mean length of the rounds behind the prompt: what a round that could draft brought. Plain decoding is 1.
+    """Mean length of the rounds after the prompt: what a round that could draft brought. Plain decoding is 1.
 
     tau of Leviathan et al. 2023 and VocabTrim; mean accepted tokens without each turn's first round."""
     return _mean(n for turn in _turns(answers) for n in (turn.lengths or ())[1:])
@@ -65,7 +65,7 @@ def accepted_by_depth(answers: Answers) -> list[float] | None:
     return [float(np.mean(accepted[depths >= d] >= d)) for d in range(1, depths.max() + 1)]
 
 
-def _accepted(turn: Turn) -> list[int]:
+def _accepted(turn: Reply) -> list[int]:
     """Drafted tokens kept in each round. An answer may end inside a draft: its last token is then a drafted one."""
     accepted = [n - 1 for n in turn.lengths or ()]
     if turn.runs and turn.runs[-1][0]:
@@ -74,12 +74,12 @@ def _accepted(turn: Turn) -> list[int]:
 
 
 def drafted_per_round(answers: Answers) -> float | None:
-    """Drafted tokens (nodes of the tree but for its root) that a round behind the prompt had verified."""
+    """Drafted tokens (nodes of the tree but for its root) that a round after the prompt had verified."""
     return _mean(n for turn in _turns(answers) for n in (turn.nodes or ())[1:])
 
 
 def calls_per_round(answers: Answers) -> float | None:
-    """Forwards of a draft model, one after another, for each round behind the prompt; 0 for drafters without one."""
+    """Forwards of a draft model, one after another, for each round after the prompt; 0 for drafters without one."""
     turns = [turn for turn in _turns(answers) if turn.lengths]
     rounds = sum(len(turn.lengths or ()) - 1 for turn in turns)
     return sum(turn.calls for turn in turns) / rounds if rounds else None
@@ -107,8 +107,8 @@ def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None
 
     decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
             are the tokens that came until then."""
-    found = totals(answers, decode=decode)
-    return found[0] / found[1] if found and found[1] > 0 else None
+    total = totals(answers, decode=decode)
+    return total[0] / total[1] if total and total[1] > 0 else None
 
 
 def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float | None:
@@ -140,7 +140,7 @@ def speedup_interval(
 
 def tokens_per_second_spec_bench(answers: Answers) -> float | None:
     """As Spec-Bench's speed.py: the mean over questions of new tokens / seconds, each of all turns, then over the
-    repeats. Plain decoding's tokens are those of its text encoded again, less one (`Turn.plain_tokens`).
+    repeats. Plain decoding's tokens are those of its text encoded again, less one (`Reply.plain_tokens`).
 
     Short answers weigh as much as long ones. Meant for questions answered one at a time."""
     speeds = _spec_bench(answers)
@@ -221,7 +221,7 @@ def peak_bytes(answers: Answers) -> int | None:
 def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
     """(turn, position) of the first token that is not plain decoding's, both from 0; None if all are the same.
 
-    The position may be one behind the shorter answer's end."""
+    The position may be one after the shorter answer's end."""
     for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
         if mine.tokens != other.tokens:
             same = [a == b for a, b in zip(mine.tokens, other.tokens, strict=False)]
@@ -245,8 +245,8 @@ def looping(answers: Answers) -> float | None:
 
 
 def too_short(answers: Answers) -> float | None:
-    """Share of answers that do not loop and of which a turn was cut off before it had as many tokens as a loop is told
-    by: it may have been about to run into one."""
+    """Share of answers that do not loop and of which a turn was cut off before it had enough tokens to
+    recognise a loop: it may have been about to run into one."""
     return _mean(any(_is_cut(turn) for turn in answer.turns) and not _loops(answer) for answer in good(answers))
 
 
@@ -256,7 +256,7 @@ def speedup_without_loops(answers: Answers, plain: Answers) -> float | None:
     return speedup(answers, [answer for answer in plain if (answer.group, answer.repeat) not in left_out])
 
 
-def _is_cut(turn: Turn) -> bool:
+def _is_cut(turn: Reply) -> bool:
     return turn.finish != "stop" and len(turn.tokens) < WINDOW
 
 
@@ -277,13 +277,13 @@ def summarize(
 ) -> list[dict[str, Any]]:
     """Every figure of every method: a dict each for "overall" and for its tasks, plain decoding first.
 
-    facts      of each method, in the order that they are told in: draft_bytes and target_bytes. A method of which there
+    facts      of each method, in the order of the results: draft_bytes and target_bytes. A method of which there
                is no answer gets its overall dict too, with what facts say under "unavailable" as the reason.
     judged     differing answers, with "method" and "question": the dicts come back under "differs".
     predicted  speed-ups by (method, category).
 
     answers is how many there are of the method, compared how many of those count in its speed-up; failed is None or
-    why it failed; new_tokens, seconds and rounds are of all repeats. None where a figure is not told."""
+    why it failed; new_tokens, seconds and rounds are of all repeats. None where a figure is unknown."""
     every = list(answers)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:
@@ -292,7 +292,7 @@ def summarize(
     tasks = list(dict.fromkeys(answer.task for answer in every))
     task_of = {answer.question: answer.task for answer in every}
     differing = list(judged)
-    told = []
+    figures = []
     for method in methods:
         of_method = facts.get(method, {})
         for category in (OVERALL, *tasks):
@@ -304,7 +304,7 @@ def summarize(
                 for one in differing
                 if one["method"] == method and category in (OVERALL, task_of.get(one["question"]))
             ]
-            told.append(
+            figures.append(
                 {
                     "method": method,
                     "category": category,
@@ -315,7 +315,7 @@ def summarize(
                     "predicted": predicted.get((method, category)),
                 }
             )
-    return told
+    return figures
 
 
 def _of(answers: Answers, category: str) -> list[Answer]:
@@ -369,7 +369,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
 
 
 def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> float | None:
-    """None for a draft model whose calls, or whose target's bytes, are not told."""
+    """None for a draft model whose calls, or whose target's bytes, are unknown."""
     calls, draft, target = calls_per_round(answers), facts.get("draft_bytes", 0), facts.get("target_bytes", 0)
     if tau is None or calls is None or bool(calls) != bool(draft) or (calls and not target):
         return None
@@ -381,10 +381,10 @@ def _portions(whole: int, portion: int) -> Iterator[int]:
     return (min(portion, whole - done) for done in range(0, whole, portion))
 
 
-def _turns(answers: Answers) -> Iterator[Turn]:
+def _turns(answers: Answers) -> Iterator[Reply]:
     return (turn for answer in good(answers) for turn in answer.turns)
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return float(np.mean(found)) if found else None
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else None

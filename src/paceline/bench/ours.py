@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.bench.contestant import Ask, Contestant
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.completion import Delta
 from paceline.draft.registry import create
 from paceline.engine import Engine
@@ -27,11 +27,11 @@ from paceline.target.tokenizer import Tokenizer
 class Ours(Contestant):
     """A drafter, by its spec, on a target that is shared with the other drafters of a run.
 
-    put  the spec that is really made, where the record calls it by another."""
+    made  the spec of the drafter that is made, where it differs from the one in the record."""
 
-    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, put: str | None = None):
+    def __init__(self, spec: str, target: Target, tokenizer: Tokenizer, *, batch: int, made: str | None = None):
         super().__init__(spec, target_bytes=target.weight_bytes)
-        self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, put or spec
+        self.target, self.tokenizer, self.batch, self.spec = target, tokenizer, batch, made or spec
         self._engine: Engine | None = None
 
     @property
@@ -54,12 +54,12 @@ class Ours(Contestant):
         self._engine = None
 
     def wake(self, seconds: float) -> None:
-        plain = Engine(self.target, "none", tokenizer=self.tokenizer)
+        plain = Engine(self.target, tokenizer=self.tokenizer)
         began = perf_counter()
         while perf_counter() - began < seconds:
             plain.generate([[1]], SamplingParams(max_tokens=2, ignore_eos=True))
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
         began = perf_counter()
         with closing(self.engine.stream(prompts, _params(ask, len(prompts)))) as deltas:
@@ -76,8 +76,8 @@ class Ours(Contestant):
         parts = getattr(self.engine.drafter, "parts", (self.engine.drafter,))
         self.draft_bytes = round(sum(part.weight_bytes for part in parts))
 
-    def _turn(self, row: Row, rounds: Sequence[tuple[float, Delta]], seconds: float) -> Turn:
-        return Turn(
+    def _turn(self, row: Row, rounds: Sequence[tuple[float, Delta]], seconds: float) -> Reply:
+        return Reply(
             prompt_tokens=row.prompt_length,
             tokens=row.new_tokens.tolist(),
             text=self.tokenizer.decode(row.new_tokens.tolist()),
@@ -103,12 +103,12 @@ def _params(ask: Ask, count: int) -> list[SamplingParams]:
 
 def _runs(row: Row, tokenizer: Tokenizer) -> list[tuple[str, str, int]]:
     """Text of every run; a character made of several tokens belongs to the run that completes it."""
-    decoder, tokens, at = tokenizer.decoder(), row.new_tokens.tolist(), 0
+    detokenizer, tokens, at = tokenizer.detokenizer(), row.new_tokens.tolist(), 0
     runs = []
     for who, count in row.runs:
-        runs.append((who, "".join(map(decoder.push, tokens[at : at + count])), count))
+        runs.append((who, "".join(map(detokenizer.push, tokens[at : at + count])), count))
         at += count
-    if runs and (rest := decoder.flush()):
+    if runs and (rest := detokenizer.flush()):
         who, text, count = runs[-1]
         runs[-1] = (who, text + rest, count)
     return runs

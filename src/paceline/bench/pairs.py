@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.bench.record import Answer, Turn, good
+from paceline.bench.record import Answer, Reply, good
 
 Floats = NDArray[np.float64]
 Answers = Sequence[Answer]
@@ -37,11 +37,11 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
     """Every (group, repeat).
 
     decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
-            are the tokens that came until then; and groups of which the times are not told."""
+            are the tokens that came until then; and groups of which the times are unknown."""
     together: dict[tuple[int, int], list[Answer]] = {}
     for answer in good(answers):
         together.setdefault((answer.group, answer.repeat), []).append(answer)
-    found = {}
+    cells_by_key = {}
     for (group, repeat), members in together.items():
         if decode and not all(_tells_times(turn) for answer in members for turn in answer.turns):
             continue
@@ -49,8 +49,8 @@ def cells(answers: Answers, *, decode: bool = False) -> dict[tuple[int, int], Ce
         turns = [[answer.turns[n] for answer in members if n < len(answer.turns)] for n in range(depth)]
         measured = np.array([_measure(of_turn, decode) for of_turn in turns]).reshape(-1, 2)
         questions = frozenset(answer.question for answer in members)
-        found[group, repeat] = Cell(group, repeat, members[0].task, questions, measured)
-    return found
+        cells_by_key[group, repeat] = Cell(group, repeat, members[0].task, questions, measured)
+    return cells_by_key
 
 
 def totals(answers: Answers, *, decode: bool = False) -> tuple[float, float] | None:
@@ -114,11 +114,11 @@ class Pairs:
         return np.asarray(mine[:, 0] * plain[:, 1] / (mine[:, 1] * plain[:, 0]))
 
 
-def _tells_times(turn: Turn) -> bool:
+def _tells_times(turn: Reply) -> bool:
     return bool(turn.times) and len(turn.times or ()) == len(turn.lengths or ())
 
 
-def _measure(turns: Sequence[Turn], decode: bool) -> tuple[float, float]:
+def _measure(turns: Sequence[Reply], decode: bool) -> tuple[float, float]:
     """New tokens and seconds of one turn of a group, all of which have the same seconds."""
     seconds = max(turn.seconds for turn in turns)
     if not decode:
@@ -127,7 +127,7 @@ def _measure(turns: Sequence[Turn], decode: bool) -> tuple[float, float]:
     return sum(_num_after(turn, start) for turn in turns), seconds - start
 
 
-def _num_after(turn: Turn, start: float) -> int:
+def _num_after(turn: Reply, start: float) -> int:
     """Tokens that came later than `start`."""
     return sum(n for n, when in zip(turn.lengths or (), turn.times or (), strict=True) if when > start)
 

@@ -17,9 +17,12 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.records import loads
 
+PEER = "peer:"
+"""What the names of other engines begin with."""
+
 
 @dataclass
-class Turn:
+class Reply:
     """One turn of an answer.
 
     tokens    the new tokens, an end-of-sequence token included.
@@ -35,7 +38,7 @@ class Turn:
     runs      (who, text, tokens) of each piece of the answer in order: the drafter it came from, "" for the target.
     parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping"), prompt included.
     plain_tokens  what Spec-Bench counts for its baseline: the text encoded again, less one.
-    peak_bytes    most memory of the process while answering, everything that was loaded included; None: not told.
+    peak_bytes    most memory of the process while answering, everything that was loaded included; None: unknown.
     finish    stop, length, context or abort.
     """
 
@@ -75,7 +78,7 @@ class Answer:
     category: str
     task: str
     group: int
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[Reply] = field(default_factory=list)
     failed: str | None = None
     load: float | None = None  # the machine's load average of one minute, when it was finished
 
@@ -97,9 +100,9 @@ class Answer:
     def from_json(cls, line: str) -> Answer:
         """PacelineError if the line is not an answer."""
         try:
-            found = loads(line)
-            turns = [Turn(**turn) for turn in found.pop("turns")]
-            return cls(turns=turns, **found)
+            fields_of = loads(line)
+            turns = [Reply(**turn) for turn in fields_of.pop("turns")]
+            return cls(turns=turns, **fields_of)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             names = ", ".join(f.name for f in fields(cls))
             raise PacelineError(f"not an answer of a benchmark ({error}); it has {names}") from None

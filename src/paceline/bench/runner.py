@@ -1,7 +1,7 @@
 """The runner: every contestant answers every question, in turns, and every answer is written down at once.
 
 Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
-that drifts is then fair to all, and nobody always comes behind the same one, whose leavings fill the caches. Tasks take
+that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
 turns, too: it is fair to them, and what a stopped run has answered is of every task alike. The warm-up comes before and
 is not recorded. Knows contestants by their interface alone.
 
@@ -21,7 +21,7 @@ import torch
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.environment import load, peak_memory
 from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Turn, good
+from paceline.bench.record import Answer, Reply, good
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
 
@@ -49,7 +49,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Group:
+class QuestionGroup:
     """Questions of one task that are answered together; turns[i] of question i are asked."""
 
     number: int
@@ -91,12 +91,12 @@ def fitting(
     return fit, left_out
 
 
-def grouped(questions: Sequence[tuple[Question, int]], batch: int) -> list[Group]:
+def grouped(questions: Sequence[tuple[Question, int]], batch: int) -> list[QuestionGroup]:
     """Groups of at most `batch` questions that follow each other in one task."""
     by_task = [list(same) for _, same in groupby(questions, key=lambda pair: pair[0].task)]
     together = [same[begin : begin + batch] for same in by_task for begin in range(0, len(same), batch)]
     return [
-        Group(number, tuple(question for question, _ in some), tuple(turns for _, turns in some))
+        QuestionGroup(number, tuple(question for question, _ in some), tuple(turns for _, turns in some))
         for number, some in enumerate(together)
     ]
 
@@ -106,11 +106,11 @@ Done = set[tuple[str, int, str]]
 
 
 def answered(answers: Iterable[Answer]) -> Done:
-    """Which there are; one that failed is none."""
+    """Those that are there; an answer that failed is not one."""
     return {(answer.method, answer.repeat, answer.question) for answer in good(answers)}
 
 
-def has_answered(method: str, groups: Sequence[Group], repeats: int, done: Done) -> bool:
+def has_answered(method: str, groups: Sequence[QuestionGroup], repeats: int, done: Done) -> bool:
     """Whether a method has nothing left to answer."""
     return all((method, n, q.id) in done for n in range(repeats) for group in groups for q in group.questions)
 
@@ -126,7 +126,7 @@ class Runner:
 
     folder: RunFolder
     contestants: Sequence[Contestant]
-    groups: Sequence[Group]
+    groups: Sequence[QuestionGroup]
     options: Options
     prompt: Callable[[Messages], Sequence[int]]
     recount: Callable[[str], int]
@@ -137,7 +137,7 @@ class Runner:
     between: Callable[[float], None] = lambda share: None
 
     def run(self) -> bool:
-        """Answer what is not answered yet; whether everything is now. A contestant that fails is left behind."""
+        """Answer what is not answered yet; whether everything is now. A contestant that fails is asked no more."""
         done = answered(self.folder.answers)
         for answer in self.folder.answers:
             self.progress(answer)
@@ -166,8 +166,8 @@ class Runner:
                     self.progress(answer)
         return not failed
 
-    def _turns(self, repeat: int) -> Iterator[tuple[int, Group, Contestant]]:
-        """Group by group, with its place in the run, every contestant once; the same whenever the same run goes on."""
+    def _turns(self, repeat: int) -> Iterator[tuple[int, QuestionGroup, Contestant]]:
+        """Each group, with its place in the run, and each contestant; a run that continues has the same order."""
         for place, group in enumerate(tasks_in_turn(self.groups, lambda group: group.questions[0].task)):
             dice = Random(crc32(repr((self.options.seed, group.number, repeat)).encode()))
             for contestant in dice.sample(self.contestants, len(self.contestants)):
@@ -189,7 +189,7 @@ class Runner:
         return failed
 
     def _answers(
-        self, contestant: Contestant, group: Group, repeat: int, max_tokens: int | None = None
+        self, contestant: Contestant, group: QuestionGroup, repeat: int, max_tokens: int | None = None
     ) -> list[Answer]:
         """What a contestant says to a group of questions; where it fails, as far as it came."""
         answers = [
@@ -206,7 +206,7 @@ class Runner:
         return answers
 
     def _converse(
-        self, contestant: Contestant, group: Group, answers: Sequence[Answer], repeat: int, max_tokens: int
+        self, contestant: Contestant, group: QuestionGroup, answers: Sequence[Answer], repeat: int, max_tokens: int
     ) -> None:
         """Ask turn by turn; each contestant reads its own earlier answers, as in Spec-Bench."""
         messages: list[Messages] = [[] for _ in answers]
@@ -226,11 +226,11 @@ class Runner:
                 answers[i].load = load()
                 messages[i].append({"role": "assistant", "content": turn.text})
 
-    def _finish(self, turn: Turn, peak: int | None) -> None:
+    def _finish(self, turn: Reply, peak: int | None) -> None:
         turn.text = turn.text.strip()
         turn.plain_tokens = self.recount(turn.text)
         turn.peak_bytes = turn.peak_bytes if turn.peak_bytes is not None else peak
 
-    def _seed(self, group: Group, i: int, repeat: int, turn: int) -> int:
+    def _seed(self, group: QuestionGroup, i: int, repeat: int, turn: int) -> int:
         """The same for every contestant, another one for every answer."""
         return crc32(repr((self.options.seed, group.number, i, repeat, turn)).encode()) >> 1

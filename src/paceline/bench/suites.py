@@ -65,7 +65,7 @@ class Suite:
 def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str] = ()) -> Suite:
     """The questions of `demo`, `spec-bench`, or a JSON Lines file.
 
-    limit       so many questions, spread evenly over the tasks: the first ones of each.
+    limit       the number of questions, spread evenly over the tasks: the first ones of each.
     categories  tasks or categories to take; none: all.
 
     A line of a file is {"turns": [...]}, {"prompt": ...} or {"messages": [...]} with user messages only, optionally
@@ -83,8 +83,8 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
 
 def fingerprint(questions: Sequence[Question]) -> str:
     """16 hex digits of SHA-256 over ids, categories and texts: two runs asked the same if theirs are the same."""
-    told = [[question.id, question.category, question.turns] for question in questions]
-    return sha256(json.dumps(told, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
+    texts = [[question.id, question.category, question.turns] for question in questions]
+    return sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
 
 
 def task_of(category: str) -> str:

@@ -1,4 +1,4 @@
-"""Figures in words, as a report writes them: a dash where there is none, units people read, nothing rounded to a lie.
+"""Figures in words, as a report writes them: a dash where there is none, units that people read.
 
     percent(0.9999), size(812_000_000), interval(1.9, 2.1)     # "over 99.9 %", "812.0 MB", "1.90 to 2.10"
 
@@ -21,8 +21,8 @@ CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
 
 def number(value: Any, digits: int = 2) -> str:
     """A dash where there is no figure."""
-    told = isinstance(value, int | float) and isfinite(value)
-    return f"{value:,.{digits}f}" if told else DASH
+    is_figure = isinstance(value, int | float) and isfinite(value)
+    return f"{value:,.{digits}f}" if is_figure else DASH
 
 
 def percent(value: Any, digits: int = 0) -> str:
@@ -30,9 +30,9 @@ def percent(value: Any, digits: int = 0) -> str:
     if not isinstance(value, int | float) or not isfinite(value):
         return DASH
     for places in (digits, 1):
-        told = f"{100 * value:.{places}f}"
-        if value in (0, 1) or float(told) not in (0, 100):
-            return f"{told} %"
+        text = f"{100 * value:.{places}f}"
+        if value in (0, 1) or float(text) not in (0, 100):
+            return f"{text} %"
     return "under 0.1 %" if value < 0.5 else "over 99.9 %"
 
 

@@ -20,6 +20,7 @@ from paceline.cli.bench import bench
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
+from paceline.cli.eval import evaluate
 from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
@@ -28,7 +29,7 @@ from paceline.cli.report import report
 from paceline.cli.train import train
 from paceline.errors import PacelineError
 
-CORPUS_HELP = """Build a corpus to copy from, or say what is in one.
+CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 
 \b
 paceline corpus build build/answers --text answers.jsonl --tokenizer MODEL
@@ -44,12 +45,13 @@ app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 app.command(short_help="Try drafters on recorded answers.")(replay)
 app.command(short_help="Measure drafters and other engines.")(bench)
 app.command(short_help="Make a page of a measurement.")(report)
+app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a disk that takes no more."""
+"""Errors of a full disk."""
 
 
 def _version(wanted: bool) -> None:
@@ -70,8 +72,8 @@ def paceline(
     A drafter proposes tokens, the model verifies them in one forward, and the output is the model's own.
 
     \b
-    paceline generate MODEL "Hello! What can you do?"     as it is written
-    paceline generate MODEL "Hello! What can you do?" --compare  and no drafts
+    paceline generate MODEL "Hello! What can you do?"     text as it grows
+    paceline generate MODEL "Hello! What can you do?" --compare  with and without
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline methods                                      what --draft takes
@@ -85,7 +87,7 @@ def paceline(
 
 
 def _bugs() -> logging.Handler:
-    """Shows tracebacks of what went wrong inside a request; commands say everything else themselves."""
+    """Shows tracebacks of bugs inside a request; commands report everything else themselves."""
     handler = logging.StreamHandler()
     handler.addFilter(lambda record: bool(record.exc_info))
     return handler
@@ -94,9 +96,9 @@ def _bugs() -> logging.Handler:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command (default: the process's own arguments) and return its exit status.
 
-    0: all is well. 1: some prompts of a file could not be answered. 2: the caller's mistake, or a full disk, said in
-    one line. 130: Ctrl-C. 141: nobody reads what is written (`| head`). Anything else that goes wrong is a bug of ours
-    and keeps its traceback."""
+    0: all is well. 1: some prompts of a file could not be answered. 2: the caller's mistake, or a full disk, reported
+    in one line. 130: Ctrl-C. 141: the reader of a pipe has left (`| head`). Any other error is a bug and keeps its
+    traceback."""
     logging.getLogger("paceline").addHandler(_bugs())
     with interrupt.ByException() as ctrl_c:
         try:
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Typer's own `main` would swallow Ctrl-C without a word."""
+    """Run a command; Typer's own `main` would end silently on Ctrl-C."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("paceline", list(argv)) as context:
@@ -128,7 +130,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _in_a_line(error: Exception) -> str | None:
-    """What to say of an error that is the caller's to mend; None for a bug."""
+    """The message for an error that the caller can mend; None for a bug."""
     if isinstance(error, UsageError):
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "paceline"
@@ -145,6 +147,6 @@ def _interrupted() -> int:
 
 
 def _forget_output() -> None:
-    """What is left in the buffer of standard output goes nowhere: Python would try, and complain, at its end."""
+    """Drop what standard output still buffers; Python would try to write it at exit, and complain."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

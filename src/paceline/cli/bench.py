@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.errors import PacelineError
+from paceline.cli.show import plain_table, progress_bar
 
 if TYPE_CHECKING:
+    from paceline.bench.benchmark import Result
     from paceline.bench.record import Answer
-    from paceline.bench.run import Outcome
 
-SPOKEN = 60.0
-"""Seconds between two lines of progress where there is no terminal to draw a bar on."""
-METHODS_WIDE = 7
-"""Tasks in one table, so that it fits 80 columns."""
+REPORT_EVERY = 60.0
+"""Seconds between two lines of progress where there is no terminal for a bar."""
+TASKS_PER_TABLE = 7
+"""So that a table fits 80 columns."""
 
 
 def bench(
@@ -44,14 +44,14 @@ def bench(
     peer_python: Annotated[
         str | None, typer.Option(help="The interpreter of the environment that vLLM is installed in.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="So many questions, spread evenly over the tasks.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Most questions, spread evenly over the tasks.", min=1)] = None,
     categories: Annotated[str | None, typer.Option(help="These tasks or categories only, joined by commas.")] = None,
     temperature: options.Temperature = 0.0,
     batch: Annotated[int, typer.Option("--batch", "-b", help="Questions answered together.", min=1)] = 1,
     max_tokens: options.MaxTokens = 128,
-    repeats: Annotated[int, typer.Option(help="Ask everything so often; medians count.", min=1)] = 1,
+    repeats: Annotated[int, typer.Option(help="How often everything is asked; medians count.", min=1)] = 1,
     warm_up: Annotated[
-        int, typer.Option(help="Answers of every method to the first question before anything is timed.", min=0)
+        int, typer.Option(help="Answers that every method gives before anything is timed.", min=0)
     ] = 3,
     out: Annotated[
         Path | None, typer.Option(help="Folder of this run; a run that was stopped goes on there. [default: a new one]")
@@ -60,18 +60,14 @@ def bench(
         str | None,
         typer.Option(help="Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."),
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(help="Folder of another run of this model here: predict from what rounds cost there."),
-    ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option(help="Time rounds, to predict from; of a large model with many peers that takes half an hour."),
+        typer.Option(help="Measure what a round costs here, to predict speed-ups."),
     ] = True,
     template: Annotated[
         str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of sampling, at a temperature above 0.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="For sampling, at a temperature above 0.", min=0)] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -79,8 +75,8 @@ def bench(
 ) -> int:
     """Measure drafters and other engines: same model, same prompts, one run.
 
-    Methods answer in turns, question by question, so that a machine that drifts is fair to all. Every answer is
-    written down at once; the same command goes on with a run that was stopped.
+    Methods answer in turns, question by question, so that a machine that slows down is fair to all. Every answer is
+    written to the folder at once, and the same command goes on with a run that was stopped.
 
     \b
     paceline bench models/demo -d sam -d recycling,tree=16
@@ -91,17 +87,15 @@ def bench(
     import torch
     import transformers
 
-    from paceline.bench.run import Plan, Watch
-    from paceline.bench.run import bench as run
+    from paceline.bench.benchmark import bench as run
     from paceline.bench.runner import Options
+    from paceline.bench.setting import Benchmark, Watch
     from paceline.cli.drive import Interrupt
 
     transformers.logging.set_verbosity_error()
-    if calibration and not calibrate:
-        raise PacelineError("--calibration is for predictions, and --no-calibrate leaves them out; give one of the two")
     if threads is not None:
         torch.set_num_threads(threads)
-    plan = Plan(
+    benchmark = Benchmark(
         model,
         drafts=draft or (),
         peers=peer or (),
@@ -116,19 +110,18 @@ def bench(
         dtype=dtype,
         device=device,
         calibrate=calibrate,
-        calibration=calibration,
     )
     with Interrupt() as interrupt, _Progress() as progress:
         watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
-        outcome = run(plan, watch)
+        outcome = run(benchmark, watch)
     if as_json:
-        told = {"complete": outcome.complete, "disturbed": outcome.disturbed, "results": outcome.results}
-        print(json.dumps({"out": str(outcome.out), **told}))
+        facts = {"complete": outcome.complete, "disturbed": outcome.disturbed, "results": outcome.results}
+        print(json.dumps({"out": str(outcome.out), **facts}))
     else:
         _show(outcome)
     if interrupt.pressed:
         Console(stderr=True).print(
-            "interrupted; the above is what there was, and the same command with "
+            "interrupted; the figures above are of the answers so far, and the same command with "
             f"--out {escape(str(outcome.out))} goes on",
             soft_wrap=True,
         )
@@ -137,7 +130,7 @@ def bench(
 
 
 def _new_folder(model: str, suite: str) -> Path:
-    """A folder of its own for every run that is not named."""
+    """A new folder for a run without --out."""
     name = f"{Path(model).name}-{Path(suite).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     return Path("runs") / name
 
@@ -147,10 +140,9 @@ class _Progress:
 
     def __init__(self) -> None:
         self._err = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._err, transient=True, disable=not self._err.is_terminal)
+        self._bar = progress_bar(self._err, MofNCompleteColumn(), TimeRemainingColumn())
         self._task = self._bar.add_task("starting", total=None)
-        self._total = self._done = self._found = 0
+        self._total = self._done = self._untimed = 0
         self._began = self._spoke = monotonic()
         self._timed = False
 
@@ -162,50 +154,50 @@ class _Progress:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """What is done before and after the questions."""
+        """Show what is being done before and after the questions."""
         if self._bar.disable:
             self._err.print(text, markup=False, soft_wrap=True)
         else:
             self._bar.update(self._task, description=text)
 
     def begin(self, total: int) -> None:
-        """So many answers are to come, those that are there already included."""
+        """Begin counting to `total` answers, those of an earlier run included."""
         self._total, self._began = total, monotonic()
         self._bar.update(self._task, total=total, description="answering")
 
     def answered(self, answer: Answer) -> None:
-        """One more."""
+        """Count one more."""
         if answer.failed:
             self._err.print(f"{answer.method} failed: {answer.failed}", markup=False, soft_wrap=True)
         self._done += 1
         self._bar.update(self._task, completed=self._done)
         now = monotonic()
-        if now - self._began < 1:  # found in the folder, not answered now
-            self._found = self._done
-        elif not self._timed:  # the first has the warm-up in it
-            self._found, self._began, self._spoke, self._timed = self._done, now, now, True
-        if self._bar.disable and now - self._spoke > SPOKEN:
+        if now - self._began < 1:  # read from the folder, not answered now
+            self._untimed = self._done
+        elif not self._timed:  # the first includes the warm-up
+            self._untimed, self._began, self._spoke, self._timed = self._done, now, now, True
+        if self._bar.disable and now - self._spoke > REPORT_EVERY:
             self._spoke = now
-            left = (now - self._began) / max(self._done - self._found, 1) * (self._total - self._done)
+            left = (now - self._began) / max(self._done - self._untimed, 1) * (self._total - self._done)
             self._err.print(f"{self._done} of {self._total} answers, {left / 60:.0f} min left", soft_wrap=True)
 
     def judged(self, done: int, total: int) -> None:
-        """So many of the answers that differ are judged."""
+        """`done` of the `total` answers that differ are judged."""
         self._bar.update(self._task, completed=done, total=total)
-        if self._bar.disable and monotonic() - self._spoke > SPOKEN:
+        if self._bar.disable and monotonic() - self._spoke > REPORT_EVERY:
             self._spoke = monotonic()
             self._err.print(f"{done} of {total} compared", soft_wrap=True)
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: Result) -> None:
     console = Console(file=sys.stdout, highlight=False)
     overall = [result for result in outcome.results if result["category"] == "overall"]
     console.print(_overview(overall))
     tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != "overall"))
-    for first in range(0, len(tasks), METHODS_WIDE):
+    for first in range(0, len(tasks), TASKS_PER_TABLE):
         if len(tasks) > 1:
             console.print("\nspeed-up by task")
-            console.print(_by_task(outcome.results, overall, tasks[first : first + METHODS_WIDE]))
+            console.print(_by_task(outcome.results, overall, tasks[first : first + TASKS_PER_TABLE]))
     for result in overall:
         if result["failed"] and result["method"] not in outcome.unavailable:
             console.print(f"{result['method']} failed: {result['failed']}", markup=False, soft_wrap=True)
@@ -228,18 +220,19 @@ def _looping(overall: list[dict[str, Any]]) -> str:
     plain = next((result for result in overall if result["method"] == "none"), None)
     if plain is None or not plain["answers"]:
         return "no plain answers to count them in"
-    told = f"{plain['looping']:.1%} of the plain answers run into one"
+    share = f"{plain['looping']:.1%} of the plain answers run into one"
     if plain["too_short"]:
-        told += f", and {plain['too_short']:.1%} were cut off too early to tell"
+        share += f", and {plain['too_short']:.1%} were cut off too early to tell"
     rated = [result for result in overall if result["speedup_without_loops"] is not None and result is not plain]
     if not plain["looping"] or not rated:
-        return told
+        return share
     best = max(rated, key=lambda result: result["speedup_without_loops"])
-    return f"{told}; without those questions {best['method']} is the fastest, {best['speedup_without_loops']:.2f}"
+    return f"{share}; without those questions {best['method']} is the fastest, {best['speedup_without_loops']:.2f}"
 
 
 def _overview(overall: list[dict[str, Any]]) -> Table:
-    table = _table("method", "speed-up", "95 %", "tok/s", "mean\naccepted", "identical", "looping", "predicted")
+    columns = ("speed-up", "95 %", "tok/s", "mean\naccepted", "identical", "looping", "predicted")
+    table = plain_table("method", *columns, text=("method",), gap=1)
     for r in overall:
         table.add_row(
             escape(r["method"]),
@@ -262,10 +255,10 @@ def _is_doubtful(result: dict[str, Any]) -> bool:
 
 
 def _by_task(results: list[dict[str, Any]], overall: list[dict[str, Any]], tasks: list[str]) -> Table:
-    found = {(r["method"], r["category"]): r["speedup"] for r in results}
-    table = _table("method", *(task.replace("_", "\n") for task in tasks))
+    speedups = {(r["method"], r["category"]): r["speedup"] for r in results}
+    table = plain_table("method", *(task.replace("_", "\n") for task in tasks), text=("method",), gap=1)
     for method in (result["method"] for result in overall):
-        table.add_row(escape(method), *(_figure(found.get((method, task)), ".2f") for task in tasks))
+        table.add_row(escape(method), *(_figure(speedups.get((method, task)), ".2f") for task in tasks))
     return table
 
 
@@ -273,10 +266,4 @@ def _figure(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in columns:
-        first = column == "method"
-        table.add_column(column, justify="left" if first else "right", no_wrap=not first, overflow="fold")
-    return table
 

@@ -38,7 +38,7 @@ def chat(
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> int:
-    """Talk with a model. /help lists what else can be said.
+    """Talk with a model. /help lists the commands.
 
     \b
     paceline chat models/demo --draft sam --color
@@ -63,7 +63,7 @@ def chat(
 
 
 class Conversation:
-    """What was said so far, and what it took."""
+    """The messages so far and their statistics."""
 
     def __init__(self, engine: Engine, params: SamplingParams, screen: Screen):
         self.engine, self.params, self.screen = engine, params, screen
@@ -106,10 +106,10 @@ class Conversation:
             self.screen.note(HELP)
 
     def _turn(self, line: str) -> None:
-        """One message and its answer. A message that does not fit is taken back; the chat goes on."""
-        said = [*self.messages, {"role": "user", "content": line}]
+        """One message and its answer. A message that does not fit is dropped, and the chat goes on."""
+        messages = [*self.messages, {"role": "user", "content": line}]
         try:
-            answer = self._answer(said)
+            answer = self._answer(messages)
         except PromptError as error:
             self.screen.note(f"error: {one_line(error)}")
             if self.messages:
@@ -117,7 +117,7 @@ class Conversation:
             return
         self.answers.append(answer)
         if answer.row.text:
-            self.messages = [*said, {"role": "assistant", "content": answer.row.text}]
+            self.messages = [*messages, {"role": "assistant", "content": answer.row.text}]
         self.screen.note(statistics(answer.row, answer.tokens_per_second))
         if answer.row.finish_reason == "context":
             self.screen.note("/reset forgets the conversation and makes room")

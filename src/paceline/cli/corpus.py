@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.filesize import decimal
+from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
+from paceline.cli.show import progress_bar
 from paceline.errors import StoreError
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Out = Annotated[Path, typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT")]
-More = Annotated[list[Path] | None, typer.Argument(help="More files, behind --text.", metavar="[FILE]...")]
+More = Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
@@ -37,7 +39,7 @@ def build(
     parts: Annotated[
         str, typer.Option(help="What to build, joined by commas: automaton, ngrams, suffix-array; all if left out.")
     ] = "",
-    max_tokens: Annotated[int | None, typer.Option(help="Stop reading after so many tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop reading after this many tokens.")] = None,
     eos: Annotated[str | None, typer.Option(help="Token between documents; the tokenizer's own if left out.")] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -65,13 +67,12 @@ def build(
     err = Console(stderr=True, highlight=False)
 
     def estimated(tokens: int, documents: int, disk: int, memory: int) -> None:
-        line = f"{tokens:,} tokens in {documents:,} documents: about {_size(disk)} on disk, {_size(memory)} of memory"
-        err.print(line, markup=False, soft_wrap=True)
+        room = f"about {decimal(disk)} on disk, {decimal(memory)} of memory"
+        err.print(f"{tokens:,} tokens in {documents:,} documents: {room}", markup=False, soft_wrap=True)
 
     plan = Plan([part.strip() for part in parts.split(",")] if parts else [*PARTS], max_tokens, eos, estimated)
     began = time.perf_counter()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+    with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as bar:
         tasks: dict[str, Any] = {}
 
         def report(what: str, done: float) -> None:
@@ -84,11 +85,11 @@ def build(
     return 0
 
 
-@corpus.command(short_help="Say what is in a corpus.")
+@corpus.command(short_help="Show what is in a corpus.")
 def info(
     store: Annotated[Path, typer.Argument(help="Folder of a corpus.", metavar="STORE")], as_json: AsJson = False
 ) -> int:
-    """Say what is in a corpus: its tokens, documents, tokenizer, parts and size."""
+    """Show what is in a corpus: its tokens, documents, tokenizer, parts and size."""
     from paceline.draft.text.store import open_store
 
     _show(open_store(store, kind="corpus"), as_json)
@@ -96,7 +97,7 @@ def info(
 
 
 def _show(store: Store, as_json: bool, **more: Any) -> None:
-    """What the header says, as lines or as one JSON object."""
+    """The header's facts, as lines or as one JSON object."""
     header = store.header
     keys = ("tokens", "documents", "vocab_size", "eos", "tokenizer_name", "tokenizer", "parts")
     facts = {"store": str(store.folder), **{key: header[key] for key in keys}}
@@ -108,16 +109,6 @@ def _show(store: Store, as_json: bool, **more: Any) -> None:
     print(f"{facts['store']}: {tokens:,} tokens in {facts['documents']:,} documents")
     print(f"tokenizer: {facts['tokenizer_name']} ({facts['tokenizer']}), {facts['vocab_size']:,} tokens")
     print(f"parts: {', '.join(facts['parts']) or 'none'}; documents end with token {facts['eos']}")
-    print(f"size: {_size(size)}, {size / tokens:.1f} bytes a token")
+    print(f"size: {decimal(size)}, {size / tokens:.1f} bytes a token")
     if "seconds" in more:
         print(f"built in {more['seconds']:.1f} s")
-
-
-def _size(num_bytes: int) -> str:
-    """In the largest unit that leaves something before the point."""
-    size, unit = float(num_bytes), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`paceline demo`: six prompts of six kinds, answered plainly and with drafts, streaming, and then a table."""
+"""`paceline demo`: stream answers to six prompts of six kinds, plain and with drafts, and print a table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.options import open_engine
-from paceline.cli.show import Screen
-from paceline.errors import ModelError, PacelineError, PromptError
+from paceline.cli.show import Screen, plain_table
+from paceline.errors import ModelError, PacelineError, PromptError, shortened
 from paceline.spec import parse, split
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 DEMO, PROMPTS = "models/demo", "demo-prompts.jsonl"
 
 ALSO = ("recycling,tree=16", f"model:{DEMO}-draft", f"kangaroo:{DEMO}-kangaroo", f"s2d:{DEMO}-sorted")
-"""What else is compared on the demo model: what draws on its own distributions, and drafters trained for it."""
+"""Also compared on the demo model: a drafter that learns from its logits, and drafters trained for it."""
 
 
 def demo(
     model: Annotated[str, typer.Argument(help="A folder, or a Hugging Face id.")] = DEMO,
     prompts: Annotated[
-        str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six that come along]")
+        str | None, typer.Option("--prompts", "-p", help="JSON Lines, as for generate. [default: six of our own]")
     ] = None,
     draft: options.Draft = "sam",
     also: Annotated[
@@ -46,7 +46,7 @@ def demo(
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> int:
-    """Answer a few prompts of different kinds plainly and with drafts, and show what it gains.
+    """Answer a few prompts of different kinds plainly and with drafts, and show the gain.
 
     \b
     paceline demo                     in the repository, where models/demo is
@@ -72,7 +72,7 @@ def demo(
     specs = also if also is not None else [spec for spec in ALSO if _is_there(spec)] if model == DEMO else []
 
     def fresh(spec: str) -> Engine:
-        """With a drafter that has seen nothing: one that learns must not draft an answer it has drafted before."""
+        """An engine whose drafter has learned nothing, for one that learns must not have seen the answer."""
         return Engine(engine.target, spec, max_batch=1, tokenizer=engine.tokenizer)
 
     plain = fresh("none")
@@ -82,9 +82,9 @@ def demo(
         runs = [[list(compare(engine, plain, jobs, None, interrupt, _refuse, show))], *([] for _ in specs)]
         screen.end_line()
         for turn in range(repeats):
-            for spec, its in zip((draft, *specs), runs, strict=True):
-                if len(its) <= turn and not interrupt.pressed:
-                    its.append(list(compare(fresh(spec), plain, jobs, None, interrupt, _refuse, _look_away)))
+            for spec, turns in zip((draft, *specs), runs, strict=True):
+                if len(turns) <= turn and not interrupt.pressed:
+                    turns.append(list(compare(fresh(spec), plain, jobs, None, interrupt, _refuse, _ignore)))
     done, *also_done = map(typical, runs)
     screen.legend()
     if done:
@@ -98,13 +98,13 @@ def demo(
         for line in ("", *doubts(ratio, new / rounds), *_closing(done, model == DEMO)):
             screen.out.print(line, markup=False, soft_wrap=True)
     if interrupt.pressed:
-        screen.note("interrupted; the above is what there was")
+        screen.note("interrupted; the figures above are of the answers so far")
         return 130
     return 0
 
 
-def _look_away(engine: Engine, job: Job, delta: Delta) -> None:
-    """Watch a repetition without showing it."""
+def _ignore(engine: Engine, job: Job, delta: Delta) -> None:
+    """Repetitions are not shown."""
 
 
 def _refuse(job: Job, error: PacelineError) -> None:
@@ -129,27 +129,19 @@ class _Show:
             text = job.prompt if isinstance(job.prompt, str) else job.prompt[-1]["content"]
             self.screen.out.print()
             self.screen.out.rule(job.name, align="left")
-            self.screen.out.print(shortened(text), style="dim", markup=False, soft_wrap=True)
+            self.screen.out.print(shortened(text, 300), style="dim", markup=False, soft_wrap=True)
             self._shown = job
         who = engine.drafter.name if engine is self.engine else "plain"
         self.screen.out.print(f"[{who}]", style="bold", markup=False)
-
-
-def shortened(text: str, most: int = 300) -> str:
-    """A long text with its middle left out."""
-    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"
 
 
 def _table(done: list[Comparison], name: str) -> Table:
     """A line a prompt, and one for all of them together: all tokens over all seconds, all tokens over all rounds."""
     from paceline.bench.looping import is_looping
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("\nprompt")
-    for column in ("new\ntokens", "mean\naccepted", "plain\ntok/s", f"{name}\ntok/s", "\nratio"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("\nidentical")
-    table.add_column("\nlooping")
+    figures = ("new\ntokens", "mean\naccepted", "plain\ntok/s", f"{name}\ntok/s", "\nratio")
+    text = ("\nprompt", "\nidentical", "\nlooping")
+    table = plain_table(text[0], *figures, *text[1:], text=text)
     for both in done:
         drafted, plain = both.pair
         table.add_row(
@@ -167,13 +159,11 @@ def _table(done: list[Comparison], name: str) -> Table:
     return table
 
 
-def _overview(found: Mapping[str, list[Comparison]]) -> Table:
+def _overview(runs: Mapping[str, list[Comparison]]) -> Table:
     """A line a drafter: all prompts together."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("\nall prompts", overflow="fold")
-    for column in ("mean\naccepted", "plain\ntok/s", "drafted\ntok/s", "\nratio", "\nidentical"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for spec, done in found.items():
+    figures = ("mean\naccepted", "plain\ntok/s", "drafted\ntok/s", "\nratio", "\nidentical")
+    table = plain_table("\nall prompts", *figures, text=("\nall prompts",))
+    for spec, done in runs.items():
         if done:
             same = sum(both.first_difference is None for both in done)
             table.add_row(escape(spec), *_totals(done)[1:], f"{same} of {len(done)}")
@@ -181,7 +171,7 @@ def _overview(found: Mapping[str, list[Comparison]]) -> Table:
 
 
 def _is_there(spec: str) -> bool:
-    """Whether the checkpoints that a spec names, if any, are there."""
+    """Whether every checkpoint that a spec names exists."""
     parts = [parse(part) for part in split(spec)]
     return all(part.checkpoint is None or Path(part.checkpoint).is_dir() for part in parts)
 
@@ -196,7 +186,7 @@ def _totals(done: list[Comparison]) -> list[str]:
 
 
 def _closing(done: list[Comparison], is_demo_model: bool) -> list[str]:
-    """What the figures say and what they do not."""
+    """What the figures say, and what they do not say."""
     from paceline.bench.looping import is_looping
 
     same = sum(both.first_difference is None for both in done)
@@ -207,8 +197,8 @@ def _closing(done: list[Comparison], is_demo_model: bool) -> list[str]:
     ]
     if is_demo_model:
         lines.append(
-            "This model is tiny: what it says is often wrong, and text this regular is easy to draft. The figures show "
-            "that drafting pays on this machine and leaves the output alone; they do not tell what a large model gains."
+            "This model is tiny: its answers are often wrong, and text this regular is easy to draft. The figures show "
+            "that drafting pays on this machine and does not change the output; a large model's gain may be different."
         )
     lines.append("Measure yours: paceline generate PATH_OR_ID \"your prompt\" --compare")
     return lines

@@ -1,7 +1,6 @@
-"""Running prompts through an engine for a terminal: rows come and go, and Ctrl-C ends a run between two rounds.
+"""Run prompts through an engine for a terminal; Ctrl-C ends a run between two rounds.
 
-Times here are the engine's alone: what it costs to print to a terminal counts for nobody's tokens per second.
-Knows nothing of how answers are shown.
+Times are the engine's alone: printing to a terminal does not count. Knows nothing of how answers are shown.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -29,7 +27,7 @@ Refused = Callable[[Job, PacelineError], None]
 
 
 class Interrupt:
-    """Within it Ctrl-C is noted in `pressed`, for a loop to see between rounds; a second Ctrl-C breaks in at once."""
+    """Within it Ctrl-C sets `pressed`, for a loop to see between rounds; a second Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.pressed = False
@@ -50,7 +48,7 @@ class Interrupt:
 
 @dataclass
 class Answer:
-    """What became of a job. pieces: (source, text) as in Delta; seconds: the engine's time from its first round on."""
+    """A job and its row. pieces: (source, text) as in Delta; seconds: the engine's, from the row's first round on."""
 
     job: Job
     row: Row
@@ -81,6 +79,8 @@ class Answer:
             "seconds_by_part": {part: round(seconds, 6) for part, seconds in row.stats.seconds.items()},
             "finish_reason": row.finish_reason,
         }
+        if row.params.logprobs is not None:
+            record["logprobs"] = [entry._asdict() for entry in row.logprobs]
         if row.error:
             record["error"] = row.error
         if not row.params.is_greedy:
@@ -91,35 +91,41 @@ class Answer:
 def drive(
     engine: Engine, jobs: Sequence[Job], chat: bool | None, interrupt: Interrupt, refused: Refused, watch: Watch
 ) -> Iterator[Answer]:
-    """Answer `jobs`, at most `engine.max_batch` at a time, in the order they finish.
+    """Answer `jobs`, in the order they finish.
 
-    After Ctrl-C the answers under way come as they stand (finish reason "abort"), and no more are begun."""
-    waiting, busy = deque(jobs), 0.0
-    active: dict[int, Answer] = {}
-    while (waiting or active) and not interrupt.pressed:
-        while waiting and len(active) < engine.max_batch:
-            job = waiting.popleft()
-            try:
-                row = engine.add(as_prompt(engine, job, chat), job.params)
-            except PacelineError as error:
-                refused(job, error)
-                continue
-            active[row.id] = Answer(job, row, seconds=busy)
-        began = perf_counter()
-        deltas = engine.step()
-        busy += perf_counter() - began
-        for delta in deltas:
-            answer = active[delta.row.id]
-            answer.pieces += delta.pieces
-            watch(engine, answer.job, delta)
-            if delta.finished:
-                yield _closed(active.pop(delta.row.id), busy)
-    for answer in active.values():
+    After Ctrl-C the answers under way come as they stand (finish reason "abort"); those not begun do not come."""
+    queued: deque[Answer] = deque()
+    for job in jobs:
+        if interrupt.pressed:
+            break
+        try:
+            queued.append(Answer(job, engine.add(as_prompt(engine, job, chat), job.params)))
+        except PacelineError as error:
+            refused(job, error)
+    answers = {answer.row.id: answer for answer in queued}
+    busy = engine.profile.seconds
+    for delta in engine.follow([answer.row for answer in queued], until=lambda: interrupt.pressed):
+        _start(queued, busy)  # rows join after the round of the last delta, for only a row that ends makes room
+        busy = engine.profile.seconds
+        answer = answers[delta.row.id]
+        answer.pieces += delta.pieces
+        watch(engine, answer.job, delta)
+        if delta.finished:
+            yield _closed(answers.pop(delta.row.id), busy)
+    _start(queued, busy)
+    for answer in answers.values():
         engine.abort(answer.row)
-        rest = Delta(answer.row.id, answer.row, [], answer.row.take_pieces(), True)
-        answer.pieces += rest.pieces
-        watch(engine, answer.job, rest)
-        yield _closed(answer, busy)
+        if answer.row.joined:
+            rest = Delta.end(answer.row)
+            answer.pieces += rest.pieces
+            watch(engine, answer.job, rest)
+            yield _closed(answer, engine.profile.seconds)
+
+
+def _start(queued: deque[Answer], busy: float) -> None:
+    """Note the engine's seconds at the start of the answers that have left the queue."""
+    while queued and (queued[0].row.joined or queued[0].row.finish_reason):
+        queued.popleft().seconds = busy
 
 
 def _closed(answer: Answer, busy: float) -> Answer:
@@ -127,7 +133,7 @@ def _closed(answer: Answer, busy: float) -> Answer:
 
 
 def as_prompt(engine: Engine, job: Job, chat: bool | None) -> str | Messages:
-    """The job's prompt as the engine takes it. chat: through the chat template, or not; None: if there is one."""
+    """The job's prompt for the engine. chat: whether to use the chat template; None: if there is one."""
     if not isinstance(job.prompt, str):
         if chat is False:
             raise PromptError('"messages" need the chat template; leave out --raw, or write "prompt" instead')
@@ -137,7 +143,7 @@ def as_prompt(engine: Engine, job: Job, chat: bool | None) -> str | Messages:
     if not chat:
         return job.prompt
     if not job.prompt.strip():
-        # The template would make tokens even of nothing.
+        # Through the template even an empty text would become tokens.
         raise PromptError("The prompt is blank; write something, or use --raw.")
     return [{"role": "user", "content": job.prompt}]
 
@@ -205,19 +211,19 @@ def compare(
 ) -> Iterator[Comparison]:
     """Answer every job with both engines, which share a target. In odd turns the drafts go first.
 
-    Both are warmed up before, and they take turns at going first, batch by batch: a machine that slows down or speeds
-    up meanwhile favours neither. Rows that sample get one seed for both."""
-    for one in (plain, engine):
-        warm_up(one)
+    Both are warmed up before, and they take turns at going first, batch by batch, so that a machine that slows down or
+    speeds up favours neither. Rows that sample get one seed for both."""
+    for runner in (plain, engine):
+        warm_up(runner)
     jobs = [with_seed(job) for job in jobs]
     for n, start in enumerate(range(0, len(jobs), engine.max_batch), turn):
         batch: Sequence[Job] = jobs[start : start + engine.max_batch]
         answers: dict[Engine, dict[int, Answer]] = {engine: {}, plain: {}}
-        for one in (plain, engine) if n % 2 == 0 else (engine, plain):
-            done = list(drive(one, batch, chat, interrupt, refused, watch))
-            answers[one] = {answer.job.index: answer for answer in done}
-            # What one engine refuses the other would refuse again.
-            batch = [job for job in batch if job.index in answers[one]]
+        for runner in (plain, engine) if n % 2 == 0 else (engine, plain):
+            done = list(drive(runner, batch, chat, interrupt, refused, watch))
+            answers[runner] = {answer.job.index: answer for answer in done}
+            # A prompt that one engine refuses the other would refuse as well.
+            batch = [job for job in batch if job.index in answers[runner]]
         for job in jobs[start : start + engine.max_batch]:
             drafted, baseline = answers[engine].get(job.index), answers[plain].get(job.index)
             if drafted is not None or baseline is not None:
@@ -225,14 +231,14 @@ def compare(
 
 
 def with_seed(job: Job) -> Job:
-    """The job with a seed, if it needs one: so that it is answered alike whenever it is."""
+    """The job with a seed if it samples, so that repeating it gives the same answer."""
     if job.params.is_greedy or job.params.seed is not None:
         return job
     return replace(job, params=replace(job.params, seed=secrets.randbelow(2**31)))
 
 
 def warm_up(engine: Engine) -> None:
-    """A few rounds that count for nothing, on a prompt that repeats itself so that most drafters draft."""
+    """A few rounds that are not counted, on a prompt that repeats itself so that most drafters draft."""
     few = min(engine.target.max_context // 4, 16)
     prompt = [i % min(4, engine.target.vocab_size) for i in range(few)]
     engine.generate([prompt], SamplingParams(max_tokens=few, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""`paceline generate`: answer one prompt, or a file of them, with or without drafts, and say how it went."""
+"""`paceline generate`: answer one prompt, or a file of them, with or without drafts, and print statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def generate(
     prompts: Annotated[
         str | None,
         typer.Option(
-            "--prompts", "-p", help='JSON Lines: {"prompt": ...} or {"messages": [...]}, and options of its own.'
+            "--prompts", "-p", help='JSON Lines: {"prompt": ...} or {"messages": [...]}, and its own options.'
         ),
     ] = None,
     draft: options.Draft = "sam",
@@ -40,7 +40,7 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", help="Through the chat template, or as it is. [default: --chat if there is one]"),
+        typer.Option("--chat/--raw", help="With the chat template, or as it is. [default: --chat if there is one]"),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", help="Prompts answered at once.", min=1)] = 1,
     compare: Annotated[
@@ -50,7 +50,7 @@ def generate(
         ),
     ] = False,
     color: options.Color = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Show where each millisecond of a round went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show the time of a round by part.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, and nothing else.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the JSON objects to this new file, as they are finished.")
@@ -90,8 +90,9 @@ def generate(
         screen.note(f"error: {one_line(error)}")
     with ExitStack() as stack:
         lines = _lines(out, as_json, stack)
-        engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, batch=batch)
-        engine.clock.exact = profile  # on an accelerator a lap means nothing unless it waits, and waiting costs time
+        engine = open_engine(
+            model, draft, dtype=dtype, device=device, threads=threads, max_batch=batch, exact_profile=profile
+        )
         stack.callback(screen.end_line)
         run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()))
         run.compare(jobs) if compare else run.answer(jobs)
@@ -99,7 +100,7 @@ def generate(
     if profile:
         screen.table(profile_table(engine.profile.table(), engine.profile.rounds))
     if run.interrupt.pressed:
-        screen.note("interrupted; the above is what there was")
+        screen.note("interrupted; the output above is all there was")
         return 130
     return 1 if broken or run.refused else 0
 
@@ -114,9 +115,10 @@ def _jobs(prompt: str | None, prompts: str | None, params: SamplingParams) -> tu
 
 
 def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> Writer | None:
-    """Where JSON objects go, if anywhere. A file is made before a model is loaded, and never written over."""
+    """The writer of JSON objects, if wanted. A file is made before a model is loaded, and never overwritten."""
     if out is None:
         return standard_output() if as_json else None
     lines = stack.enter_context(Appender.open(out, new=True, then="; what was answered before is in it"))
-    stack.callback(lambda: out.unlink() if out.stat().st_size == 0 else None)  # a run that failed leaves nothing behind
+    # A run that failed leaves no empty file.
+    stack.callback(lambda: out.unlink() if out.stat().st_size == 0 else None)
     return lines

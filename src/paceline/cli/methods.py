@@ -1,4 +1,4 @@
-"""`paceline methods`: what can stand behind --draft."""
+"""`paceline methods`: list the values of --draft."""
 
 from __future__ import annotations
 
@@ -29,51 +29,47 @@ def methods(
     """
     from paceline.draft.registry import describe, names
 
-    found = [describe(each) for each in ([name] if name is not None else names())]
+    infos = [describe(each) for each in ([name] if name is not None else names())]
     console = Console(highlight=False)
     if as_json:
-        plain = [asdict(info) for info in found]
+        plain = [asdict(info) for info in infos]
         print(json.dumps(plain if name is None else plain[0], indent=2))
     elif as_markdown:
-        print("\n".join(_markdown(found)))
+        print("\n".join(_markdown(infos)))
     elif name is None:
-        console.print(_overview(found))
+        console.print(_overview(infos))
         console.print("One in full: paceline methods NAME", soft_wrap=True)
     else:
-        _in_full(console, found[0])
+        _in_full(console, infos[0])
     return 0
 
 
 def spelling(info: MethodInfo) -> str:
-    """How the method is written behind --draft, options left out."""
+    """How --draft names the method, without options."""
     return info.name + {"no": "", "optional": "[:PATH]", "required": ":PATH"}[info.checkpoint]
 
 
-def _markdown(found: list[MethodInfo]) -> list[str]:
+def _markdown(infos: list[MethodInfo]) -> list[str]:
     """The README's table; links go from the repository's root."""
     lines = ["| method | lossless | what it drafts | paper |", "|---|---|---|---|"]
-    for info in found:
+    for info in infos:
         name = f"[`{spelling(info)}`](docs/methods/{info.name}.md)"
         lines.append(f"| {name} | {info.lossless} | {info.summary} | {info.paper} |".replace("| - |", "| |"))
     return lines
 
 
-def _overview(found: list[MethodInfo]) -> Table:
+def _overview(infos: list[MethodInfo]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("method", "lossless", "what it drafts"):
         table.add_column(column, no_wrap=column != "what it drafts", overflow="fold")
-    for info in found:
+    for info in infos:
         table.add_row(spelling(info).replace("[", "\\["), info.lossless, info.summary)
     return table
 
 
 def _in_full(console: Console, info: MethodInfo) -> None:
-    for what, text in (
-        (spelling(info), info.summary),
-        ("lossless", info.lossless),
-        ("paper", info.paper),
-    ):
-        console.print(f"{what}: {text}", markup=False, soft_wrap=True)
+    for line in (f"{spelling(info)}: {info.summary}", f"lossless: {info.lossless}", f"paper: {info.paper}"):
+        console.print(line, markup=False, soft_wrap=True)
     if not info.options:
         console.print("It has no options.")
         return

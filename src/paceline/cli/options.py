@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,22 +35,20 @@ Threads = Annotated[
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 
-def open_engine(
-    model: str, draft: str, *, dtype: str = "auto", device: str = "auto", threads: int | None = None, batch: int = 1
-) -> Engine:
-    """The engine a command works with, its tokenizer included."""
+def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int = 1, **options: Any) -> Engine:
+    """The engine a command works with, its tokenizer included. options: others of `Engine`."""
     import torch
     import transformers
 
     from paceline.draft.registry import create
     from paceline.engine import Engine
 
-    # What it would warn of (a long prompt, say) is an error of ours, said once.
+    # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
     if threads is not None:
         torch.set_num_threads(threads)
     drafter = create(draft)  # a misspelt method is named before a large model is read
-    return Engine(model, drafter, dtype=dtype, device=device, max_batch=batch, threads=threads)
+    return Engine(model, drafter, threads=threads, max_batch=max_batch, **options)
 
 
 def one_line(error: PacelineError | str) -> str:

@@ -1,7 +1,7 @@
-"""Where prompts come from: the command line, standard input, or a file with one JSON object a line.
+"""Read prompts from the command line, standard input, or a file with one JSON object a line.
 
-A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}, and may carry an "id" and fields
-of SamplingParams ("max_tokens": 64), which win over the command line's. Knows nothing of models or tokenizers.
+A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}, and may have an "id" and fields of
+SamplingParams ("max_tokens": 64), which override the command line's. Knows nothing of models or tokenizers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What to call it in a heading."""
+        """Its heading."""
         return str(self.id) if self.id is not None else f"prompt {self.index + 1}"
 
 
@@ -50,7 +50,7 @@ def from_words(text: str, params: SamplingParams) -> Job:
 
 
 def from_file(path: str, params: SamplingParams) -> tuple[list[Job], list[PromptError]]:
-    """Every prompt of a JSON Lines file ("-": standard input), and what is wrong with the lines that are broken.
+    """Every prompt of a JSON Lines file ("-": standard input), and an error for every broken line.
 
     Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0."""
     name = "standard input" if path == "-" else path
@@ -87,7 +87,9 @@ def _job(index: int, line: bytes, params: SamplingParams, where: str) -> Job:
     if ("prompt" in fields) == ("messages" in fields):
         raise PromptError('exactly one of "prompt" and "messages" is wanted')
     prompt = _text(fields["prompt"]) if "prompt" in fields else _messages(fields["messages"])
-    own = {key: _option(key, value) for key, value in fields.items() if key in SamplingParams.option_names()}
+    own = {key: fields[key] for key in SamplingParams.option_names() if key in fields}
+    if "logit_bias" in own:
+        own["logit_bias"] = _logit_bias(own["logit_bias"])
     return Job(index, prompt, replace(params, **own), where, fields.get("id"))
 
 
@@ -111,42 +113,8 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return _is_int(value) or isinstance(value, float)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_int(v) for v in value)
-
-
-def _is_bias(value: Any) -> bool:
-    return isinstance(value, dict) and all(k.isdecimal() and _is_number(v) for k, v in value.items())
-
-
-_NUMBER, _WHOLE = (_is_number, "a number"), (_is_int, "a whole number")
-_KINDS = {
-    "temperature": _NUMBER,
-    "top_p": _NUMBER,
-    "min_p": _NUMBER,
-    "repetition_penalty": _NUMBER,
-    "top_k": _WHOLE,
-    "max_tokens": _WHOLE,
-    "seed": (lambda v: v is None or (_is_int(v) and v >= 0), "a whole number, 0 or more"),
-    "stop": (lambda v: isinstance(v, list) and all(isinstance(s, str) for s in v), "a list of texts"),
-    "stop_token_ids": (_is_ids, "a list of token ids"),
-    "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
-    "logit_bias": (_is_bias, 'an object of token ids and numbers, such as {"42": -1.5}'),
-    "bad_words": (lambda v: isinstance(v, list) and all(_is_ids(w) for w in v), "a list of lists of token ids"),
-}
-"""How a field of SamplingParams looks in JSON. Its range is for SamplingParams to check."""
-
-
-def _option(key: str, value: Any) -> Any:
-    fits, wanted = _KINDS[key]
-    if not fits(value):
-        raise PromptError(f'"{key}" must be {wanted}, not {shortened(json.dumps(value))}')
-    return {int(k): v for k, v in value.items()} if key == "logit_bias" else value
+def _logit_bias(value: Any) -> Any:
+    """JSON's keys are text; token ids are numbers."""
+    if isinstance(value, dict) and all(key.isdecimal() for key in value):
+        return {int(key): bias for key, bias in value.items()}
+    raise PromptError('"logit_bias" must be an object of token ids and numbers, such as {"42": -1.5}')

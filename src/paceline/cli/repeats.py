@@ -1,6 +1,6 @@
-"""Comparisons that are repeated until their ratio is steady, and what is said of a ratio that cannot be believed.
+"""Repeat comparisons until their ratio is steady, and warn of a ratio that cannot be trusted.
 
-An answer of a small model is over in milliseconds, and another process's slice of the processor is as long."""
+A small model answers in milliseconds, and another process may take the processor for as long."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.bench.looping import is_looping
 from paceline.cli.drive import Comparison, Interrupt
 
 LEAST, MOST = 5, 15
-"""Turns that are timed."""
+"""Fewest and most turns that are timed."""
 STEADY = 0.05
-"""Middle half of the ratios, over their median, at which no more turns are needed."""
+"""Spread (interquartile range over median) of the ratios at which no more turns are needed."""
 WILD = 0.5
-"""The same, above which the machine was not quiet."""
+"""Spread above which the machine was not quiet."""
 PATIENCE = 30.0
-"""Seconds after which no further turn begins: what takes that long is many rounds, and steady by itself."""
+"""Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
 
 
 @dataclass
@@ -34,14 +34,14 @@ class Repeated:
 
     @property
     def spread(self) -> str:
-        """What stands after the ratio: of how many it is the median, and what lies around it."""
+        """Text after the ratio: of how many it is the median, and their range."""
         if len(self.ratios) < 2:
             return ""
         return f" (median of {len(self.ratios)}, {self.ratios[0]:.2f} to {self.ratios[-1]:.2f})"
 
     @property
     def doubts(self) -> list[str]:
-        """Why the ratio cannot be believed."""
+        """Why the ratio cannot be trusted."""
         return doubts(self.both.speedup, self.both.pair[0].row.mean_accepted_tokens, self.ratios)
 
     @property
@@ -50,7 +50,7 @@ class Repeated:
         return is_looping(self.both.pair[0].row.new_tokens.tolist())
 
     def record(self) -> dict[str, Any]:
-        """As of a comparison, with what the others add to it."""
+        """The record of the comparison, with all ratios."""
         record = self.both.record()
         if self.both.is_complete:
             record |= {
@@ -76,17 +76,17 @@ def steady(turn: Callable[[int], Iterator[Comparison]], interrupt: Interrupt) ->
         return [once(both) for both in first]
     while first and len(timed) < MOST and perf_counter() - began < PATIENCE and not interrupt.pressed:
         timed.append([both for both in turn(len(timed) + 1) if both.is_complete])
-        if len(timed) >= LEAST and all(_spread(ratios) <= STEADY for ratios in _ratios(timed).values()):
+        if len(timed) >= LEAST and all(_spread(of_job) <= STEADY for of_job in _ratios(timed).values()):
             break
-    found = _ratios(timed)
+    ratios = _ratios(timed)
     return [
-        Repeated(both, found[both.job.index]) if both.job.index in found else once(both)
+        Repeated(both, ratios[both.job.index]) if both.job.index in ratios else once(both)
         for both in (typical(timed) or first)
     ]
 
 
 def typical(turns: Iterable[Iterable[Comparison]]) -> list[Comparison]:
-    """Of each job's complete comparisons the one with the median ratio."""
+    """For each job, the complete comparison with the median ratio."""
     by_job: dict[int, list[Comparison]] = {}
     for both in chain.from_iterable(turns):
         if both.is_complete:
@@ -95,7 +95,7 @@ def typical(turns: Iterable[Iterable[Comparison]]) -> list[Comparison]:
 
 
 def doubts(ratio: float, mean_accepted_tokens: float, ratios: list[float] | None = None) -> list[str]:
-    """Why a ratio cannot be believed, in a line; nothing if it can."""
+    """Why a ratio cannot be trusted, in one line; empty if it can."""
     if is_impossible(ratio, mean_accepted_tokens):
         why = f"a ratio of {ratio:.2f} at {mean_accepted_tokens:.2f} mean accepted tokens is impossible"
     elif _spread(ratios or []) > WILD:

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
+from paceline.records import write_whole
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
     from paceline.cost.replay import Cost
     from paceline.replay.record import Exchange
-    from paceline.replay.run import Report
+    from paceline.replay.report import Report
     from paceline.replay.tokens import Conversation, Transcriber
 
-SIDE_BY_SIDE = 8
-"""Drafters in one table of the by-category kind, so that it fits 80 columns."""
+DRAFTERS_PER_TABLE = 8
+"""Where each has a column, so that a table fits 80 columns."""
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -61,8 +63,8 @@ def replay(
 ) -> int:
     """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
 
-    Drafters that look at tokens alone propose the same, and have the same accepted, beside the model and on a
-    recording of its greedy answers.
+    Drafters that read tokens alone propose the same on a recording of the model's greedy answers as beside the model,
+    and have the same accepted.
 
     \b
     paceline replay log.jsonl --tokenizer models/demo
@@ -73,13 +75,14 @@ def replay(
     from paceline.cost.replay import read_cost
     from paceline.draft.registry import create
     from paceline.replay.record import read_trace
-    from paceline.replay.run import Report, start
+    from paceline.replay.report import Report
     from paceline.replay.sweep import sweep as swept
     from paceline.replay.tokens import Transcriber, open_tokenizer
     from paceline.replay.walk import Recording, tokens_only
+    from paceline.replay.workers import start
 
     if forward_ms is not None and verify_cost is None:
-        raise PacelineError("--forward-ms is there for --verify-cost: add that, flat for instance")
+        raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
     if html is not None and not html.absolute().parent.is_dir():
         raise PacelineError(f"{html} cannot be written: there is no folder {html.parent}")
     cost = read_cost(verify_cost, forward_ms) if verify_cost is not None else None
@@ -98,7 +101,7 @@ def replay(
         began = perf_counter()
         conversations = _transcribe(exchanges, Transcriber(reader, template), interrupt)
         report = Report(specs, conversations)
-        # Workers are hired before a progress bar's thread runs: a fork should find none.
+        # Workers start before the thread of a progress bar does: a fork must not copy threads.
         replays = start(conversations, specs, recording, workers or _cores())
         total = len(specs) * sum(conversation.new_tokens for conversation in conversations)
         with _bar("replaying", total) as bar, closing(replays):
@@ -108,7 +111,7 @@ def replay(
                 if interrupt.pressed:
                     break
         seconds = perf_counter() - began
-    told = {
+    facts = {
         "trace": str(trace),
         "tokenizer": tokenizer,
         "template": template,
@@ -118,13 +121,15 @@ def replay(
         "results": report.results(cost),
     }
     if html is not None:
-        _write_page(html, told, [variant.base for variant in variants])
+        from paceline.pages.replay import page
+
+        write_whole(html, page(facts, [variant.base for variant in variants]))
     if as_json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps(facts, indent=2))
     else:
         _show(report, cost, seconds)
     if interrupt.pressed:
-        Console(stderr=True).print("interrupted; the above is what there was", soft_wrap=True)
+        Console(stderr=True).print("interrupted; the figures above are of what was replayed", soft_wrap=True)
     return 130 if interrupt.pressed else 0
 
 
@@ -136,7 +141,7 @@ def _cores() -> int:
 
 
 def _transcribe(exchanges: Sequence[Exchange], transcriber: Transcriber, interrupt: Interrupt) -> list[Conversation]:
-    """Every exchange in tokens, or those before Ctrl-C."""
+    """The exchanges as tokens; after Ctrl-C those so far."""
     conversations: list[Conversation] = []
     with _bar("reading", len(exchanges)) as bar:
         for exchange in exchanges:
@@ -149,21 +154,11 @@ def _transcribe(exchanges: Sequence[Exchange], transcriber: Transcriber, interru
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Any]:
-    """A progress bar with the time left, on standard error if that is a terminal; call what it yields to advance."""
+    """A progress bar on standard error, if that is a terminal; yields a function that advances it."""
     err = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.advance(task, done)
-
-
-def _write_page(file: Path, told: dict[str, Any], bases: Sequence[str]) -> None:
-    from paceline.pages.replay import page
-
-    try:
-        file.write_text(page(told, bases), "utf-8")
-    except OSError as error:
-        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error
 
 
 def _show(report: Report, cost: Cost | None, seconds: float) -> None:
@@ -171,8 +166,8 @@ def _show(report: Report, cost: Cost | None, seconds: float) -> None:
     console.print(_overview(report, cost))
     if cost is not None and len(report.specs) > 1:
         console.print(f"\nfastest at this cost: {escape(_fastest(report, cost))}", soft_wrap=True)
-    for first in range(0, len(report.specs), SIDE_BY_SIDE):
-        numbers = range(first, min(first + SIDE_BY_SIDE, len(report.specs)))
+    for first in range(0, len(report.specs), DRAFTERS_PER_TABLE):
+        numbers = range(first, min(first + DRAFTERS_PER_TABLE, len(report.specs)))
         if len(report.categories) > 1:
             console.print("\ntokens a round, by category")
             console.print(_by_category(report, numbers))
@@ -184,10 +179,11 @@ def _show(report: Report, cost: Cost | None, seconds: float) -> None:
 
 def _overview(report: Report, cost: Cost | None) -> Table:
     from paceline.cost.replay import predict
-    from paceline.replay.run import OVERALL
+    from paceline.replay.report import OVERALL
 
     columns = ["tokens\n/round", "rounds\ndrafted", "verified\n/token", "drafter\nus/round"]
-    table = _table(["#", "draft", *columns, *(["speed-up\npredicted"] if cost is not None else [])])
+    columns += ["speed-up\npredicted"] if cost is not None else []
+    table = plain_table("#", "draft", *columns, text=("draft",))
     for s, spec in enumerate(report.specs):
         tally = report.tallies[s, OVERALL]
         part = "" if tally.answers == report.answers else f" ({tally.answers:,} answers)"
@@ -203,16 +199,16 @@ def _overview(report: Report, cost: Cost | None) -> Table:
 
 
 def _fastest(report: Report, cost: Cost) -> str:
-    """The drafter that the cost model would choose."""
+    """The drafter with the largest predicted speed-up."""
     from paceline.cost.replay import predict
-    from paceline.replay.run import OVERALL
+    from paceline.replay.report import OVERALL
 
     gains = [predict(report.tallies[s, OVERALL], cost) for s in range(len(report.specs))]
     return report.specs[max(range(len(gains)), key=gains.__getitem__)]
 
 
 def _by_category(report: Report, numbers: range) -> Table:
-    table = _table(["category", *(f"#{s + 1}" for s in numbers)])
+    table = plain_table("category", *(f"#{s + 1}" for s in numbers), text=("category",))
     for category in report.categories:
         tallies = [report.tallies[s, category] for s in numbers]
         table.add_row(escape(category), *(f"{t.mean_accepted_tokens:.3f}" if t.answers else "-" for t in tallies))
@@ -220,9 +216,9 @@ def _by_category(report: Report, numbers: range) -> Table:
 
 
 def _by_depth(report: Report, numbers: range) -> Table:
-    from paceline.replay.run import OVERALL
+    from paceline.replay.report import OVERALL
 
-    table = _table(["depth", *(f"#{s + 1}" for s in numbers)])
+    table = plain_table("depth", *(f"#{s + 1}" for s in numbers))
     shares = [report.tallies[s, OVERALL].accepted_by_depth() for s in numbers]
     for depth in DEPTHS:
         if any(len(share) >= depth for share in shares):
@@ -230,11 +226,3 @@ def _by_depth(report: Report, numbers: range) -> Table:
             table.add_row(str(depth), *cells)
     return table
 
-
-def _table(columns: Sequence[str]) -> Table:
-    """Text to the left and folded where it is long, figures to the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        text = column in ("draft", "category")
-        table.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")
-    return table

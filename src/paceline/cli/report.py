@@ -1,4 +1,4 @@
-"""`paceline report`: a benchmark's folder as a page, a Markdown table or JSON."""
+"""`paceline report`: the folder of a benchmark or of an evaluation as a page, a Markdown table or JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Annotated
 import typer
 
 from paceline.errors import PacelineError
+from paceline.evals.align.store import is_run
+from paceline.records import write_whole
 
 PAGE = "report.html"
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="What paceline bench --out wrote.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="What paceline bench or eval wrote to --out.", metavar="DIR")],
     out: Annotated[Path | None, typer.Option(help=f"Where to write the page. [default: DIR/{PAGE}]")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
 ) -> None:
     """Make a page of a benchmark: speed-ups, accepted tokens, time by part, answers in colour, all in one file.
+    Or of an evaluation: its figures with intervals, verdicts by rule, what it cost, answers to read.
 
     The page loads nothing from anywhere. A run that is not finished can be shown too.
 
@@ -28,11 +31,15 @@ def report(
     paceline report runs/demo --out report.html
     paceline report runs/demo --markdown >> README.md
     """
-    from paceline.pages.bench import markdown as table
-    from paceline.pages.bench import page, read_run
-
     if markdown + as_json + (out is not None) > 1:
         raise PacelineError("--out is for the page, --markdown and --json print something else: choose one")
+    if is_run(folder):
+        _of_alignment(folder, out, markdown, as_json)
+        return
+    from paceline.pages.bench import page
+    from paceline.pages.bench_run import read_run
+    from paceline.pages.markdown import markdown as table
+
     run = read_run(folder)
     if as_json:
         print(json.dumps(run.summary, indent=2))
@@ -40,16 +47,21 @@ def report(
         print(table(run), end="")
     else:
         file = out if out is not None else folder / PAGE
-        _write(file, page(run))
+        write_whole(file, page(run))
         print(f"wrote {file}")
 
 
-def _write(file: Path, text: str) -> None:
-    """A whole page or none."""
-    draft = file.with_name(file.name + ".part")
+def _of_alignment(folder: Path, out: Path | None, markdown: bool, as_json: bool) -> None:
+    """The same of an alignment run's folder."""
     try:
-        draft.write_text(text, "utf-8")
-        draft.replace(file)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error
+        from paceline.pages import align
+    except ModuleNotFoundError as error:
+        raise PacelineError(f"{error.name} is not installed; pip install 'paceline[eval]'") from None
+    if as_json:
+        print(json.dumps(align.summary(folder), indent=2))
+    elif markdown:
+        print(align.markdown(folder), end="")
+    else:
+        file = out if out is not None else folder / PAGE
+        write_whole(file, align.page(folder))
+        print(f"wrote {file}")

@@ -1,4 +1,4 @@
-"""Run: what `paceline generate` does with its jobs once they and the engine are there."""
+"""Run: answer the jobs of `paceline generate` with its engine."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Run:
         """Answer every job; at batch 1 a text is shown as it grows."""
         self._many = len(jobs) > 1
         streams = self.lines is None and self.engine.max_batch == 1
-        watch = self._stream if streams else _look_away
+        watch = self._stream if streams else _ignore
         with self.screen.progress(len(jobs), shown=self._many and not streams) as bar:
             for answer in drive(self.engine, jobs, self.chat, self.interrupt, self._refuse, watch):
-                with bar.aside():
+                with bar.hidden():
                     self._show(answer, streamed=streams)
                 bar.advance()
 
@@ -56,25 +56,25 @@ class Run:
         Jobs that fit into one batch are answered again and again until the ratio is steady; more of them, once."""
         self._many = len(jobs) > 1
         plain = self._fresh("none")
-        often = len(jobs) <= self.engine.max_batch
+        repeats = len(jobs) <= self.engine.max_batch
 
         def turn(number: int) -> Iterator[Comparison]:
-            # A drafter that learns must not draft an answer it has seen.
+            # A drafter that learns must not have seen the answer.
             engine = self._fresh(self.draft) if number else self.engine
-            refuse = _look_away if number else self._refuse
-            return compare(engine, plain, jobs, self.chat, self.interrupt, refuse, _look_away, number)
+            refuse = _ignore if number else self._refuse
+            return compare(engine, plain, jobs, self.chat, self.interrupt, refuse, _ignore, number)
 
         jobs = [with_seed(job) for job in jobs]
         with self.screen.progress(len(jobs), shown=True) as bar:
-            for repeated in steady(turn, self.interrupt) if often else map(once, turn(0)):
-                with bar.aside():
+            for repeated in steady(turn, self.interrupt) if repeats else map(once, turn(0)):
+                with bar.hidden():
                     self._show_both(repeated)
                 bar.advance()
 
     def _fresh(self, draft: str) -> Engine:
         """An engine of the same target whose drafter has seen nothing."""
-        mine = self.engine
-        return Engine(mine.target, draft, max_batch=mine.max_batch, tokenizer=mine.tokenizer)
+        engine = self.engine
+        return Engine(engine.target, draft, max_batch=engine.max_batch, tokenizer=engine.tokenizer)
 
     def _refuse(self, job: Job, error: PacelineError) -> None:
         if not self._many and not job.where:
@@ -94,10 +94,10 @@ class Run:
             self.screen.write([("", f"--- {job.name}\n")])
 
     def _show(self, answer: Answer, streamed: bool = False) -> None:
-        """An answer that is complete (or will not get any further)."""
+        """An answer that is complete, or that Ctrl-C ended."""
         if self.lines is not None:
             if answer.row.error:
-                self._tell(answer)
+                self._report(answer)
             if answer.row.num_new:
                 self.lines.append([answer.record()])
             return
@@ -105,10 +105,10 @@ class Run:
             self._heading(answer.job)
             self.screen.write(answer.pieces)
         self.screen.end_line()
-        self._tell(answer)
+        self._report(answer)
 
-    def _tell(self, answer: Answer) -> None:
-        """How an answer went; an error counts as a prompt that was refused."""
+    def _report(self, answer: Answer) -> None:
+        """The closing line of an answer; an error counts as a refused prompt."""
         if answer.row.error:
             self._refuse(answer.job, PacelineError(answer.row.error))
         else:
@@ -126,13 +126,12 @@ class Run:
             self.screen.note(*comparison(repeated, self.engine.drafter.name, self.engine.target.dtype))
 
 
-def _look_away(*_: object) -> None:
-    """The watch of an answer that is shown when it is complete, and of a prompt that was refused before."""
+def _ignore(*_: object) -> None:
+    """For answers that are not streamed, and for prompts that the first turn has refused."""
 
 
 def comparison(repeated: Repeated, drafter: str, dtype: torch.dtype) -> list[str]:
-    """What a complete comparison says, in lines: both speeds, their ratio, whether the outputs are identical, and what
-    there is to doubt."""
+    """A complete comparison in lines: both speeds, their ratio, whether the outputs are identical, and any doubts."""
     both = repeated.both
     drafted, plain = both.pair
     speeds = (
@@ -162,6 +161,6 @@ def _difference(both: Comparison, at: int, dtype: torch.dtype) -> list[str]:
 
 
 def _around(answer: Answer, at: int) -> str:
-    """Tokens of an answer from `at` on, a few."""
+    """A few tokens of an answer from `at` on."""
     few = answer.row.new_tokens[at : at + 4].tolist()
     return " ".join(map(str, few)) if few else "(ended)"

@@ -1,18 +1,18 @@
-"""What answers look like on a terminal: streaming, colours of accepted runs, closing lines and tables.
+"""Answers on a terminal: streaming, colours of accepted runs, closing lines, tables and progress bars.
 
-Answers go to standard output; everything about them (statistics, tables, legends, errors) goes to standard error, so
-that a pipe gets the text and nothing else. Knows nothing of engines.
+Answers go to standard output; statistics, tables, legends and errors go to standard error, so that a pipe gets the text
+and nothing else. Knows nothing of engines.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -38,7 +38,7 @@ CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 class Screen:
     """Standard output for answers, standard error for the rest.
 
-    color  paint accepted runs, one colour a drafter; `legend` says which."""
+    color  colour accepted runs, one colour for each drafter; `legend` says which."""
 
     def __init__(self, color: bool = False):
         self.color = color
@@ -60,7 +60,7 @@ class Screen:
         sys.stdout.flush()
 
     def end_line(self) -> None:
-        """Begin a new line unless at the beginning of one."""
+        """Begin a new line, unless one has just begun."""
         if self._line_open:
             self.write([("", "\n")])
 
@@ -74,7 +74,7 @@ class Screen:
         self.err.print(table)
 
     def legend(self) -> None:
-        """Which colour is whose, if anything was painted."""
+        """Which colour stands for which drafter, if anything was coloured."""
         if self._colors:
             line = Text("colours: ")
             for source, color in self._colors.items():
@@ -87,21 +87,20 @@ class Screen:
     @contextmanager
     def progress(self, total: int, shown: bool) -> Iterator[Bar]:
         """A progress bar on standard error, if that is a terminal and `shown`."""
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        bar = Progress(
-            *columns,
-            console=self.err,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            disable=not (shown and self.err.is_terminal),
-        )
-        with bar:
+        columns = (MofNCompleteColumn(), TimeElapsedColumn())
+        with progress_bar(self.err, *columns, shown=shown, redirect_stdout=False, redirect_stderr=False) as bar:
             yield Bar(bar, total)
 
 
+def progress_bar(console: Console, *columns: ProgressColumn, shown: bool = True, **options: Any) -> Progress:
+    """A progress bar with `columns` after it, if `console` is a terminal and `shown`. options: others of rich's."""
+    hidden = not (shown and console.is_terminal)
+    words = TextColumn("{task.description}")
+    return Progress(words, BarColumn(), *columns, console=console, transient=True, disable=hidden, **options)
+
+
 class Bar:
-    """A progress bar that steps aside while something else is printed."""
+    """A progress bar that can be hidden while something else is printed."""
 
     def __init__(self, progress: Progress, total: int):
         self._progress = progress
@@ -112,8 +111,8 @@ class Bar:
         self._progress.advance(self._task)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Print within this."""
+    def hidden(self) -> Iterator[None]:
+        """Print inside this."""
         self._progress.stop()
         yield
         if not self._progress.disable:
@@ -129,12 +128,20 @@ def statistics(row: Row, tokens_per_second: float) -> str:
     return f"{line}; {REASONS[row.finish_reason]}" if row.finish_reason else line
 
 
+def plain_table(*columns: str, text: Collection[str] = (), gap: int = 2) -> Table:
+    """A table without lines, `gap` spaces between columns. Those in `text` are on the left and folded where they are
+    long; the others hold figures, on the right."""
+    table = Table(box=None, padding=(0, gap, 0, 0))
+    for column in columns:
+        is_text = column in text
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    return table
+
+
 def profile_table(rows: Sequence[tuple[str, float, float]], rounds: int) -> Table:
-    """Where each millisecond of a round went; rows of (part, milliseconds per round, share)."""
-    table = Table(title=f"a round, mean of {rounds}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("part")
-    table.add_column("ms", justify="right")
-    table.add_column("share", justify="right")
+    """The mean time of a round by part; rows of (part, milliseconds per round, share)."""
+    table = plain_table("part", "ms", "share", text=("part",))
+    table.title, table.title_justify = f"a round, mean of {rounds}", "left"
     for part, milliseconds, share in rows:
         table.add_row(part, f"{milliseconds:.3f}", f"{share:.1%}")
     table.add_row("all", f"{sum(row[1] for row in rows):.3f}", f"{sum(row[2] for row in rows):.1%}", style="bold")

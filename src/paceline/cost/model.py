@@ -1,7 +1,7 @@
-"""The cost model: from accepted lengths and the time of a forward to a speed-up, on this machine or on one that is
-not here. Plain numbers in, plain numbers out; it knows no engine, no drafter and no file.
+"""The cost model: from accepted lengths and the time of a forward to a speed-up, on this machine or on another.
 
-    best_chain(size, Machine(DEVICES["A100-80"]), [0.75] * 16, draft)      # how far to draft, and what it gains
+Plain numbers in, plain numbers out; knows no engine, no drafter and no file.
+
     predict(rounds, size, Machine(DEVICES["H100-SXM"]))                    # recorded rounds on another machine
 
 Words: a round is a draft and one forward of the target that verifies it. Nodes are the tokens of that forward, the
@@ -10,7 +10,6 @@ last committed one included. Costs without a unit are in plain decoding steps; a
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, prod
@@ -24,11 +23,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-WORTH = 1.02
-"""A predicted speed-up below this is not worth drafting for."""
 
-
-# Tokens per round --------------------------------------------------------------------------------------------
+# Tokens and speed-up -----------------------------------------------------------------------------------------
 
 
 def chain_tokens(acceptance: Sequence[float]) -> float:
@@ -37,45 +33,6 @@ def chain_tokens(acceptance: Sequence[float]) -> float:
     acceptance[j]: probability that token j + 1 is accepted, given that all before it are (Leviathan et al. 2023,
     equation 1, with a rate for every depth)."""
     return 1.0 + float(np.cumprod(np.asarray(acceptance, float)).sum())
-
-
-def full_tree_tokens(ranks: Sequence[float], depth: int) -> float:
-    """Expected tokens of a round whose tree has len(ranks) children at every node, `depth` deep; ranks as in
-    `best_tree`."""
-    return float(sum(sum(ranks) ** level for level in range(depth + 1)))
-
-
-class Tree(NamedTuple):
-    """A tree of drafted nodes: expected tokens of a round with it, its depth, and parent of every node (0: the root,
-    i: node i, in the order in which they are worth adding)."""
-
-    tokens: float
-    depth: int
-    parent: list[int]
-
-
-def best_tree(ranks: Sequence[float], nodes: int) -> Tree:
-    """The tree of `nodes` drafted nodes that is accepted furthest.
-
-    ranks[r]: probability that the child of rank r + 1 is the target's token, given that its parent is. A node counts
-    with the product along its path, so the best nodes are the likeliest, and a parent is always likelier than its
-    children (Sequoia, Chen et al. 2024, section 3.1)."""
-    tokens, depth = 1.0, 0
-    parents: list[int] = []
-    heap = [(-p, 0, 1) for p in ranks if p > 0]
-    heapq.heapify(heap)
-    while heap and len(parents) < nodes:
-        p, above, level = heapq.heappop(heap)
-        tokens -= p
-        depth = max(depth, level)
-        parents.append(above)
-        for branch in ranks:
-            if branch > 0:
-                heapq.heappush(heap, (p * branch, len(parents), level + 1))
-    return Tree(tokens, depth, parents)
-
-
-# Speed-up ----------------------------------------------------------------------------------------------------
 
 
 def speedup(
@@ -92,75 +49,8 @@ def memory_bound_speedup(tokens: float, calls: float, draft_bytes: float, target
 
 
 def round_cost(tokens: float, speedup: float) -> float:
-    """R: what a round costs, in plain decoding steps. Tokens carry over from machine to machine, R from text to
-    text."""
+    """R: cost of a round, in plain decoding steps. Tokens carry over from machine to machine, R from text to text."""
     return tokens / speedup
-
-
-def fit_round_cost(layers: tuple[float, float], costs: tuple[float, float]) -> tuple[float, float]:
-    """(verify, draft) of `R = verify + draft / layers` through R of two models with so many layers: the cost of a
-    verification, and that of drafting in layers of the target. It holds where every layer takes the same time,
-    whatever its width: where launching kernels is what takes the time."""
-    draft = (costs[0] - costs[1]) / (1 / layers[0] - 1 / layers[1])
-    return costs[0] - draft / layers[0], draft
-
-
-class Length(NamedTuple):
-    """A draft length, and the speed-up it gives."""
-
-    length: int
-    speedup: float
-
-
-def optimal_length(
-    acceptance: Sequence[float], *, call: float, step: float = 0.0, overhead: float = 0.0, worth: float = WORTH
-) -> Length:
-    """How many tokens to draft, and the speed-up; (0, 1.0) if that is below `worth`.
-
-    acceptance as in `chain_tokens`, never rising; a draft call costs `call`, each further node of the verification
-    `step`. A token is added while it brings more tokens for its cost than the round does so far."""
-    cost, reach, tokens, length = call + step, 1.0, 1.0, 0
-    for rate in acceptance:
-        reach *= rate
-        if reach * (1 + overhead + length * cost) <= tokens * cost:
-            break
-        length, tokens = length + 1, tokens + reach
-    gain = tokens / (1 + overhead + length * cost)
-    return Length(length, gain) if length and gain >= max(worth, 1.0) else Length(0, 1.0)
-
-
-class Policy(NamedTuple):
-    """Draft lengths for rounds of several kinds; rate: tokens for each plain decoding step."""
-
-    rate: float
-    lengths: list[int]
-
-
-def dynamic_lengths(
-    kinds: Sequence[Sequence[float]], shares: Sequence[float], *, call: float, step: float = 0.0, overhead: float = 0.0
-) -> Policy:
-    """The best length for every kind of round when it is known beforehand of which kind a round is.
-
-    kinds[i]: acceptance as in `chain_tokens` of the share shares[i] of all rounds. A round is extended while the
-    chance that its next token is accepted exceeds rate times cost, and not drafted for at all if that does not earn
-    the overhead; the rate is what the policy itself reaches, found by Dinkelbach's iteration. What a real signal
-    (confidence, entropy) gains over one fixed length is a part of it."""
-    cost = call + step
-
-    def time(length: int) -> float:
-        return 1 + overhead + length * cost if length else 1.0
-
-    def best(kind: Sequence[float], rate: float) -> int:
-        length = int((np.cumprod(kind) > rate * cost).sum())
-        return length if chain_tokens(kind[:length]) - 1 > rate * (time(length) - 1) else 0
-
-    rate, reached = 0.0, 1.0
-    while reached - rate > 1e-12:  # it rises from step to step, and only finitely many policies exist
-        rate = reached
-        lengths = [best(kind, rate) for kind in kinds]
-        tokens = sum(s * chain_tokens(kind[:n]) for s, kind, n in zip(shares, kinds, lengths, strict=True))
-        reached = tokens / sum(s * time(n) for s, n in zip(shares, lengths, strict=True))
-    return Policy(reached, lengths)
 
 
 # Time of a forward -------------------------------------------------------------------------------------------
@@ -174,11 +64,6 @@ class Device:
     bandwidth: float
     flops: float
     memory: float
-
-    @property
-    def ridge(self) -> float:
-        """Tokens in a forward (of 16-bit weights) up to which reading them takes longer than computing."""
-        return self.flops / self.bandwidth
 
 
 def _devices(*rows: tuple[str, float, float, float]) -> dict[str, Device]:
@@ -205,29 +90,20 @@ DEVICES = _devices(
 
 @dataclass(frozen=True)
 class Machine:
-    """A device with what of it is reached, and the host beside it. Seconds.
+    """A device with the part of its figures that programs reach, and the host beside it. Times are in seconds.
 
-    bandwidth_share, compute_share  of the datasheet's figures. compute_share None: 0.40 for a few tokens, where
-              kernels are not built for it, rising to 0.60 from 64.
-    step      of the host for every forward of the target; call for every draft call; extra for every round that
-              speculates: sampling, masks, moving keys and values, waiting for the device.
-    layer     of launching one layer, where nothing is captured in graphs; 0: captured. Launching and reading weights
-              overlap.
-    error     share by which a prediction may be off either way."""
+    bandwidth_share, compute_share  of the datasheet's figures. compute_share None: 0.40 for up to 8 tokens, because
+              kernels are not built for so few, rising to 0.60 from 64.
+    step      the host's time for every forward of the target; extra: for every round that speculates
+              (sampling, masks, moving keys and values, waiting for the device).
+    error     share by which a prediction may be off, in either direction."""
 
     device: Device
     bandwidth_share: float = 0.80
     compute_share: float | None = None
     step: float = 0.3e-3
-    call: float = 0.05e-3
     extra: float = 0.2e-3
-    layer: float = 0.0
     error: float = 0.10
-
-    @classmethod
-    def eager(cls, device: Device, layer: float = 0.55e-3) -> Machine:
-        """Without captured graphs: every layer takes at least `layer` seconds to launch."""
-        return cls(device, layer=layer, error=0.20)
 
     @property
     def bandwidth(self) -> float:
@@ -235,7 +111,7 @@ class Machine:
         return self.bandwidth_share * self.device.bandwidth
 
     def flops(self, tokens: float) -> float:
-        """Flops a second that are reached in a forward over so many tokens."""
+        """Flops a second that are reached in a forward over `tokens` tokens."""
         if self.compute_share is not None:
             return self.compute_share * self.device.flops
         few, many = 8, 64
@@ -249,7 +125,7 @@ class Size:
 
     parameters  read in a forward: all but the input embedding; an output head that is tied to it counts, once.
     weight_bytes, cache_bytes  bytes of a parameter; bytes of keys and values of one token.
-    layers, width  for launching and for attention; width is that of all query heads together."""
+    layers, width  for attention; width is that of all query heads together."""
 
     parameters: float
     layers: int
@@ -282,19 +158,17 @@ class Size:
 
 
 def roofline(memory: float, compute: float) -> float:
-    """Time of an operation that takes `memory` seconds to read and `compute` seconds to compute: the longer of the
-    two, rounded off where they meet."""
+    """Seconds of an operation that reads for `memory` and computes for `compute` seconds: the longer of the two, with
+    a smooth passage where they are equal."""
     return (memory**4 + compute**4) ** 0.25
 
 
 def forward_seconds(size: Size, machine: Machine, nodes: float, *, batch: int = 1, context: int = 0) -> float:
-    """Seconds of one forward over `nodes` tokens of each of `batch` rows, `context` tokens cached in each; without
-    the host's share."""
+    """Seconds of one forward over `nodes` tokens of each of `batch` rows with `context` cached tokens each, without the
+    host's time."""
     tokens = nodes * batch
     reached = machine.flops(tokens)
-    weights = roofline(
-        max(size.bytes / machine.bandwidth, size.layers * machine.layer), 2 * size.parameters * tokens / reached
-    )
+    weights = roofline(size.bytes / machine.bandwidth, 2 * size.parameters * tokens / reached)
     cache = roofline(
         batch * context * size.cache_bytes / machine.bandwidth,
         4 * tokens * context * size.layers * size.width / reached,
@@ -306,40 +180,37 @@ def forward_seconds(size: Size, machine: Machine, nodes: float, *, batch: int = 
 
 
 def interpolate(nodes: ArrayLike, times: ArrayLike, at: ArrayLike) -> Floats:
-    """A table of times at ascending `nodes`, read at `at`: straight lines between entries, and behind the last the
-    slope of the last two, never downwards; before the first, the first."""
-    xs, ys, wanted = (np.asarray(values, float) for values in (nodes, times, at))
-    inside = np.interp(wanted, xs, ys)
+    """A table of times at ascending `nodes`, read at `at`: straight lines between entries; after the last entry the
+    slope of the last two, but never downwards; before the first entry its time."""
+    xs, ys, where = (np.asarray(values, float) for values in (nodes, times, at))
+    inside = np.interp(where, xs, ys)
     if len(xs) == 1:
         return inside
     slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
-    return inside + np.maximum(wanted - xs[-1], 0) * max(slope, 0.0)
+    return inside + np.maximum(where - xs[-1], 0) * max(slope, 0.0)
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Recorded rounds of one request after another.
+    """Recorded rounds of one request after another, summed up.
 
-    tokens  that they brought in all; sizes {nodes: rounds that verified so many}; draft_seconds: the drafter's own
-    time in all of them, on the host; calls: forwards of a draft model, one after another, in all of them."""
+    tokens  new tokens; sizes: {nodes verified: number of rounds}; draft_seconds: the drafter's, on the host."""
 
     tokens: float
     sizes: Mapping[int, int]
     draft_seconds: float = 0.0
-    calls: int = 0
 
     @property
     def count(self) -> int:
-        """Rounds."""
+        """Number of rounds."""
         return sum(self.sizes.values())
 
 
 def speedup_from_rounds(rounds: Rounds, forward: Callable[[Floats], Floats], drafting: float | None = None) -> float:
-    """Predicted speed-up: tokens, each of them a plain round, over what these rounds take.
+    """Predicted speed-up: the time of a plain round for every token, over the time of these rounds; 1 without rounds.
 
-    forward   time of rounds that verify so many nodes, drafting not counted; any unit, as long as `drafting` (all
-              rounds together) has the same; None: `rounds.draft_seconds`, and forward gives seconds.
-    No rounds: 1."""
+    forward   time of rounds by the nodes they verify, without drafting, in any unit; drafting: all of it, in the same
+              unit. None: `rounds.draft_seconds`, and forward gives seconds."""
     if not rounds.count:
         return 1.0
     sizes = np.array(list(rounds.sizes), float)
@@ -349,12 +220,11 @@ def speedup_from_rounds(rounds: Rounds, forward: Callable[[Floats], Floats], dra
 
 
 class Prediction(NamedTuple):
-    """A speed-up on a machine that is not here, with its error band; cost: R, of an average round."""
+    """A speed-up on another machine, with its error band."""
 
     low: float
     speedup: float
     high: float
-    cost: float
 
 
 def predict(
@@ -362,15 +232,11 @@ def predict(
     size: Size,
     machine: Machine,
     *,
-    draft: Size | None = None,
     batch: int = 1,
     context: int = 0,
 ) -> Prediction:
-    """What recorded rounds would gain on `machine`: tokens, tree sizes and the drafter's time are kept, forwards
-    are worked out anew.
-
-    draft  the draft model, if there is one: its calls are worked out too, and `rounds.draft_seconds` should then be
-    what the drafter does beside them."""
+    """The speed-up of recorded rounds on `machine`: tokens, tree sizes and the drafter's time are kept, forwards are
+    computed anew."""
     plain = forward_seconds(size, machine, 1, batch=batch, context=context) + machine.step
 
     def forward(nodes: Floats) -> Floats:
@@ -378,32 +244,5 @@ def predict(
         times = [forward_seconds(size, machine, n, batch=batch, context=context) + machine.extra for n in nodes]
         return np.where(nodes > 1, np.array(times) + machine.step, plain)
 
-    drafting = rounds.draft_seconds
-    if draft is not None:
-        drafting += rounds.calls * (forward_seconds(draft, machine, 1, batch=batch, context=context) + machine.call)
-    gain = speedup_from_rounds(rounds, forward, drafting)
-    cost = round_cost(rounds.tokens / max(rounds.count, 1), gain)
-    return Prediction(gain * (1 - machine.error), gain, gain * (1 + machine.error), cost)
-
-
-def best_chain(
-    size: Size,
-    machine: Machine,
-    acceptance: Sequence[float],
-    draft: Size,
-    *,
-    batch: int = 1,
-    context: int = 0,
-    worth: float = WORTH,
-) -> Length:
-    """The best length of chains that `draft` drafts for `batch` rows at once, and its speed-up; (0, 1.0) if that is
-    below `worth`. acceptance as in `chain_tokens`; its length is the most that is drafted."""
-    plain = forward_seconds(size, machine, 1, batch=batch, context=context) + machine.step
-    call = forward_seconds(draft, machine, 1, batch=batch, context=context) + machine.call
-    best = Length(0, 1.0)
-    for length in range(1, len(acceptance) + 1):
-        verify = forward_seconds(size, machine, length + 1, batch=batch, context=context)
-        gain = chain_tokens(acceptance[:length]) * plain / (verify + machine.step + machine.extra + length * call)
-        if gain > best.speedup:
-            best = Length(length, gain)
-    return best if best.speedup >= worth else Length(0, 1.0)
+    gain = speedup_from_rounds(rounds, forward)
+    return Prediction(gain * (1 - machine.error), gain, gain * (1 + machine.error))

@@ -24,7 +24,7 @@ from paceline.replay.walk import Tally
 class Cost:
     """What a forward costs, relative to a forward over one node.
 
-    nodes, times  a table, nodes ascending from 1; between its entries a straight line, behind the last the same slope.
+    nodes, times  a table, nodes ascending from 1; between its entries a straight line, after the last the same slope.
     forward_ms    milliseconds of a forward over one node; None: drafting is taken to cost nothing."""
 
     nodes: tuple[float, ...] = (1.0,)
@@ -32,7 +32,7 @@ class Cost:
     forward_ms: float | None = None
 
     def of(self, nodes: Floats) -> Floats:
-        """Relative time of forwards over so many nodes each."""
+        """Relative time of forwards by their nodes."""
         return interpolate(self.nodes, self.times, nodes)
 
 
@@ -50,7 +50,7 @@ def rounds(tally: Tally) -> Rounds:
 
 def read_cost(text: str, forward_ms: float | None = None) -> Cost:
     """`flat` (nodes are free), `linear:X` (each node after the first costs X of a forward), or a JSON file of
-    {"nodes": time}, in any unit, with an entry for "1". PacelineError if it is none of them."""
+    {"nodes": time}, in any unit, with an entry for "1". PacelineError for anything else."""
     if text == "flat":
         return Cost(forward_ms=forward_ms)
     if text.startswith("linear:"):
@@ -62,8 +62,8 @@ def read_cost(text: str, forward_ms: float | None = None) -> Cost:
             raise PacelineError(f"--verify-cost {text}: linear:X wants a number, 0 or more, such as linear:0.01")
         return Cost((1.0, 2.0), (1.0, 1.0 + step), forward_ms)
     try:
-        found = loads(Path(text).read_bytes())
-        table = sorted((float(nodes), float(time)) for nodes, time in found.items())
+        entries = loads(Path(text).read_bytes())
+        table = sorted((float(nodes), float(time)) for nodes, time in entries.items())
     except OSError:
         raise PacelineError(f"--verify-cost {text}: no such file; give flat, linear:X or a JSON file") from None
     except (ValueError, AttributeError, TypeError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from paceline.clock import Clock
@@ -20,20 +21,21 @@ from paceline.errors import RowError
 from paceline.round import Round
 from paceline.row import Request
 from paceline.target.base import Facts, Needs
-from paceline.tree import DraftTree
+from paceline.tree import DraftTree, IntArray
 
 
 class Drafter:
     """Proposes tokens for rows and watches what became of them.
 
-    name      as in the registry; reports show it.
-    lossless  "yes", or what it keeps instead of the target's distribution.
-    paper     where it comes from.
-    Config    a frozen dataclass of its options (see `paceline.spec`), given to the class as its only argument; None
-              for a method without options.
-    needs     what it asks of the target's forward.
-    weight_bytes  bytes of weights that one forward of its model reads; 0: it has none.
-    clock     the engine's. A drafter that runs beside the target books that time there itself (`Clock.beside`).
+    name           as in the registry; reports show it.
+    lossless       "yes", or what it keeps instead of the target's distribution.
+    paper          where it comes from.
+    Config         a frozen dataclass of its options (`paceline.spec.Options`), the class's only argument; None: it has
+                   no options.
+    needs          what it asks of the target's forward.
+    weight_bytes   bytes of weights that one forward of its model reads; 0: it has no model.
+    clock          the engine's. A drafter that runs beside the target books that time there itself (`Clock.beside`).
+    eos_token_ids  the target's end tokens, from `bind`.
 
     The engine calls `bind` once, then `start(row)`; each round `propose(rows)` and `observe(round)`; at the end
     `drop(row)`. Rows come and go between rounds; `row.id` is unique for the engine's life. `drop` is called for every
@@ -47,9 +49,12 @@ class Drafter:
     needs: Needs = Needs()
     weight_bytes: int = 0
     clock: Clock | None = None
+    eos_token_ids: Sequence[int] = ()
 
     def bind(self, target: Facts) -> None:
-        """Meet the target, once, before the first row. Raise MethodError if it does not fit."""
+        """Meet the target, once, before the first row. Overrides call this one, and raise MethodError if the target
+        does not fit."""
+        self.eos_token_ids = target.eos_token_ids
 
     def start(self, row: Request) -> None:
         """A row joins; `row.tokens` is its prompt."""
@@ -76,6 +81,21 @@ class Drafter:
 
     def drop(self, row: Request) -> None:
         """A row has ended, failed or was given up; forget it. `row.is_complete`: its answer is worth learning from."""
+
+    # Helpers for subclasses --------------------------------------------------------------------------------------
+
+    def end_tokens(self, row: Request) -> frozenset[int]:
+        """Tokens that end this row's answer: nothing after one can be accepted."""
+        return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else self.eos_token_ids)
+
+    def chain_after(self, row: Request, tokens: IntArray) -> DraftTree:
+        """The draft of `tokens` int64 [n], one after another."""
+        return DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "")
+
+    def tree_after(self, row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
+        """The draft of `tokens` int64 [n]; parent int64 [n]: 0 is the row's last token, 1 the first drafted one."""
+        source = self.name if len(tokens) else ""
+        return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=source)
 
     def _draft_or_blame(self, row: Request) -> DraftTree:
         try:

@@ -2,7 +2,7 @@
 
 Prediction by partial matching (Cleary and Witten 1984; escape method C of Moffat 1990) over several texts at once: the
 row's own, finished requests, and a corpus. Every node of the tree asks what followed the tokens before it, at every
-length: the longest context speaks first, and passes what it is not sure of to the next shorter one (its escape). The
+length: the longest context comes first, and leaves what it is not sure of to the next shorter one (its escape). The
 product along a path estimates the chance that the target says it, and the tree is grown best first until it has
 `nodes` nodes. Copying drafters follow one match; this one hedges between all of them, which pays where a target
 verifies some dozens of tokens about as fast as one. It is our combination, not a published method.
@@ -11,13 +11,11 @@ verifies some dozens of tokens about as fast as one. It is our combination, not 
     mass left      <- mass left * e * d / (n + e * d)
 
 n: how often the context was seen, d: how many different tokens followed, e: doubt, by text and length of context.
-
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,12 +23,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
-from paceline.draft.text.store import open_store
-from paceline.errors import MethodError
+from paceline.draft.text.store import open_for
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree
 
@@ -43,33 +40,16 @@ ENOUGH = 0.02
 
 
 @dataclass(frozen=True)
-class BlendConfig:
+class BlendConfig(Options):
     """Options of blend."""
 
-    nodes: int = field(default=40, metadata={"help": "drafted tokens in a tree; more are accepted, and verified"})
-    longest: int = field(
-        default=4, metadata={"help": "tokens of the longest context asked for in the text itself, 1 to 8"}
+    nodes: int = option(40, "drafted tokens in a tree; more are accepted, and verified", least=1)
+    longest: int = option(
+        4, "tokens of the longest context asked for in the text itself, 1 to 8", least=1, most=len(OWN_DOUBT)
     )
-    least: float = field(
-        default=0.003, metadata={"help": "a node is not drafted if its estimated chance is below this"}
-    )
-    corpus: str | None = field(
-        default=None, metadata={"help": "folder of a corpus to read too, made by `paceline corpus build`"}
-    )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to remember and read too; 0: none"}
-    )
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1 or not 1 <= self.longest <= len(OWN_DOUBT):
-            raise MethodError(
-                f"blend: nodes is {self.nodes} and longest {self.longest}; "
-                f"nodes must be 1 or more, longest 1 to {len(OWN_DOUBT)}."
-            )
-        if not 0 <= self.least < 1 or self.past < 0:
-            raise MethodError(
-                f"blend: least is {self.least} and past {self.past}; least must be from 0 to 1, past 0 or more."
-            )
+    least: float = option(0.003, "a node is not drafted if its estimated chance is below this", least=0, most=1)
+    corpus: str | None = option(None, "folder of a corpus to read too, made by `paceline corpus build`")
+    past: int = option(0, "tokens of finished requests to remember and read too; 0: none", least=0)
 
 
 class Blend(Drafter):
@@ -86,15 +66,13 @@ class Blend(Drafter):
         self._past = [self._empty(), self._empty()]
         self._corpus: tuple[NDArray[Any], ...] = _NO_CORPUS
         self._borders: frozenset[int] = frozenset()
-        self._eos: tuple[int, ...] = ()
 
     def bind(self, target: Facts) -> None:
-        """Take the end tokens; open the corpus; compile."""
-        self._eos = tuple(target.eos_token_ids)
-        self._borders = frozenset(self._eos)
+        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        super().bind(target)
+        self._borders = frozenset(self.eos_token_ids)
         if self.config.corpus is not None:
-            fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
-            store = open_store(self.config.corpus, kind="corpus", tokenizer=fingerprint)
+            store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array).arrays
             self._borders |= {store.header["eos"]}
         counts = self._empty()
@@ -113,11 +91,9 @@ class Blend(Drafter):
         counts.extend(row.tokens[len(counts) :])
         if row.max_draft < 1:
             return DraftTree.root(row.last_token)
-        ends = np.array(sorted(end_tokens(row, self._eos) | self._borders), np.int64)
+        ends = np.array(sorted(self.end_tokens(row) | self._borders), np.int64)
         tokens, parents = self._grow(counts, row.tokens[-_TAIL:], ends, self.config.nodes, row.max_draft)
-        return DraftTree(
-            np.append(row.last_token, tokens), np.append(-1, parents), source=self.name if len(tokens) else ""
-        )
+        return self.tree_after(row, tokens, parents)
 
     def _grow(
         self, counts: ContextCounts, tail: NDArray[np.int64], ends: NDArray[np.int64], nodes: int, depth: int
@@ -156,18 +132,18 @@ def _tree(  # type: ignore[no-untyped-def]
     places = np.empty((nodes + 1, 2), np.int64)  # in the corpus: state, length
     text, states, targets, blocks, edges = corpus
     places[0, 0], places[0, 1] = transfer(text, states, targets, blocks, edges, 0, 0, tail)
-    behind = np.empty((nodes + 1, longest), np.int64)  # the tokens before a child of the node, the latest first
+    before = np.empty((nodes + 1, longest), np.int64)  # the tokens before a child of the node, the latest first
     known = np.zeros(nodes + 1, np.int64)  # how many of them there are
     known[0] = min(longest, len(tail))
     for i in range(known[0]):
-        behind[0, i] = tail[len(tail) - 1 - i]
+        before[0, i] = tail[len(tail) - 1 - i]
     waiting, chance = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)  # token, parent
     found, mass = np.empty(_MOST, np.int64), np.empty(_MOST)
     done, num_waiting, node, level, probability = 0, 0, 0, 0, 1.0
     while True:
         if level < depth and not (node > 0 and (ends == tokens[node - 1]).any()):
             num_found = _predict(
-                own, newer, older, corpus, behind[node, : known[node]], places[node], found, mass,
+                own, newer, older, corpus, before[node, : known[node]], places[node], found, mass,
                 own_doubt, corpus_doubt,
             )  # fmt: skip
             for i in range(num_found):
@@ -188,9 +164,9 @@ def _tree(  # type: ignore[no-untyped-def]
             text, states, targets, blocks, edges, places[parent, 0], places[parent, 1], tokens[done - 1 : done]
         )
         known[node] = min(longest, known[parent] + 1)
-        behind[node, 0] = token
+        before[node, 0] = token
         for i in range(1, known[node]):
-            behind[node, i] = behind[parent, i - 1]
+            before[node, i] = before[parent, i - 1]
     return tokens[:done], parents[:done]
 
 
@@ -213,27 +189,27 @@ def _wait(waiting, chance, count, most, token, parent, probability):  # type: ig
 
 @njit
 def _predict(  # type: ignore[no-untyped-def]
-    own, newer, older, corpus, behind, place, found, mass, own_doubt, corpus_doubt
+    own, newer, older, corpus, before, place, found, mass, own_doubt, corpus_doubt
 ):
-    """What may follow `behind`: fills found and mass, how many. The longest context first, own text before others."""
+    """Fill found and mass with what may follow the tokens `before`; returns their number. Longest context first."""
     states = corpus[1]
-    rows = np.empty((3, len(behind)), np.int64)
+    rows = np.empty((3, len(before)), np.int64)
     key = np.int64(0)
-    for i in range(len(behind)):
-        key = mixed(key, behind[i])
+    for i in range(len(before)):
+        key = mixed(key, before[i])
         rows[0, i] = locate(own[0], own[1], key)
         rows[1, i] = locate(newer[0], newer[1], key)
         rows[2, i] = locate(older[0], older[1], key)
     left, count = 1.0, 0
     state, length = place[0], place[1]
-    for longer in range(len(behind), 0, -1):
+    for longer in range(len(before), 0, -1):
         doubt = own_doubt[longer - 1]
-        left, count = _hear(own, rows[0, longer - 1], left, doubt, found, mass, count)
-        left, count = _hear(newer, rows[1, longer - 1], left, doubt, found, mass, count)
-        left, count = _hear(older, rows[2, longer - 1], left, doubt, found, mass, count)
+        left, count = _add_counted(own, rows[0, longer - 1], left, doubt, found, mass, count)
+        left, count = _add_counted(newer, rows[1, longer - 1], left, doubt, found, mass, count)
+        left, count = _add_counted(older, rows[2, longer - 1], left, doubt, found, mass, count)
         while state > 0 and length >= longer:
             doubt = corpus_doubt[min(length, len(corpus_doubt)) - 1]
-            left, count = _consult(corpus, state, left, doubt, found, mass, count)
+            left, count = _add_corpus(corpus, state, left, doubt, found, mass, count)
             state = np.int64(states[state, 1])
             length = np.int64(states[state, 0])
         if left < ENOUGH:
@@ -242,8 +218,8 @@ def _predict(  # type: ignore[no-untyped-def]
 
 
 @njit
-def _hear(counts, row, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
-    """One context of a text that is counted; what is left, and how many tokens are found by now."""
+def _add_counted(counts, row, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
+    """Add one context of a counted text; returns the mass left and the number of tokens so far."""
     if row < 0:
         return left, count
     contexts, items = counts[2], counts[3]
@@ -257,8 +233,8 @@ def _hear(counts, row, left, doubt, found, mass, count):  # type: ignore[no-unty
 
 
 @njit
-def _consult(corpus, state, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
-    """One context of the corpus, of which the most frequent successors are known."""
+def _add_corpus(corpus, state, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
+    """Add one context of the corpus, whose most frequent successors are known; returns as `_add_counted`."""
     text, states, _, blocks, edges = corpus
     num_blocks = len(blocks) - 1
     if state >= num_blocks:  # one successor; how often it occurs would be a long walk to learn, and is mostly once
@@ -282,4 +258,3 @@ def _add(found, mass, count, token, probability):  # type: ignore[no-untyped-def
         found[count], mass[count] = token, probability
         count += 1
     return count
-

@@ -1,8 +1,7 @@
-"""Fallback: the drafter behind "a+b". Knows drafters only by their interface; `draft.registry` builds it.
+"""Fallback: the drafter that "a+b" names. Knows drafters only by their interface; `draft.registry` builds it.
 
-a is asked first, and b for the rows for which a has nothing to propose; a third would be asked for the rest,
-and so on. Every part watches every row, whoever drafted, so each is ready when its turn comes (SAM-Decoding
-hands a step to its auxiliary drafter in this way; Hierarchy Drafting asks its stores in this way).
+a is asked first, b for the rows for which a has nothing to propose, and so on. Every part observes every row, so each
+is ready when its turn comes (SAM-Decoding falls back on its auxiliary drafter in this way).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Fallback(Drafter):
                     f"{self.name}: its parts want layers {sorted(layers)} as {need}, and a forward has only one. "
                     "Use one of them at a time."
                 )
-        # Some parts know what they need only now that they have seen the target.
+        # Some parts know their needs only after they have met the target.
         self.needs = reduce(or_, (part.needs for part in self.parts))
 
     def start(self, row: Request) -> None:
@@ -70,6 +69,6 @@ class Fallback(Drafter):
                 part.on_layer(layer, hidden, round)
 
     def drop(self, row: Request) -> None:
-        with ExitStack() as dropping:  # a part that fails must not keep the others from forgetting the row
+        with ExitStack() as dropping:  # even if one part fails, the others forget the row
             for part in reversed(self.parts):
                 dropping.callback(part.drop, row)

@@ -12,38 +12,25 @@ again; then what this model says often; then what people write. So a token is lo
 and no further than until K = 7 sequences of n - 1 = 4 tokens are found. The slow corpus is thus seldom asked. The
 sequences are verified together, as the paths of one tree.
 
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
-
-Where we differ from the authors' code (github.com/zomss/Hierarchy_Drafting), and why:
-* sequences with a common beginning share its nodes, where the code verifies them side by side: fewer tokens, the same
-  answers. What a store repeats of another is not counted as a sequence of its own;
-* every n-gram of the output goes into W. An empty slice in the code loses the newest of each step, and all of a step
-  with one draft accepted or none;
-* W is read from its newest and S from its most frequent end. In the code both lists stand the other way round, and
-  S's best are cut off whenever W has found anything;
-* no lookahead branch. The code runs 27 Jacobi tokens beside the drafts in every step to fill W; here the stores are
-  all there is;
-* L counts every prefix of what follows the key, as the code's retriever does, among at most SAMPLE places spread over
-  all of them; its paths come most frequent first and are as long as they are, not filled up with a random token.
+Where we differ from the published method and why: docs/methods/hierarchy.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
 from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
-from paceline.draft.text.store import Store, open_store
+from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
 from paceline.row import Request, Row
 from paceline.sampling import SamplingParams
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree
 
@@ -55,38 +42,23 @@ SAMPLE = 128
 
 
 @dataclass(frozen=True)
-class HierarchyConfig:
+class HierarchyConfig(Options):
     """Options of hierarchy."""
 
-    corpus: str | None = field(
-        default=None,
-        metadata={"help": "corpus store that L asks, and S where `model` is not given; none: both have nothing to say"},
+    corpus: str | None = option(
+        None, "corpus store that L asks, and S where `model` is not given; none: both have nothing to say"
     )
-    model: str | None = field(
-        default=None, metadata={"help": "corpus store of the model's own recorded answers, that S asks"}
-    )
-    order: str = field(
-        default="WSL", metadata={"help": "stores asked, most local first: W context, S model, L statistics; paper: WSL"}
-    )
-    k: int = field(
-        default=7, metadata={"help": "sequences verified at once, and kept for each token of W; paper: 7"}
-    )
-    n: int = field(default=5, metadata={"help": "tokens of an n-gram; a draft is n - 1 deep; paper: 5"})
-    nodes: int | None = field(
-        default=None, metadata={"help": "most tokens drafted a round; none (paper): all of the k sequences"}
-    )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to remember and learn from, for S; 0 (paper): off"}
-    )
+    model: str | None = option(None, "corpus store of the model's own recorded answers, that S asks")
+    order: str = option("WSL", "stores asked, most local first: W context, S model, L statistics; paper: WSL")
+    k: int = option(7, "sequences verified at once, and kept for each token of W; paper: 7", least=1)
+    n: int = option(5, "tokens of an n-gram; a draft is n - 1 deep; paper: 5", least=2)
+    nodes: int | None = option(None, "most tokens drafted a round; none (paper): all of the k sequences", least=1)
+    past: int = option(0, "tokens of finished requests to remember and learn from, for S; 0 (paper): off", least=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.order or not set(self.order) <= set("WSL") or len(set(self.order)) < len(self.order):
             raise MethodError(f"hierarchy: order is {self.order!r}; it must be one or more of W, S and L, each once.")
-        if self.k < 1 or self.n < 2 or self.past < 0 or (self.nodes is not None and self.nodes < 1):
-            raise MethodError(
-                f"hierarchy: k is {self.k}, n {self.n}, nodes {self.nodes}, past {self.past}; "
-                "k and nodes must be 1 or more, n 2 or more, past 0 or more."
-            )
 
 
 class Hierarchy(Drafter):
@@ -105,18 +77,17 @@ class Hierarchy(Drafter):
         self._frequent: FrequentNgrams | None = None
         self._array: SuffixArray | None = None
         self._drafts = np.full((config.k, config.n - 1), -1, np.int32)
-        self._eos: Sequence[int] = ()
 
     def bind(self, target: Facts) -> None:
-        """Open the stores, compile; take the end tokens.
+        """Open the stores; compile.
 
         Raises StoreError for a store that is missing, broken, of another tokenizer, or without the part asked for."""
-        self._eos = target.eos_token_ids
+        super().bind(target)
         model, corpus = self.config.model or self.config.corpus, self.config.corpus
         if model is not None and "S" in self.config.order:
-            self._frequent = FrequentNgrams.of(_opened(model, target))
+            self._frequent = FrequentNgrams.of(open_for(target, model))
         if corpus is not None and "L" in self.config.order:
-            self._array = SuffixArray.of(_opened(corpus, target))
+            self._array = SuffixArray.of(open_for(target, corpus))
         self._warm_up()
 
     def start(self, row: Request) -> None:
@@ -128,7 +99,7 @@ class Hierarchy(Drafter):
             self._past.learn(row.tokens)
 
     def collect(self, row: Request) -> NDArray[np.int32]:
-        """What the stores say behind the row, int32 [up to k, n - 1], in the order they were asked; -1 where a
+        """What the stores propose after the row, int32 [up to k, n - 1], in the order they were asked; -1 where a
         sequence is shorter. Overwritten by the next call."""
         size = 0
         for letter in self.config.order:
@@ -149,7 +120,7 @@ class Hierarchy(Drafter):
         return size if self._frequent is None else self._frequent.collect(row.last_token, self._drafts, size)
 
     def _statistics(self, row: Request, size: int) -> int:
-        """L: behind the last 2 tokens, then the last 1."""
+        """L: after the last 2 tokens, then the last 1."""
         if self._array is None:
             return size
         for length in range(min(KEY, len(row)), 0, -1):
@@ -164,7 +135,7 @@ class Hierarchy(Drafter):
         if not len(drafts) or row.max_draft < 1:
             return DraftTree.root(row.last_token)
         most = drafts.size if self.config.nodes is None else self.config.nodes
-        ends = np.array([*end_tokens(row, self._eos)], np.int64)
+        ends = np.array([*self.end_tokens(row)], np.int64)
         tokens, parent = _tree(row.last_token, drafts, ends, row.max_draft, most)
         return DraftTree(tokens, parent, source=self.name)
 
@@ -182,10 +153,6 @@ class Hierarchy(Drafter):
         past = PastNgrams(2 * len(rehearsal), self.config.n, self.config.k)
         past.learn(rehearsal.tokens)
         past.collect(0, self._drafts, 0)
-
-
-def _opened(path: str, target: Facts) -> Store:
-    return open_store(path, kind="corpus", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
 
 @njit(cache=True)
@@ -225,7 +192,7 @@ def _tree(root, drafts, ends, deep, most):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _collect_paths(seen, drafts, size):  # type: ignore[no-untyped-def]
-    """Put the most frequent paths through `seen` [m, length] behind the first `size` drafts.
+    """Add the most frequent paths through `seen` [m, length] to the first `size` drafts.
 
     seen  what follows a key in a corpus, padded with -1, equal beginnings side by side (a suffix array's order).
     Of all prefixes as many as the drafts have nodes are kept, the most frequent; of these the whole paths are put,

@@ -1,7 +1,7 @@
 """kangaroo: the target's own first layers, a small adapter and the target's head draft for it.
 
 Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). A draft
-leaves the network behind layer l (the first exit) and through the adapter; it ends where the draft is no longer sure
+leaves the network after layer l (the first exit) and through the adapter; it ends where the draft is no longer sure
 (the second, the stop rule `confidence`). Nothing is run twice: the early states of the drafted tokens are handed to
 the target, whose `verify` goes on from layer l.
 
@@ -10,8 +10,7 @@ commits them with the rest; the adapter has one of its own. The adapter never se
 a draft that was accepted whole, or drafted by someone else, committed tokens wait for it: their early states, taken
 from the target's forward, are `pending`, and so are a prompt's.
 
-Where we differ: sampling, batches, trees and targets with grouped heads, none of which the authors' code has; the
-adapter's heads, rotary positions and norm epsilon are the target's.
+Where we differ from the published method and why: docs/methods/kangaroo.md.
 
     Engine("models/demo", draft="kangaroo:build/kangaroo,threshold=0.4")
 """
@@ -19,7 +18,7 @@ adapter's heads, rotary positions and norm epsilon are the target's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
 from paceline.row import Request, Row
+from paceline.spec import option
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
@@ -48,10 +48,8 @@ CHUNK = 512
 class KangarooConfig(SteppingConfig):
     """Options of `kangaroo`."""
 
-    checkpoint: str = field(metadata={"help": "folder of the adapter, as `paceline train` wrote it"})
-    stop: stop.Name = field(
-        default="confidence", metadata={"help": "when to stop; paper: below confidence 0.6, after 6 tokens at most"}
-    )
+    checkpoint: str = option(help="folder of the adapter, as `paceline train` wrote it")
+    stop: stop.Name = option("confidence", "when to stop; paper: below confidence 0.6, after 6 tokens at most")
 
 
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -230,23 +228,23 @@ def _numbers(draft: Draft) -> list[int]:
 
 @torch.inference_mode()
 def rearrange(cache: RaggedCache, slot: int, nodes: Sequence[int], layers: int) -> None:
-    """Bring the keys and values of `nodes`, which lie behind a row uncommitted, into that order, in the first
+    """Bring the keys and values of `nodes`, which lie uncommitted after a row, into that order, in the first
     `layers` layers."""
     length, span = cache.length(slot), max(nodes) + 1
-    behind = Segment.chunk(slot, np.zeros(span, np.int64), last=False)
-    here = cache.writer(plan([behind], [length]))
+    segment = Segment.chunk(slot, np.zeros(span, np.int64), last=False)
+    here = cache.writer(plan([segment], [length]))
     source = [length + node for node in nodes]
     for layer in range(layers):
-        for one in here.read(layer, 0):
-            one[0, :, length : length + len(nodes)] = one[0, :, source]
+        for states in here.read(layer, 0):
+            states[0, :, length : length + len(nodes)] = states[0, :, source]
 
 
 def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
-    """The exit layer that a checkpoint names; MethodError unless layers are left behind it."""
+    """The exit layer that a checkpoint names; MethodError unless layers are left after it."""
     layer = config.get("exit_layer")
     if not isinstance(layer, int) or not 0 <= layer < num_layers:
         raise MethodError(
-            f"{path} leaves the target behind layer {layer!r}, and the target has {num_layers}: "
+            f"{path} leaves the target after layer {layer!r}, and the target has {num_layers}: "
             f"an exit layer is 0 to {num_layers - 1}; train the adapter again"
         )
     return layer
@@ -255,10 +253,10 @@ def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
 def check_weights(path: str, weights: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """MethodError unless there are tensors of just these names and shapes."""
     for name in sorted(shapes.keys() | weights.keys()):
-        found = list(weights[name].shape) if name in weights else None
+        stored = list(weights[name].shape) if name in weights else None
         wanted = list(shapes[name]) if name in shapes else None
-        if found != wanted:
+        if stored != wanted:
             raise MethodError(
-                f"{path} is no adapter for this target: its {name} is {found or 'missing'} where "
+                f"{path} is no adapter for this target: its {name} is {stored or 'missing'} where "
                 f"{wanted or 'nothing'} is wanted; copy it again or train one"
             )

@@ -10,7 +10,7 @@ kernels is what takes the time, and its weights where reading them is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from paceline.draft.neural.vocab import trim
 from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.row import Request
+from paceline.spec import option
 from paceline.target.base import Facts
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
@@ -33,10 +34,8 @@ CHUNK = 512
 class ModelConfig(SteppingConfig):
     """Options of `model`."""
 
-    checkpoint: str = field(metadata={"help": "folder or hub id of the draft model"})
-    context: int | None = field(
-        default=None, metadata={"help": "most tokens read at once: of a longer prompt the last ones; none: all"}
-    )
+    checkpoint: str = option(help="folder or hub id of the draft model")
+    context: int | None = option(None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1)
 
 
 class Model(Stepping):
@@ -51,8 +50,6 @@ class Model(Stepping):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        if config.context is not None and config.context < 1:
-            raise MethodError(f"context is {config.context}; a draft model must read 1 token at least")
         self.config = config
         self._slots: dict[int, int] = {}
         self._first: dict[int, int] = {}
@@ -148,10 +145,10 @@ def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:
     """MethodError, with what differs, unless both tokenizers give every token the same id."""
     if drafts.fingerprint == targets.fingerprint:
         return
-    mine, others = drafts.inner.get_vocab(), targets.inner.get_vocab()
-    moved = sum(others[token] != id for token, id in mine.items() if token in others)
-    only = len(mine.keys() - others.keys()), len(others.keys() - mine.keys())
+    own, others = drafts.inner.get_vocab(), targets.inner.get_vocab()
+    moved = sum(others[token] != id for token, id in own.items() if token in others)
+    only = len(own.keys() - others.keys()), len(others.keys() - own.keys())
     raise MethodError(
-        f"the draft model {path} has another tokenizer than the target: {only[0]} of its {len(mine)} tokens the target "
+        f"the draft model {path} has another tokenizer than the target: {only[0]} of its {len(own)} tokens the target "
         f"does not have, {only[1]} of the target's {len(others)} it does not have, {moved} have another id"
     )

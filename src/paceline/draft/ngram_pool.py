@@ -12,26 +12,20 @@ Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahea
 
 The window never becomes part of the answer: its nodes are probes (see `paceline.tree`). In the published mask a
 token sees the oldest row to its left and the column above itself, and nothing else. That is a tree, so all of the
-two-dimensional window fits into a draft: the oldest row is a chain behind the root, and from the root and from
+two-dimensional window fits into a draft: the oldest row is a chain after the root, and from the root and from
 each of its tokens hangs one column.
 
     root ── a0 ── a1 ── a2         oldest row; keys of the four columns: root, a0, a1, a2
      │      │     │     │
      b0     b1    b2    b3         one iteration later
      │      │     │     │
-     c0     c1    c2    c3         behind these the forward predicts d0 d1 d2 d3:
+     c0     c1    c2    c3         after these the forward predicts d0 d1 d2 d3:
                                    "root b0 c0 d0", "a0 b1 c1 d1" ... are n-grams of 4 tokens
 
 With a full pool a forward verifies (level - 1) * (window + guesses) positions, the paper's number. `window=0` leaves
 a pure pool of the text's own n-grams, which costs next to nothing.
 
-Lossless: the drafts are point masses, and probes are never accepted.
-
-Where we differ from the authors' code (github.com/hao-ai-lab/LookaheadDecoding), and why:
-* the n-grams of the answer are in the pool too, and those of the prompt unless `prompt` is false: they are the
-  target's own words and cost nothing (the code: neither, or both if asked);
-* guesses with a common beginning share its nodes;
-* the window rests when the row has less room than it is deep.
+Where we differ from the published method and why: docs/methods/ngram-pool.md.
 """
 
 from __future__ import annotations
@@ -39,48 +33,35 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens, up_to_end
-from paceline.errors import MethodError
+from paceline.draft.text.copying import up_to_end
 from paceline.kernels.argmax import best_token
 from paceline.round import Round
 from paceline.row import Request
 from paceline.sampling import on_accelerator
-from paceline.target.base import Facts
+from paceline.spec import Options, option
 from paceline.tree import DraftTree, IntArray, merge
 
 Gram = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class NgramPoolConfig:
+class NgramPoolConfig(Options):
     """Options of ngram-pool."""
 
-    level: int = field(
-        default=5, metadata={"help": "tokens in an n-gram, the last token of the text included; paper: 5"}
+    level: int = option(5, "tokens in an n-gram, the last token of the text included; paper: 5", least=2)
+    window: int = option(
+        7, "columns iterated on the side, 0: none; paper: 7, and 15 on large GPUs", least=0, in_front=0
     )
-    window: int = field(
-        default=7,
-        metadata={"help": "columns iterated on the side, 0: none; paper: 7, and 15 on large GPUs", "in_front": 0},
-    )
-    guesses: int = field(default=7, metadata={"help": "n-grams kept and drafted for each token; paper: as the window"})
-    prompt: bool = field(default=True, metadata={"help": "the prompt's n-grams are in the pool too; paper: false"})
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests whose n-grams are remembered, the latest; paper: 0"}
-    )
-
-    def __post_init__(self) -> None:
-        if self.level < 2 or self.window < 0 or self.guesses < 1 or self.past < 0:
-            raise MethodError(
-                f"ngram-pool: level is {self.level}, window {self.window}, guesses {self.guesses}, past {self.past}; "
-                "level must be 2 or more, guesses 1 or more, window and past 0 or more."
-            )
+    guesses: int = option(7, "n-grams kept and drafted for each token; paper: as the window", least=1)
+    prompt: bool = option(True, "the prompt's n-grams are in the pool too; paper: false")
+    past: int = option(0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0)
 
 
 class Pool:
@@ -88,7 +69,7 @@ class Pool:
 
     def __init__(self, guesses: int, most: float = math.inf):
         self.guesses, self.most = guesses, most
-        self._behind: dict[int, OrderedDict[Gram, None]] = {}
+        self._by_key: dict[int, OrderedDict[Gram, None]] = {}
         self._all: OrderedDict[Gram, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -96,12 +77,12 @@ class Pool:
 
     def add(self, gram: Gram) -> None:
         """Remember `gram` as the latest; forget the one not seen for longest where there are too many."""
-        behind = self._behind.setdefault(gram[0], OrderedDict())
-        for grams in (behind, self._all):
+        same_key = self._by_key.setdefault(gram[0], OrderedDict())
+        for grams in (same_key, self._all):
             grams[gram] = None
             grams.move_to_end(gram)
-        if len(behind) > self.guesses:
-            self._forget(next(iter(behind)))
+        if len(same_key) > self.guesses:
+            self._forget(next(iter(same_key)))
         if len(self) > self.most:
             self._forget(next(iter(self._all)))
 
@@ -111,14 +92,14 @@ class Pool:
         for i in range(len(words) - level + 1):
             self.add(tuple(words[i : i + level]))
 
-    def behind(self, token: int) -> list[Gram]:
+    def after(self, token: int) -> list[Gram]:
         """What followed `token`, without it, the latest first."""
-        return [gram[1:] for gram in reversed(self._behind.get(token, {}))]
+        return [gram[1:] for gram in reversed(self._by_key.get(token, {}))]
 
     def _forget(self, gram: Gram) -> None:
-        del self._all[gram], self._behind[gram[0]][gram]
-        if not self._behind[gram[0]]:
-            del self._behind[gram[0]]
+        del self._all[gram], self._by_key[gram[0]][gram]
+        if not self._by_key[gram[0]]:
+            del self._by_key[gram[0]]
 
 
 class Window:
@@ -138,7 +119,7 @@ class Window:
         return len(self.rows[0]) + len(self.rows) - 1
 
     def hang(self, draft: DraftTree) -> DraftTree:
-        """`draft` with the window's nodes behind its root, as probes."""
+        """`draft` with the window's nodes below its root, as probes."""
         tokens, parent = draft.tokens.tolist(), draft.parent.tolist()
 
         def add(token: int, above: int) -> int:
@@ -158,7 +139,7 @@ class Window:
         return DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
 
     def step(self, root: int, predicted: list[int]) -> list[Gram]:
-        """Take what the forward `predicted` behind each column; the n-grams that are complete with it."""
+        """Add the row that the forward `predicted`, a token for each column; returns the n-grams it completes."""
         rows = [*self.rows, predicted]
         if len(rows) < self.level:
             self.rows = [row[1:] for row in rows]
@@ -177,15 +158,10 @@ class NgramPool(Drafter):
 
     def __init__(self, config: NgramPoolConfig = NgramPoolConfig()):
         self.config = config
-        self._eos: Sequence[int] = ()
         self._past = Pool(config.guesses, config.past)
         self._pools: dict[int, Pool] = {}
         self._windows: dict[int, Window] = {}
         self._known: dict[int, int] = {}
-
-    def bind(self, target: Facts) -> None:
-        """Take the end tokens."""
-        self._eos = target.eos_token_ids
 
     def start(self, row: Request) -> None:
         self._pools[row.id] = Pool(self.config.guesses)
@@ -218,10 +194,10 @@ class NgramPool(Drafter):
         self._known[row.id] = max(self._known[row.id], len(row) - self.config.level + 1)
         draft = DraftTree.root(row.last_token)
         if row.max_draft > 0:
-            known = islice(chain(pool.behind(row.last_token), self._past.behind(row.last_token)), self.config.guesses)
-            ends = end_tokens(row, self._eos)
+            known = islice(chain(pool.after(row.last_token), self._past.after(row.last_token)), self.config.guesses)
+            ends = self.end_tokens(row)
             guesses = [up_to_end(np.array(gram[: row.max_draft]), ends, keep=True) for gram in known]
-            draft = merge([draft, *(DraftTree.chain(row.last_token, guess, source=self.name) for guess in guesses)])
+            draft = merge([draft, *(self.chain_after(row, guess) for guess in guesses)])
         window = self._windows.get(row.id)
         return window.hang(draft) if window is not None and window.depth <= row.max_draft else draft
 

@@ -1,4 +1,4 @@
-"""none: no drafts. With it the engine decodes plainly, token by token: the yardstick of all other methods."""
+"""none: no drafts. With it the engine decodes plainly, token by token: the baseline of all other methods."""
 
 from __future__ import annotations
 

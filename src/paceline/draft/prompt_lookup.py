@@ -1,9 +1,9 @@
 """prompt-lookup: copy what followed the last n tokens when they stood in the text before.
 
-Three rules under one name, for three programs do three things:
+Three programs have three rules under this name:
 
 * published: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding). The last 3
-  tokens, else 2, else 1; the earliest place that has a full draft behind it and does not overlap the end.
+  tokens, else 2, else 1; the earliest place that has a full draft after it and does not overlap the end.
 * transformers: `generate(prompt_lookup_num_tokens=...)`. The last 2 tokens, else 1; the earliest place; a
   draft may be shorter where the text ends, and stops before an end token.
 * vllm: `method: ngram`. The longest n from `min_ngram` to `max_ngram` (both 5 unless given), the earliest
@@ -16,59 +16,49 @@ point masses, so acceptance keeps the target's distribution exactly.
 With `past`, which none of the three has, finished requests are searched too, the latest first, for a match that is
 longer than the text's own.
 
-Where we differ: a text shorter than max_ngram is searched for what it has, where the published code raises an
-error; transformers' check of drafts against its logits processors is left to verification.
+Where we differ from the published method and why: docs/methods/prompt-lookup.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numba import njit
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens, up_to_end
+from paceline.draft.text.copying import up_to_end
 from paceline.errors import MethodError
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True)
-class PromptLookupConfig:
+class PromptLookupConfig(Options):
     """Options of prompt-lookup."""
 
-    variant: Literal["published", "transformers", "vllm"] = field(
-        default="published", metadata={"help": "whose rule: the author's, transformers' or vLLM's"}
+    variant: Literal["published", "transformers", "vllm"] = option(
+        "published", "whose rule: the author's, transformers' or vLLM's"
     )
-    draft: int = field(
-        default=10,
-        metadata={"help": "most tokens a draft holds; published code and transformers: 10, vllm has no default"},
+    draft: int = option(
+        10, "most tokens a draft holds; published code and transformers: 10, vllm has no default", least=1
     )
-    max_ngram: int | None = field(
-        default=None,
-        metadata={"help": "longest run of tokens looked up; none: published 3, transformers 2, vllm min_ngram or 5"},
+    max_ngram: int | None = option(
+        None, "longest run of tokens looked up; none: published 3, transformers 2, vllm min_ngram or 5", least=1
     )
-    min_ngram: int | None = field(
-        default=None,
-        metadata={"help": "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5"},
+    min_ngram: int | None = option(
+        None, "shortest run looked up; none: published and transformers 1, vllm max_ngram or 5", least=1
     )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to search too, the oldest forgotten first; 0: off"}
-    )
+    past: int = option(0, "tokens of finished requests to search too, the oldest forgotten first; 0: off", least=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         shortest, longest = self.ngrams
-        if self.draft < 1 or not 1 <= shortest <= longest:
-            raise MethodError(
-                f"prompt-lookup: draft is {self.draft}, min_ngram {shortest}, max_ngram {longest}; "
-                "all must be 1 or more, and min_ngram at most max_ngram."
-            )
-        if self.past < 0:
-            raise MethodError(f"prompt-lookup: past is {self.past}; it must be 0 or more tokens.")
+        if shortest > longest:
+            raise MethodError(f"prompt-lookup: min_ngram is {shortest}; it must be at most max_ngram, {longest}.")
 
     @property
     def ngrams(self) -> tuple[int, int]:
@@ -91,16 +81,15 @@ class PromptLookup(Drafter):
 
     def __init__(self, config: PromptLookupConfig = PromptLookupConfig()):
         self.config = config
-        self._eos: Sequence[int] = ()
         self._past: IntArray = np.empty(0, np.int64)
 
     def bind(self, target: Facts) -> None:
-        """Compile; take the end tokens."""
-        self._eos = target.eos_token_ids
+        """Compile."""
+        super().bind(target)
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray) -> IntArray:
-        """The rule itself: what is proposed behind `text` int64 [n], end tokens and the row's room not minded."""
+        """What the rule proposes after `text` int64 [n], not yet cut at end tokens or at the row's room."""
         shortest, longest = self.config.ngrams
         full = self.config.variant == "published"
         follow = self.config.draft if full else 1
@@ -120,8 +109,8 @@ class PromptLookup(Drafter):
             return DraftTree.root(row.last_token)
         drafted = self.lookup(row.tokens)[: row.max_draft]
         if self.config.variant == "transformers":
-            drafted = up_to_end(drafted, end_tokens(row, self._eos), keep=False)
-        return DraftTree.chain(row.last_token, drafted, source=self.name)
+            drafted = up_to_end(drafted, self.end_tokens(row), keep=False)
+        return self.chain_after(row, drafted)
 
 
 _BETWEEN = frozenset({-1})
@@ -131,9 +120,9 @@ _BETWEEN = frozenset({-1})
 @njit(cache=True)
 def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-untyped-def]
     """Where in `text` the draft begins that follows the end of `ending`, and the length of the match: the first place
-    with the longest match of `shortest` to `longest` tokens; -1 and shortest - 1 if there is none.
+    with the longest match of `shortest` to `longest` tokens; -1 and shortest - 1 if nothing matches.
 
-    follow  tokens that must stand behind that place. apart: it must lie before the last n tokens of the text,
+    follow  tokens that must stand after that place. apart: it must lie before the last n tokens of the text,
     n being the length of the match (published: start < len - n)."""
     end, last = len(text), len(ending) - 1
     best, found = shortest - 1, -1

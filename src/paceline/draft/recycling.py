@@ -2,31 +2,21 @@
 
 Luo et al. 2025, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
 Recycling" (ACL 2025, arXiv 2408.08696). Every forward ranks the whole vocabulary and only the best token is used.
-Here the k best behind every verified node, rejected ones too, are kept in a matrix M [V, k]: row t holds the
+Here the k best after every verified node, rejected ones too, are kept in a matrix M [V, k]: row t holds the
 successors of token t as the target last ranked them. The next draft is a tree of fixed shape that starts at the last
 token and reads its children out of M, level by level. No training, no model, no corpus; 1 MB for 32,000 tokens.
 
 A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M is a
-first-order model of the target, so it proposes something in any text, where drafters that copy are silent: it is
-the natural second behind one of them (`+`), and learns from their rounds as from its own.
+first-order model of the target, so it proposes something in any text, also where drafters that copy have nothing. After
+one of them (`+`) it learns from their rounds as well as from its own.
 
-Lossless: the drafts are point masses, and the acceptance rule alone decides.
-
-Where we differ from the paper's code (github.com/Luowaterbi/TokenRecycling), and why:
-* a token that was never verified has no successors (-1) instead of k times token 0: nothing is drafted there, and
-  the first forward over an empty matrix verifies one position instead of 81;
-* a token that stands at several nodes keeps the successors of one rule, not those of a race between threads: nodes of
-  the accepted path win, then shallower ones, then those of better rank;
-* nothing is drafted behind a token that ends the answer, nor deeper than the row has room;
-* k is free (the code's update always takes 8), int32 halves the memory, and sampling is lossless (the code ignores
-  the temperature);
-* smaller shapes too, for machines on which 81 positions cost much more than one (see `TREES`).
+Where we differ from the published method and why: docs/methods/recycling.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,13 +25,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
-from paceline.draft.text.store import HEADER, open_store, writing
+from paceline.draft.text.store import HEADER, open_for, writing
 from paceline.errors import MethodError, StoreError
 from paceline.kernels.topk import top_tokens
 from paceline.records import loads
 from paceline.round import Round
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree, IntArray
@@ -67,34 +57,23 @@ TREES = {
     8: "0 1 00 01 000 0000 00000 000000",
 }
 """Paths by number of drafted nodes. 80: the paper's ("2.2.2"). 60: what SAM-Decoding (arXiv 2411.10666) drafts with
-where this is its second drafter; no part of the other. 32, 16, 8: those of the paper's paths that were accepted most
+where this is its second drafter; not a part of the other. 32, 16, 8: those of the paper's paths that were accepted most
 often on models/demo (`benchmarks/recycling.py shapes`)"""
 
 
 @dataclass(frozen=True)
-class RecyclingConfig:
+class RecyclingConfig(Options):
     """Options of recycling."""
 
-    checkpoint: str | None = field(default=None, metadata={"help": "a saved matrix to start from"})
-    tree: Literal[80, 60, 32, 16, 8] | str = field(
-        default=80,
-        metadata={"help": "drafted nodes, or a file of paths (JSON lists, or words like 0 1 00 01); paper: 80"},
+    checkpoint: str | None = option(None, "a saved matrix to start from")
+    tree: Literal[80, 60, 32, 16, 8] | str = option(
+        80, "drafted nodes, or a file of paths (JSON lists, or words like 0 1 00 01); paper: 80"
     )
-    k: int = field(
-        default=8,
-        metadata={"help": "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8"},
+    k: int = option(
+        8, "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8", least=1
     )
-    scope: Literal["shared", "row"] = field(
-        default="shared", metadata={"help": "one matrix for all requests, or one for each; paper: shared"}
-    )
-    prompt: bool = field(
-        default=False,
-        metadata={"help": "also learn from the target's ranking behind every prompt token; paper: false"},
-    )
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise MethodError(f"recycling: k is {self.k}; it must be 1 or more.")
+    scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
+    prompt: bool = option(False, "also learn from the target's ranking after every prompt token; paper: false")
 
 
 class Template(NamedTuple):
@@ -109,7 +88,7 @@ class Template(NamedTuple):
 
 
 class Recycling(Drafter):
-    """Drafts a tree of what the target last ranked highest behind each token (Token Recycling)."""
+    """Drafts a tree of what the target last ranked highest after each token (Token Recycling)."""
 
     name = "recycling"
     lossless = "yes"
@@ -129,6 +108,7 @@ class Recycling(Drafter):
 
     def bind(self, target: Facts) -> None:
         """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
+        super().bind(target)
         _warm_up()
         k = min(self.config.k, target.vocab_size)
         self.needs = Needs(top_k=k)
@@ -162,8 +142,7 @@ class Recycling(Drafter):
     # The round ------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
-        assert self._target is not None
-        self._ends[row.id] = np.array(sorted(end_tokens(row, self._target.eos_token_ids)), np.int64)
+        self._ends[row.id] = np.array(sorted(self.end_tokens(row)), np.int64)
         if self.config.scope == "row":
             self._matrices[row.id] = self.matrix.copy()
 
@@ -208,7 +187,7 @@ class Recycling(Drafter):
 
 
 def _template(config: RecyclingConfig) -> Template:
-    """The shape that the options ask for; MethodError if it is none."""
+    """The shape that the options ask for; MethodError for a tree that is not one."""
     if config.tree in TREES:
         paths = [tuple(map(int, word)) for word in TREES[int(config.tree)].split()]
         return compile_template([path for path in paths if max(path) < config.k], config.k)
@@ -237,7 +216,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
 def compile_template(paths: Iterable[RankPath], k: int) -> Template:
     """Number the nodes of `paths`, shallow ones and better ranks first, whatever their order.
 
-    Raises ValueError if there is none, one is there twice, one's beginning is missing, or a rank is not below k."""
+    Raises ValueError if there is no path, one is there twice, one's beginning is missing, or a rank is not below k."""
     index: dict[RankPath, int] = {(): 0}
     parent, rank, levels = [-1], [-1], [1]
     for path in sorted(paths, key=lambda path: (len(path), path)):
@@ -268,7 +247,7 @@ def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]
     """A saved matrix int32 [V, k] of this shape; StoreError if it is not for this target."""
     if not (Path(path) / HEADER).exists():
         raise StoreError(f"there is no saved matrix {path}: Recycling.save writes one")
-    store = open_store(path, kind="recycling", tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
+    store = open_for(target, path, "recycling")
     matrix = np.array(store.array("matrix"))
     if matrix.shape != shape or matrix.dtype != np.int32:
         raise StoreError(

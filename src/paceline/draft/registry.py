@@ -3,15 +3,8 @@
     name[:checkpoint][,key=value...]       one drafter
     a+b                                    a, and b for the rows for which a has nothing to propose
 
-A method is a `Drafter` class. What this module reads from it:
-
-    Config      a frozen dataclass of its options (see `paceline.spec`), built from `key=value` and given to the class
-                as its only argument; a class without options has none.
-    lossless    "yes", or what it keeps instead.
-    paper       where it comes from.
-    docstring   its first line is the method's summary.
-
-Other packages add methods through the entry-point group `paceline.drafters` (name = "package.module:Class").
+A method is a `Drafter` class, described by its class attributes and the first line of its docstring. Other packages
+add methods through the entry-point group `paceline.drafters` (name = "package.module:Class").
 Only this table knows methods by name; modules are imported when they are asked for.
 """
 
@@ -48,7 +41,7 @@ _BUILT_IN = {
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What there is to say about a method before it is made. `checkpoint`: whether it takes one."""
+    """A method's description. `checkpoint`: whether it takes one."""
 
     name: str
     summary: str
@@ -66,15 +59,9 @@ def names() -> list[str]:
 def describe(name: str) -> MethodInfo:
     """What `name` is and which options it has; MethodError if there is no such method."""
     drafter = _load(name)
-    config = getattr(drafter, "Config", None)
-    return MethodInfo(
-        name,
-        (inspect.getdoc(drafter) or "").split("\n")[0],
-        getattr(drafter, "lossless", "not stated"),
-        getattr(drafter, "paper", "not stated"),
-        options(config),
-        takes_checkpoint(config),
-    )
+    summary = (inspect.getdoc(drafter) or "").split("\n")[0]
+    config = drafter.Config
+    return MethodInfo(name, summary, drafter.lossless, drafter.paper, options(config), takes_checkpoint(config))
 
 
 def create(spec: str) -> Drafter:
@@ -87,9 +74,8 @@ def create(spec: str) -> Drafter:
 
 def _build(part: Part, *, in_front: bool) -> Drafter:
     drafter = _load(part.name)
-    config = getattr(drafter, "Config", None)
-    found = values(part, config, in_front=in_front)
-    return drafter() if config is None else drafter(config(**found))  # type: ignore[call-arg]
+    given = values(part, drafter.Config, in_front=in_front)
+    return drafter() if drafter.Config is None else drafter(drafter.Config(**given))  # type: ignore[call-arg]
 
 
 def _table() -> dict[str, str]:
@@ -109,9 +95,7 @@ def _load(name: str) -> type[Drafter]:
     """The class of a method."""
     table = _table()
     if name not in table:
-        raise MethodError(
-            f"There is no drafter {name!r}.{meant(name.lower(), table)} Drafters: {', '.join(table)}."
-        )
+        raise MethodError(f"There is no drafter {name!r}.{meant(name.lower(), table)} Drafters: {', '.join(table)}.")
     module, _, attribute = table[name].partition(":")
     try:
         drafter = getattr(importlib.import_module(module), attribute)

@@ -7,59 +7,44 @@ places make a trie, weighted by how many of them go through a node; the 64 heavi
     places        the range of the suffix array, at most `hits` of them, spread evenly over it
     weight [n]    places that share the node's path, never more than its parent's: the heaviest nodes are a tree
 
-A suffix array is sorted, so the places of a node lie side by side and its children are found by striding along them:
-no trie is ever built, and a node costs what it has children.
+A suffix array is sorted, so the places of a node lie side by side, and its children are read off by striding along
+them. No trie is built; a node takes time in proportion to its children.
 
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
-
-Where we differ from the code (github.com/FasterDecoding/REST), and why:
-* exactly the `nodes` heaviest are kept, ties to the nearer ones; the code cuts at a weight, and may raise when many
-  nodes have it;
-* documents are kept apart: no match and no continuation runs from one into the next, and nothing is drafted behind
-  an end token;
-* nothing found, nothing drafted: the code drafts token 100;
-* of more than `hits` places an even spread is taken, not the first, which all go on with the smallest token ids; so
-  1000 do what the paper's 5000 did;
-* token ids may be as large as 32 bits hold, the code's index has 16; the corpus is mapped, not copied into memory.
-
-The corpus is fixed, and a finished request does not go into it: a sorted array cannot take single texts in.
+Where we differ from the published method and why: docs/methods/rest.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
 from paceline.draft.base import Drafter
-from paceline.draft.text.copying import end_tokens
-from paceline.draft.text.store import open_store
+from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.errors import MethodError
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True)
-class RestConfig:
+class RestConfig(Options):
     """Options of rest."""
 
-    checkpoint: str = field(metadata={"help": "the corpus store, made by `paceline corpus build`"})
-    nodes: int = field(default=64, metadata={"help": "most nodes of the tree; paper: 64"})
-    longest: int = field(default=16, metadata={"help": "longest suffix looked up, tokens; paper: 16"})
-    shortest: int = field(default=2, metadata={"help": "shortest suffix looked up, tokens; paper: 2"})
-    hits: int = field(default=1000, metadata={"help": "most places in the corpus that are counted; paper: 5000"})
-    length: int = field(default=10, metadata={"help": "longest continuation, tokens; paper: 10"})
+    checkpoint: str = option(help="the corpus store, made by `paceline corpus build`")
+    nodes: int = option(64, "most nodes of the tree; paper: 64", least=1)
+    longest: int = option(16, "longest suffix looked up, tokens; paper: 16", least=1)
+    shortest: int = option(2, "shortest suffix looked up, tokens; paper: 2", least=1)
+    hits: int = option(1000, "most places in the corpus that are counted; paper: 5000", least=1)
+    length: int = option(10, "longest continuation, tokens; paper: 10", least=1)
 
     def __post_init__(self) -> None:
-        if min(self.nodes, self.hits, self.length, self.shortest) < 1 or self.longest < self.shortest:
-            raise MethodError(
-                f"rest: nodes is {self.nodes}, hits {self.hits}, length {self.length}, shortest {self.shortest}, "
-                f"longest {self.longest}; all must be 1 or more, and shortest at most longest."
-            )
+        super().__post_init__()
+        if self.longest < self.shortest:
+            raise MethodError(f"rest: shortest is {self.shortest}; it must be at most longest, {self.longest}.")
 
 
 class Rest(Drafter):
@@ -72,24 +57,21 @@ class Rest(Drafter):
 
     def __init__(self, config: RestConfig):
         self.config = config
-        self._eos: Sequence[int] = ()
 
     def bind(self, target: Facts) -> None:
-        """Open the corpus, compile, take the end tokens. Raises StoreError if the corpus is not one for this model."""
-        fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
-        store = open_store(self.config.checkpoint, kind="corpus", tokenizer=fingerprint)
-        self._array = SuffixArray.of(store)
-        self._eos = target.eos_token_ids
+        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        super().bind(target)
+        self._array = SuffixArray.of(open_for(target, self.config.checkpoint))
         self._array.longest([0, 0])
-        self.tree(0, 0, 0, 1, frozenset())
+        self.heaviest(0, 0, 0, 1, frozenset())
 
-    def tree(
+    def heaviest(
         self, lo: int, hi: int, skip: int, length: int, ends: frozenset[int]
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """The heaviest nodes behind the places lo..hi of the suffix array, whose match is `skip` tokens long.
+        """The heaviest nodes after the places lo..hi of the suffix array, whose match is `skip` tokens long.
 
         Tokens, parents (0 is the root, 1 the first node) and weights, int64 [n] each, the heaviest first; at most
-        `length` deep, and nothing behind a token of `ends` or the corpus's end token."""
+        `length` deep, and nothing after a token of `ends` or the corpus's end token."""
         array = self._array
         stop = np.array([array.end_token, *ends], np.int64)
         nodes = _heaviest(
@@ -99,17 +81,15 @@ class Rest(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         length = min(self.config.length, row.max_draft)
-        ends = end_tokens(row, self._eos)
-        # Behind an end token stands nothing that the model would say.
+        ends = self.end_tokens(row)
+        # What a corpus has after an end token is another document.
         if length < 1 or row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
         skip, lo, hi = self._array.longest(
             row.tokens[-self.config.longest :], self.config.longest, self.config.shortest
         )
-        tokens, parent, _ = self.tree(lo, hi, skip, length, ends)
-        if not len(tokens):
-            return DraftTree.root(row.last_token)
-        return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=self.name)
+        tokens, parent, _ = self.heaviest(lo, hi, skip, length, ends)
+        return self.tree_after(row, tokens, parent)
 
 
 _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
@@ -117,10 +97,10 @@ _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
 
 @njit(cache=True)
 def _heaviest(text, positions, lo, hi, count, skip, length, stop, most):  # type: ignore[no-untyped-def]
-    """int64 [n, 5], n <= most: the nodes of Rest.tree. _LO and _HI number the `count` places that are counted.
+    """int64 [n, 5], n <= most: the nodes of Rest.heaviest. _LO and _HI number the `count` places that are counted.
 
-    One list in order of weight, read from the front: a node's children are not heavier than it and go in behind it,
-    so what has been read is final, and what does not fit falls off the end."""
+    One list in order of weight, read from the front: a node's children are not heavier than it and come after it, so
+    what has been read is final, and what does not fit falls off the end."""
     nodes = np.empty((most, 5), np.int64)
     num, at = 0, -1  # at: the node whose children are looked for, -1 the root
     while at < num:
@@ -128,21 +108,21 @@ def _heaviest(text, positions, lo, hi, count, skip, length, stop, most):  # type
         if depth < length and not (at >= 0 and (stop == nodes[at, _TOKEN]).any()):
             while begin < end:
                 token = _token(text, positions, lo, hi, count, begin, skip + depth)
-                behind = _behind(text, positions, lo, hi, count, begin, end, skip + depth, token)
-                num = _insert(nodes, num, token, at + 1, depth + 1, begin, behind)
-                begin = behind
+                after = _after(text, positions, lo, hi, count, begin, end, skip + depth, token)
+                num = _insert(nodes, num, token, at + 1, depth + 1, begin, after)
+                begin = after
         at += 1
     return nodes[:num]
 
 
 @njit
 def _token(text, positions, lo, hi, count, place, offset):  # type: ignore[no-untyped-def]
-    """The token `offset` behind where a counted place begins."""
+    """The token at `offset` from the beginning of a counted place."""
     return np.int64(text[positions[lo + place * (hi - lo) // count] + offset])
 
 
 @njit
-def _behind(text, positions, lo, hi, count, begin, end, offset, token):  # type: ignore[no-untyped-def]
+def _after(text, positions, lo, hi, count, begin, end, offset, token):  # type: ignore[no-untyped-def]
     """First place of begin..end that does not go on with `token`: in strides, then by halving."""
     step = 1
     while begin + step < end and _token(text, positions, lo, hi, count, begin + step, offset) == token:
@@ -159,7 +139,7 @@ def _behind(text, positions, lo, hi, count, begin, end, offset, token):  # type:
 
 @njit
 def _insert(nodes, num, token, parent, depth, begin, end):  # type: ignore[no-untyped-def]
-    """Put a node behind all that are as heavy or heavier; how many nodes there are then."""
+    """Insert a node after all that are as heavy or heavier. Returns the number of nodes then."""
     weight = end - begin
     if num == len(nodes) and nodes[num - 1, _HI] - nodes[num - 1, _LO] >= weight:
         return num

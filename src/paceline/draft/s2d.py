@@ -1,21 +1,17 @@
 """s2d: a draft model that each token leaves at the first exit that is sure of it (Sorted Speculative Decoding).
 
 Kavehzadeh et al. 2024 (arXiv 2407.01955); SD2, its revision of 2025, adds the tree. The draft is the first layers of
-some target, trained so that the final norm and the head fit behind several of them (SoFT, arXiv 2309.08968; see
+some target, trained so that the final norm and the head fit after several of them (SoFT, arXiv 2309.08968; see
 `train/s2d.py`). All it knows of the target it drafts for is the tokenizer, so one draft serves many targets.
 
     run the layers up to exit k -> is the best token likelier than threshold k? -> draft from here, or go deeper
 
-Layers that a token did not reach have no keys and values of it. Its state is kept, and goes through them with the
-first later token that needs them: nothing is ever guessed, and where one token left changes what the next one costs,
-not what it says. The exit depends on a distribution, never on the token drawn from it, so the token is drawn from the
-q of the exit it left at, and that q is what verification compares.
+Layers that a token did not reach have no keys and values of it. Its state is kept, and goes through them with the first
+later token that needs them. So the exit of one token changes the cost of the next one, never its distribution. The exit
+depends on a distribution, never on the token drawn from it, so the token is drawn from the q of the exit it left at,
+and that q is what verification compares.
 
-Where we differ: sampled drafts are drawn from q (the authors' chain takes the best token and verifies it as if it had
-been drawn, which does not keep the target's distribution; `sample=best` takes it as the guess it is). Rows of a batch
-leave at exits of their own, and only those that go on are run deeper. A row whose deeper layers are LAG tokens behind
-goes on however sure it is, so that what they are owed stays small. An exit that can never be sure enough is none, and
-layers behind one that always is are not run at all.
+Where we differ from the published method and why: docs/methods/s2d.md.
 
     Engine("models/demo", draft="s2d:build/sorted,thresholds=0.7")
 """
@@ -23,7 +19,7 @@ layers behind one that always is are not run at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
@@ -37,13 +33,14 @@ from paceline.draft.neural.stepping import Draft
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
 from paceline.row import Request
+from paceline.spec import option
 from paceline.target.base import Facts
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
 from paceline.tree import IntArray
 
 LAG = 64
-"""Most committed tokens that deeper layers may be behind when a round begins."""
+"""Most committed tokens that deeper layers may still have to run when a round begins."""
 SURE = 0.5
 """The threshold where neither the request nor the draft's training names one; the paper's."""
 NEVER = 1.01
@@ -56,19 +53,14 @@ N = TypeVar("N", int, float)
 class SortedConfig(ModelConfig):
     """Options of `s2d`."""
 
-    stop: stop.Name = field(
-        default="svip",
-        metadata={"help": "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"},
+    stop: stop.Name = option(
+        "svip", "when to stop drafting; paper: `heuristic`, 5 tokens, then 2 more or 1 less a round"
     )
-    exits: str | None = field(
-        default=None, metadata={"help": "layers behind which a token may leave, as in 2,4,8; none: the trained ones"}
-    )
-    thresholds: str | None = field(
-        default=None,
-        metadata={
-            "help": "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one "
-            "for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B"
-        },
+    exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
+    thresholds: str | None = option(
+        None,
+        "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one for all; "
+        "none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B",
     )
 
 
@@ -78,8 +70,9 @@ class Section:
     A row's nodes are numbered from the end of this cache on: committed tokens that these layers have not run, then the
     nodes of the round's draft.
 
-    threshold  of the exit. behind: the next section, None behind the last exit.
-    nbytes     weights read by running these layers and trying their exit.
+    threshold  of the exit.
+    deeper     the next section; None after the last exit.
+    nbytes     bytes of the weights read by running these layers and trying their exit.
     ran        by slot: nodes run since the last commit.
     waiting    by slot: [n, H], states before layer `first` of the nodes that come next.
     left       distributions that drafts took from here. tried, kept: tokens drafted from them that the target decided
@@ -88,7 +81,7 @@ class Section:
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
-        self.behind: Section | None = None
+        self.deeper: Section | None = None
         layers = [block.nbytes for block in model.blocks]
         self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
         self.cache = model.new_cache(last - first)
@@ -103,9 +96,9 @@ class Section:
 
     def segment(self, draft: Draft, slot: int, read: IntArray) -> Segment:
         """What waits to be run of a row. read: tokens of it that the first section holds."""
-        owed = read[self.cache.length(slot) :].tolist()
-        lag = len(owed)
-        tokens = [*owed, *draft.tokens]
+        late = read[self.cache.length(slot) :].tolist()
+        lag = len(late)
+        tokens = [*late, *draft.tokens]
         parent = [*range(-1, lag - 1), *(above + lag for above in draft.parent)]
         hidden = self.waiting[slot] if self.first else None
         return Segment(slot, np.array(tokens), np.array(parent), start=self.ran[slot], hidden=hidden)
@@ -121,7 +114,7 @@ class Section:
 
 
 class Sorted(Model):
-    """Drafts with a model that each token leaves as soon as it is sure, half-way through its layers, say.
+    """Drafts with a model that each token leaves as soon as it is sure, possibly half-way through its layers.
 
     sections  the draft's layers, cut at its exits."""
 
@@ -146,13 +139,13 @@ class Sorted(Model):
         exits, thresholds = (self.exits, []) if self.exits else _trained(path)
         super().bind(target)
         if not isinstance(self.model, Decoder):
-            raise MethodError(f"{path} is no model of the native decoder's, and no other can be left half-way")
+            raise MethodError(f"{path} does not run in the native decoder, and no other model can be left half-way")
         self.decoder = self.model
         used = exits_in_use(exits, self.thresholds or thresholds or [SURE], self.decoder.num_layers)
         begins = [0, *(last for last, _ in used)]
         self.sections = [Section(self.decoder, first, *exit) for first, exit in zip(begins, used, strict=False)]
-        for section, behind in pairwise(self.sections):
-            section.behind = behind
+        for section, deeper in pairwise(self.sections):
+            section.deeper = deeper
         self.decoder.cache = self.sections[0].cache  # a row of the model is a row of its first section
         self.weight_bytes = self.decoder.weight_bytes
 
@@ -219,8 +212,8 @@ class Sorted(Model):
                 for i, of_draft in zip(going, states, strict=True)
                 if not self._must_go_on(section, drafts[i])
             }
-            for i, found in self._leave(section, drafts, wanted).items():
-                logits[i] = found
+            for i, of_draft in self._leave(section, drafts, wanted).items():
+                logits[i] = of_draft
                 section.left += 1
                 self._left.setdefault(drafts[i].row.id, []).append(section)
             going = [i for i in going if i not in logits]
@@ -231,28 +224,28 @@ class Sorted(Model):
         return torch.cat([logits[i] for i in range(len(drafts))])
 
     def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """Run a section over what waits for it; the states behind it, [n, H] of each draft, wait for the next one."""
+        """Run a section over what waits for it; the states after it, [n, H] of each draft, wait for the next one."""
         slots = [self._slots[draft.row.id] for draft in drafts]
         segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
         states = list(hidden.split([len(segment.tokens) - segment.start for segment in segments]))
         for slot, segment, new in zip(slots, segments, states, strict=True):
             section.ran[slot], section.waiting[slot] = len(segment.tokens), section.nothing
-            if section.behind is not None:
-                section.behind.waiting[slot] = torch.cat([section.behind.waiting[slot], new])
+            if section.deeper is not None:
+                section.deeper.waiting[slot] = torch.cat([section.deeper.waiting[slot], new])
         return states
 
     def _must_go_on(self, section: Section, draft: Draft) -> bool:
-        """Whether the layers behind a section are owed too many of a row's tokens."""
-        behind, slot = section.behind, self._slots[draft.row.id]
-        if behind is None or behind.ran[slot]:
+        """Whether the layers after a section have too many of a row's tokens to catch up with."""
+        deeper, slot = section.deeper, self._slots[draft.row.id]
+        if deeper is None or deeper.ran[slot]:
             return False
-        return len(draft.row) - self._first[draft.row.id] - behind.cache.length(slot) > LAG
+        return len(draft.row) - self._first[draft.row.id] - deeper.cache.length(slot) > LAG
 
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Logits [n, K] for the drafts that leave behind a section, of those whose states [n, H] are `wanted`.
+        """Logits [n, K] of the drafts that leave after a section, among those with states [n, H] in `wanted`.
 
         A draft leaves if one of its distributions, at the request's temperature, has a token that is likely enough:
         one for a chain, a level's for a tree (SD2)."""
@@ -260,14 +253,14 @@ class Sorted(Model):
             return {}
         counts = [len(states) for states in wanted.values()]
         logits = self.decoder.logits(torch.cat(list(wanted.values())))[:, : self._vocab_size]
-        found = dict(zip(wanted, logits.split(counts), strict=True))
-        if section.behind is None:
-            return found
-        heat = [drafts[i].row.params.temperature or 1.0 for i in wanted for _ in range(len(wanted[i]))]
-        scores = logits.float() / torch.tensor(heat, device=logits.device)[:, None]
+        by_draft = dict(zip(wanted, logits.split(counts), strict=True))
+        if section.deeper is None:
+            return by_draft
+        temperatures = [drafts[i].row.params.temperature or 1.0 for i in wanted for _ in range(len(wanted[i]))]
+        scores = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
         best = (scores.amax(-1) - scores.logsumexp(-1)).exp().split(counts)
         sure = [bool((of_draft > section.threshold).any()) for of_draft in best]
-        return {i: of_draft for (i, of_draft), leaves in zip(found.items(), sure, strict=True) if leaves}
+        return {i: of_draft for (i, of_draft), leaves in zip(by_draft.items(), sure, strict=True) if leaves}
 
 
 def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: int) -> list[tuple[int, float]]:
@@ -291,14 +284,14 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
 def _trained(path: str) -> tuple[list[int], list[float]]:
     """What the draft's training wrote down: exits, and the thresholds that suit its target, if any. MethodError if the
-    folder is none that it wrote."""
+    folder was not written by `train sorted`."""
     folder = find(path, SMALL_FILES)
     noted = read_drafter(folder, Sorted.name)
     exits, thresholds = noted.get("exits"), noted.get("thresholds") or []
     if not isinstance(exits, list) or not exits or not all(isinstance(exit, int) for exit in exits):
-        raise MethodError(f"{folder / 'config.json'} does not say behind which layers it has exits: train it again")
-    if not isinstance(thresholds, list) or not all(isinstance(one, int | float) for one in thresholds):
-        raise MethodError(f"{folder / 'config.json'} has thresholds that are no numbers: train it again")
+        raise MethodError(f"{folder / 'config.json'} does not say after which layers it has exits: train it again")
+    if not isinstance(thresholds, list) or not all(isinstance(number, int | float) for number in thresholds):
+        raise MethodError(f"{folder / 'config.json'} has thresholds that are not numbers: train it again")
     return exits, _possible(thresholds)
 
 

@@ -3,7 +3,7 @@
 Hu et al. 2025, "SAM Decoding: Speculative Decoding via Suffix Automaton" (ACL 2025, arXiv 2411.10666). Prompt
 lookup asks for the last 3 tokens and takes the first place it finds; a suffix automaton knows, at O(1) a token, the
 longest match there is, and its length says how far the copy can be trusted: a short match proposes little, or
-nothing, and behind a `+` the next drafter is asked.
+nothing, and after a `+` the next drafter is asked.
 
     dynamic   over prompt and answer (`automaton.py`), always
     static    over a corpus (`corpus=PATH`, `frozen.py`): a cursor keeps the longest suffix of the row that occurs in
@@ -11,25 +11,13 @@ nothing, and behind a `+` the next drafter is asked.
     past      over requests that this engine has finished (`past=TOKENS`): read like the corpus, copied when longer
               than the row's own match
 
-Lossless: the drafts are point masses, so acceptance keeps the target's distribution exactly.
-
-Where we differ from the paper and its code (github.com/hyx1999/SAM-Decoding), and why:
-* the match is copied from its most recent occurrence, not the earliest: more is accepted (`source`);
-* the code swaps a good match for a worse one that has more text behind it, and pads a short draft with token
-  0; here a copy that runs into the end of the text goes on from itself;
-* the draft grows with the match, `grow` tokens for each matched one, as in the code without an auxiliary
-  drafter (the paper's draft size is fixed);
-* the code's 40 counts the root of the draft, `draft` only what is drafted;
-* the root knows a token if the corpus has it, and no match is no match: the code appends every token of the
-  vocabulary to the corpus as a document;
-* no draft crosses into the corpus's next document; successors are counted along suffix links (the paper's
-  algorithm 3 adds up paths along edges).
+Where we differ from the published method and why: docs/methods/sam.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -38,11 +26,12 @@ import numpy as np
 
 from paceline.draft.base import Drafter
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.copying import continuation, end_tokens, up_to_end
+from paceline.draft.text.copying import continuation, up_to_end
 from paceline.draft.text.frozen import FrozenAutomaton, from_parts
-from paceline.draft.text.store import open_store
+from paceline.draft.text.store import open_for
 from paceline.errors import MethodError
 from paceline.row import Request
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
@@ -51,58 +40,29 @@ TAIL = 64
 
 
 @dataclass(frozen=True)
-class SamConfig:
+class SamConfig(Options):
     """Options of sam."""
 
-    draft: int = field(
-        default=40, metadata={"help": "most tokens a draft holds; paper: 40, and 16 for code"}
+    draft: int = option(40, "most tokens a draft holds; paper: 40, and 16 for code", least=1)
+    min_match: int = option(
+        1, "tokens a match must have to be copied; paper: any alone, 5 in front of another drafter", least=1, in_front=5
     )
-    min_match: int = field(
-        default=1,
-        metadata={
-            "help": "tokens a match must have to be copied; paper: any alone, 5 in front of another drafter",
-            "in_front": 5,
-        },
+    source: Literal["recent", "earliest"] = option("recent", "which occurrence is copied; paper: earliest")
+    grow: float = option(
+        6.0, "tokens drafted for each token matched, up to `draft`; 0 (paper): always `draft`", least=0
     )
-    source: Literal["recent", "earliest"] = field(
-        default="recent", metadata={"help": "which occurrence is copied; paper: earliest"}
+    corpus: str | None = option(None, "folder of a corpus to copy from too, made by `paceline corpus build`")
+    bias: int = option(
+        0,
+        "tokens that a match in the corpus counts less than one in the text; paper: 0 alone, 5 in front",
+        least=0,
+        in_front=5,
     )
-    grow: float = field(
-        default=6.0,
-        metadata={"help": "tokens drafted for each token matched, up to `draft`; 0 (paper): always `draft`"},
+    shape: Literal["chain", "tree"] = option(
+        "tree", "what is drafted from the corpus: a copy, or its most frequent continuations; paper: tree"
     )
-    corpus: str | None = field(
-        default=None, metadata={"help": "folder of a corpus to copy from too, made by `paceline corpus build`"}
-    )
-    bias: int = field(
-        default=0,
-        metadata={
-            "help": "tokens that a match in the corpus counts less than one in the text; paper: 0 alone, 5 in front",
-            "in_front": 5,
-        },
-    )
-    shape: Literal["chain", "tree"] = field(
-        default="tree",
-        metadata={"help": "what is drafted from the corpus: a copy, or its most frequent continuations; paper: tree"},
-    )
-    width: int = field(
-        default=8, metadata={"help": "most nodes at a level of such a tree, at most 8; the paper's code: 8"}
-    )
-    past: int = field(
-        default=0, metadata={"help": "tokens of finished requests to remember and copy from; 0: none"}
-    )
-
-    def __post_init__(self) -> None:
-        if self.draft < 1 or self.min_match < 1 or not self.grow >= 0:
-            raise MethodError(
-                f"sam: draft is {self.draft}, min_match {self.min_match}, grow {self.grow}; "
-                "draft and min_match must be 1 or more, grow 0 or more."
-            )
-        if self.bias < 0 or self.past < 0 or not 1 <= self.width <= 8:
-            raise MethodError(
-                f"sam: bias is {self.bias}, past {self.past}, width {self.width}; "
-                "bias and past must be 0 or more, width 1 to 8."
-            )
+    width: int = option(8, "most nodes at a level of such a tree, at most 8; the paper's code: 8", least=1, most=8)
+    past: int = option(0, "tokens of finished requests to remember and copy from; 0: none", least=0)
 
 
 class Sam(Drafter):
@@ -119,17 +79,15 @@ class Sam(Drafter):
         self._cursors: dict[int, _Cursor] = {}
         self._past = [_Past(config.past // 2), _Past(config.past // 2)] if config.past > 1 else []
         self._corpus: FrozenAutomaton | None = None
-        self._eos: tuple[int, ...] = ()
         self._borders: frozenset[int] = frozenset()
 
     def bind(self, target: Facts) -> None:
-        """Take the end tokens; open the corpus; compile."""
-        self._eos = tuple(target.eos_token_ids)
-        self._borders = frozenset(self._eos)
+        """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
+        super().bind(target)
+        self._borders = frozenset(self.eos_token_ids)
         warm_up()
         if self.config.corpus is not None:
-            fingerprint = target.tokenizer.fingerprint if target.tokenizer else None
-            store = open_store(self.config.corpus, kind="corpus", tokenizer=fingerprint)
+            store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array)
             self._corpus.warm_up()
             self._borders |= {store.header["eos"]}
@@ -146,21 +104,21 @@ class Sam(Drafter):
 
     def draft(self, row: Request) -> DraftTree:
         """From the longest match; of equal ones the row's own, then in the order of `_others`."""
-        found = self._own(row)
+        match = self._own(row)
         for other in self._others(row):
-            found = max(found, other, key=_length)
-        size = self._size(found.length)
+            match = max(match, other, key=_length)
+        size = self._size(match.length)
         if size < 1:
             return DraftTree.root(row.last_token)
-        return found.draw(row, size)
+        return match.draw(row, size)
 
     def _size(self, length: int) -> int:
-        """Tokens to draft behind a match of `length` tokens."""
+        """Tokens to draft after a match of `length` tokens."""
         if length < self.config.min_match:
             return 0
         return min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
 
-    def _own(self, row: Request) -> _Found:
+    def _own(self, row: Request) -> _Match:
         """The match in the row's own text, after appending what it has gained: at first its prompt, then what each
         round committed. Drafts never go in, so nothing is ever taken back."""
         automaton = self._automata[row.id]
@@ -170,19 +128,19 @@ class Sam(Drafter):
 
         def draw(row: Request, size: int) -> DraftTree:
             drafted = continuation(row.tokens, start, min(size, row.max_draft))
-            return self._chain(row, drafted, end_tokens(row, self._eos))
+            return self.chain_after(row, up_to_end(drafted, self.end_tokens(row), keep=True))
 
-        return _Found(length, draw)
+        return _Match(length, draw)
 
-    def _others(self, row: Request) -> Iterator[_Found]:
+    def _others(self, row: Request) -> Iterator[_Match]:
         """The matches in other texts: the corpus, then finished requests, the newer first."""
         if self._corpus is not None:
             state, length = self._in_corpus(row, self._corpus)
             draw = self._copy if self.config.shape == "chain" else self._branch
-            yield _Found(length - self.config.bias, partial(draw, self._corpus, state))
+            yield _Match(length - self.config.bias, partial(draw, self._corpus, state))
         for past in self._past:
             state, length = past.automaton.transfer(0, 0, row.tokens[-TAIL:])
-            yield _Found(length, partial(self._copy, past, state))
+            yield _Match(length, partial(self._copy, past, state))
 
     def _in_corpus(self, row: Request, corpus: FrozenAutomaton) -> tuple[int, int]:
         """Move the row's cursor over what it has gained: (state, length)."""
@@ -194,19 +152,13 @@ class Sam(Drafter):
     def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match in another text, as far as the document goes."""
         drafted = text.chain(state, min(size, row.max_draft), recent=self._is_recent)
-        return self._chain(row, drafted, end_tokens(row, self._eos) | self._borders)
+        return self.chain_after(row, up_to_end(drafted, self.end_tokens(row) | self._borders, keep=True))
 
     def _branch(self, corpus: FrozenAutomaton, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match most often in the corpus."""
-        ends = end_tokens(row, self._eos) | self._borders
+        ends = self.end_tokens(row) | self._borders
         tokens, parents, _ = corpus.tree(state, size, width=self.config.width, depth=row.max_draft, ends=tuple(ends))
-        return DraftTree(
-            np.append(row.last_token, tokens), np.append(-1, parents), source=self.name if len(tokens) else ""
-        )
-
-    def _chain(self, row: Request, drafted: IntArray, ends: frozenset[int]) -> DraftTree:
-        drafted = up_to_end(drafted, ends, keep=True)
-        return DraftTree.chain(row.last_token, drafted, source=self.name if len(drafted) else "")
+        return self.tree_after(row, tokens, parents)
 
     @property
     def _is_recent(self) -> bool:
@@ -214,7 +166,7 @@ class Sam(Drafter):
 
     def _learn(self, row: Request) -> None:
         """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
-        text = np.append(row.tokens, self._eos[:1])
+        text = np.append(row.tokens, self.eos_token_ids[:1])
         if not self._past[0].has_room(len(text)):
             self._past = [_Past(self.config.past // 2), self._past[0]]
         self._past[0].append(text)
@@ -228,8 +180,8 @@ class _Cursor(NamedTuple):
     read: int
 
 
-class _Found(NamedTuple):
-    """A match, by what its length counts, and how to draft so many tokens from it."""
+class _Match(NamedTuple):
+    """A match: its length, less the corpus's bias, and a function that drafts a number of tokens from it."""
 
     length: int
     draw: Callable[[Request, int], DraftTree]
@@ -250,7 +202,7 @@ class _Past:
             raise MethodError(f"sam: past is {2 * capacity}; there is no memory for that many tokens.") from None
 
     def has_room(self, count: int) -> bool:
-        """Whether so many tokens fit in, or there is nothing that could be forgotten for them."""
+        """Whether `count` tokens fit in, or nothing is there to be forgotten for them."""
         return len(self.automaton) + count <= len(self._text) or len(self.automaton) == 0
 
     def append(self, tokens: IntArray) -> None:

@@ -1,7 +1,7 @@
 """The best token of one row of logits, on the CPU. Knows nothing of sampling or drafts.
 
-Between two forwards every operator starts with cold caches and costs tens of microseconds whatever its size; this is
-one call where torch and NumPy need five. It also looks for NaN and infinity, at no cost.
+Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size; this is
+one call where torch and NumPy need five. It also finds NaN and infinity at no cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.errors import NumericError
 from paceline.kernels.compiled import address
 
 BLOCK = 512
-"""Tokens whose best is found before the index matters: the inner loop is a plain maximum and vectorises."""
+"""Tokens in a block. Its maximum is taken without the index, so that the inner loop vectorises."""
 
 INFINITY = np.int32(0x7F800000)
 MINUS_INFINITY_BITS = np.int32(-0x800000)

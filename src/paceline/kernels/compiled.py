@@ -1,4 +1,4 @@
-"""What the compiled loops share: numbers behind an address, and bfloat16, which NumPy lacks."""
+"""Shared by the compiled loops: reading numbers at an address, and bfloat16, which NumPy lacks."""
 
 from __future__ import annotations
 

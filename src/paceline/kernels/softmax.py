@@ -1,7 +1,7 @@
 """From one row of logits to a token, on the CPU: softmax, filters, draw. Knows nothing of rows or drafts.
 
-Compiled, for the reason given in `paceline.kernels.argmax`: between two forwards every operator starts with cold
-caches, and these three calls stand for two dozen. `warp` and `draw_rows` of `paceline.sampling` are the same in torch.
+Compiled for the reason given in `paceline.kernels.argmax`: these three calls replace two dozen operators. `warp` and
+`draw_rows` of `paceline.sampling` are the same in torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The k best tokens of every row of logits. Knows nothing of sampling or drafts.
 
-For drafters that learn from every verified node (`Needs.top_k`). On a CPU torch's own takes several times as long: here
-one vectorised pass finds the best of each block, and only a block whose best is among the k best is looked into.
+For drafters that learn from every verified node (`Needs.top_k`). On a CPU torch.topk takes several times as long: here
+one vectorised pass finds the best of each block, and only a block whose best is among the k best is searched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba import carray, njit
 from paceline.kernels.compiled import address
 
 BLOCK = 256
-"""Tokens whose best is found at once."""
+"""Tokens in a block."""
 
 LOWEST = np.int32(-0x80000000)
 
@@ -50,20 +50,20 @@ def _top(numbers, shift, blocks, best, keys):  # type: ignore[no-untyped-def]
         for i in range(len(block)):
             top = max(top, _key(np.int32(block[i]) << shift))
         blocks[b] = top
-    found = 0
+    count = 0
     for b in range(len(blocks)):
-        if found == k and blocks[b] <= keys[k - 1]:
+        if count == k and blocks[b] <= keys[k - 1]:
             continue
         for i in range(b * BLOCK, min((b + 1) * BLOCK, len(numbers))):
             key = _key(np.int32(numbers[i]) << shift)
-            if found == k and key <= keys[k - 1]:
+            if count == k and key <= keys[k - 1]:
                 continue
-            at = found if found < k else k - 1
+            at = count if count < k else k - 1
             while at > 0 and keys[at - 1] < key:
                 keys[at], best[at] = keys[at - 1], best[at - 1]
                 at -= 1
             keys[at], best[at] = key, i
-            found = min(found + 1, k)
+            count = min(count + 1, k)
 
 
 @njit("void(int64, int64, int64, int64, int64)", cache=True)

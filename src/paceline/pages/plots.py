@@ -1,6 +1,6 @@
 """Plots as SVG, and the style of the pages they stand in: no script, nothing loaded, light and dark.
 
-    plot([Line([(1, 50.0), (2, 30.0)], ["half", "fewer"], [COLORS[0]] * 2)], "depth", "accepted, %")
+    plot([Curve([(1, 50.0), (2, 30.0)], ["half", "fewer"], [COLORS[0]] * 2)], "depth", "accepted, %")
 
 Doesn't know: what is drawn. Text that is handed in is escaped here; colours are taken as they are.
 """
@@ -21,11 +21,11 @@ COLORS = (
     "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",
 )  # fmt: skip
 FAINT = "faint"
-"""A colour too, the page's own for what stands behind."""
+"""A colour too, the page's own for what is in the background."""
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """Points (x, y) joined by a line, with a tip and a colour for each; the name stands at the last."""
 
     points: Sequence[tuple[float, float]]
@@ -59,11 +59,11 @@ LARGE, SMALL = Frame(), Frame(200, 120, left=32, right=12, top=8, bottom=20)
 @cache
 def style() -> Markup:
     """The style sheet that every page begins with."""
-    return Markup((files("paceline") / "plots.css").read_text("utf-8"))
+    return Markup((files("paceline.pages") / "plots.css").read_text("utf-8"))
 
 
 def plot(
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     across: str = "",
     up: str = "",
     *,

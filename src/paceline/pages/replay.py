@@ -1,6 +1,6 @@
 """A replay's report as one HTML page: tables and plots, nothing loaded from anywhere, for a phone and for a desk.
 
-    page(told, bases)        # told: what `paceline replay --json` prints
+    page(report, bases)      # report: what `paceline replay --json` prints
 
 The plots are SVG, so that the page is a few dozen kilobytes and needs no script.
 """
@@ -15,26 +15,26 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from paceline.pages.plots import COLORS, Line, plot, style
-from paceline.replay.run import OVERALL
+from paceline.pages.plots import COLORS, Curve, plot, style
+from paceline.replay.report import OVERALL
 
 DEEPEST = 16
 """Depths in the plot."""
 
 
-def page(told: dict[str, Any], bases: Sequence[str]) -> str:
+def page(report: dict[str, Any], bases: Sequence[str]) -> str:
     """The page. bases[i] is what drafter i is a variant of; variants of one are joined in the plot over nodes."""
-    results = told["results"]
+    results = report["results"]
     overall = [result for result in results if result["category"] == OVERALL]
     categories = list(dict.fromkeys(result["category"] for result in results))
     base_of = dict(zip(_specs(results), bases, strict=False))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(_specs(results))}
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files("paceline.replay") / "page.html.jinja").read_text("utf-8"))
+    template = environment.from_string((files("paceline.pages") / "replay.html.jinja").read_text("utf-8"))
     return template.render(
-        told=told,
+        told=report,
         style=style(),
-        name=PurePath(told["trace"]).name,
+        name=PurePath(report["trace"]).name,
         overall=overall,
         color_of=color_of,
         by_category=[
@@ -60,7 +60,7 @@ def _depths(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Mark
         tips = [f"{result['draft']}: {share:.1%} accepted to depth {d}" for d, share in enumerate(shares, 1)]
         points = [(d, 100 * share) for d, share in enumerate(shares, 1)]
         if points:
-            lines.append(Line(points, tips, [color_of[result["draft"]]] * len(points)))
+            lines.append(Curve(points, tips, [color_of[result["draft"]]] * len(points)))
     return plot(lines, "depth of the draft", "accepted to that depth, %")
 
 
@@ -77,5 +77,5 @@ def _nodes(overall: Sequence[dict[str, Any]], base_of: dict[str, str], color_of:
             for r in group
         ]
         points = [(r["verified_per_round"], r["mean_accepted_tokens"]) for r in group]
-        lines.append(Line(points, tips, [color_of[r["draft"]] for r in group], base))
+        lines.append(Curve(points, tips, [color_of[r["draft"]] for r in group], base))
     return plot(lines, "nodes verified a round, the root included", "tokens a round")

@@ -1,4 +1,4 @@
-"""Read JSON that somebody else wrote. Everything that can be wrong with it is one PacelineError of one line."""
+"""Read JSON from outside. Anything wrong with it is a PacelineError of one line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import IO, Any
 from paceline.errors import PacelineError
 
 DEPTH = 100
-"""Levels of nesting that are read. Python's own limit hangs on how deep the caller is in the stack."""
+"""Most levels of nesting. Python's own limit depends on the depth of the caller in the stack."""
 BOM = b"\xef\xbb\xbf"
 
 
 class NotJSON(PacelineError, ValueError):
-    """Text that is not JSON, or that holds what nothing after it could work with."""
+    """Text that is not JSON, or JSON that cannot be used."""
 
 
 def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
@@ -49,10 +49,10 @@ _DEEP = f"nested more than {DEPTH} levels deep"
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEPTH + 1):
-        holders = [one for one in level if isinstance(one, (dict, list)) and one]
+        holders = [value for value in level if isinstance(value, (dict, list)) and value]
         if not holders:
             return False
-        level = [inner for one in holders for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for holder in holders for inner in (holder.values() if isinstance(holder, dict) else holder)]
     return True
 
 
@@ -97,7 +97,7 @@ def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
 
 
 def objects(path: str | Path, error: type[PacelineError], wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("file, line n", object) of every line that is not blank; `error`, which names the line, for one that is none.
+    """("file, line n", object) of every line that is not blank; `error`, which names the line, if it is not an object.
 
     wanted  what a line should be, for the message."""
     with opened(Path(path), error) as lines:

@@ -1,4 +1,4 @@
-"""Append JSON Lines. A reader at any moment, and whoever goes on after a crash or a full disk, finds whole lines."""
+"""Append JSON Lines. At any moment, and after a crash or on a full disk, the file holds whole lines."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.errors import PacelineError
 
 
 class Writer(Protocol):
-    """What takes records one by one."""
+    """Anything that records can be appended to."""
 
     def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
         """Write records (or lines without their ends)."""
 
 
 class Appender:
-    """Lines at the end of a file; with an unbuffered file, so that what `append` returned from is written.
+    """Lines at the end of an unbuffered file: when `append` returns they are written.
 
-    raw   opened for writing; closed with this. name is for messages; then what is said after "cannot be written"."""
+    raw   opened for writing; closed with this. name is for messages; then follows "cannot be written" in a message."""
 
     def __init__(self, raw: FileIO, name: str, then: str = ""):
         self._raw, self._name, self._then = raw, name, then
@@ -33,9 +33,7 @@ class Appender:
 
     @classmethod
     def open(cls, path: Path, *, new: bool = False, then: str = "") -> Appender:
-        """At the end of `path`, which is made if it is not there; new: it must not be there yet.
-
-        PacelineError, one line, if that cannot be."""
+        """At the end of `path`, made if it does not exist; new: it must not exist. PacelineError if that fails."""
         try:
             return cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
         except FileExistsError as error:
@@ -71,7 +69,7 @@ class Appender:
 
 
 class _Stream:
-    """A text stream without a file of its own, such as one that a test reads."""
+    """Standard output without a file descriptor, such as a test's."""
 
     def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
         sys.stdout.write("".join(_line(record) for record in records))
@@ -89,9 +87,8 @@ def standard_output() -> Writer:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The path of a file to write in the block, which then takes the place of `path` (its folder is made): that is
-    there whole or not at all, and what was there before stays if something fails. PacelineError if it cannot be
-    written."""
+    """Yields the path of a file to write, which then replaces `path` (its folder is made). So `path` is written whole
+    or not at all, and keeps its old content if something fails. PacelineError if it cannot be written."""
     beside = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -129,9 +129,9 @@ def _joined(answer: Mapping[str, Any], where: str, beside: str, question: Mappin
     )
 
 
-def _texts(found: object) -> list[str]:
-    """`found` if it is a list of texts, else an empty one."""
-    return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else []
+def _texts(value: object) -> list[str]:
+    """`value` if it is a list of texts, else an empty one."""
+    return value if isinstance(value, list) and all(isinstance(text, str) for text in value) else []
 
 
 def _exchange(record: Mapping[str, Any], where: str) -> Exchange:
@@ -168,11 +168,11 @@ def _text(record: Mapping[str, Any], key: str, where: str) -> str:
     return str(record[key])
 
 
-def _messages(found: object, where: str) -> list[Message]:
-    fits = isinstance(found, list) and all(
+def _messages(value: object, where: str) -> list[Message]:
+    fits = isinstance(value, list) and all(
         isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
-        for each in found
+        for each in value
     )
-    if not fits or not found:
+    if not fits or not value:
         raise TraceError(f'{where}: "messages" must be a list of {{"role": "user", "content": "text"}}')
-    return [{"role": each["role"], "content": each["content"]} for each in found]  # type: ignore[attr-defined]
+    return [{"role": each["role"], "content": each["content"]} for each in value]  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ Render = Callable[[Sequence[Message], bool], str]
 
 
 @dataclass(frozen=True)
-class Turn:
+class RecordedAnswer:
     """One answer. prompt int64 [p] is everything before it, answer int64 [a] ends with the end token."""
 
     prompt: IntArray
@@ -42,7 +42,7 @@ class Conversation:
     """The turns of one conversation, in order."""
 
     category: str
-    turns: Sequence[Turn]
+    turns: Sequence[RecordedAnswer]
 
     @property
     def new_tokens(self) -> int:
@@ -95,13 +95,13 @@ class Transcriber:
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise TraceError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
 
-    def _turn(self, messages: Sequence[Message], at: int) -> Turn:
+    def _turn(self, messages: Sequence[Message], at: int) -> RecordedAnswer:
         before = self._render(messages[:at], True)
         said = self._lead + messages[at]["content"]
         prompt, whole = self._encode(before), self._encode(before + said)
         # Where prompt and answer melt into one token the model read the prompt's own tokens all the same.
         answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.tokenizer.encode_text(said)
-        return Turn(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
+        return RecordedAnswer(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
 
     def _before_an_answer(self) -> str:
         """The space that some templates put between the prompt and an answer; a model writes it itself."""

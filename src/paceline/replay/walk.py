@@ -1,4 +1,4 @@
-"""Replay one answer: draft, keep what the recording confirms, go on behind it. Knows a drafter only by its interface.
+"""Replay one answer: draft, keep what the recording confirms, go on after it. Knows a drafter only by its interface.
 
 A greedy target accepts a drafted token exactly if it is the next token of its answer. So whoever has the answer can
 decide every draft, and a drafter that sees tokens alone has the same accepted as beside the model.
@@ -7,7 +7,7 @@ decide every draft, and a drafter that sees tokens alone has the same accepted a
     replay(create("sam"), turn, 0, tally)
     tally.mean_accepted_tokens
 
-The first draft is made behind the prompt, as in Spec-Bench's programs; our engine runs the prompt in a round of its
+The first draft is made after the prompt, as in Spec-Bench's programs; our engine runs the prompt in a round of its
 own, so its figures hold one more round an answer.
 """
 
@@ -24,7 +24,7 @@ from paceline.accept import Accepted
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create, describe, names
 from paceline.errors import MethodError, PacelineError
-from paceline.replay.tokens import Turn
+from paceline.replay.tokens import RecordedAnswer
 from paceline.round import Round, Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -33,7 +33,7 @@ from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree, IntArray
 
 ROOM = 1024
-"""Tokens a row has room for behind its recorded answer, so that no draft is cut where the answer happens to end."""
+"""Tokens a row has room for after its recorded answer, so that no draft is cut where the answer happens to end."""
 
 DEEPEST = ROOM
 """Histograms count deeper drafts, and larger ones, as this."""
@@ -148,14 +148,14 @@ def _gets_through(name: str, target: Facts) -> bool:
     try:
         drafter.bind(target)
         if drafter.needs == Needs():
-            replay(drafter, Turn(np.zeros(4, np.int64), np.zeros(4, np.int64)), 0, Tally())
+            replay(drafter, RecordedAnswer(np.zeros(4, np.int64), np.zeros(4, np.int64)), 0, Tally())
             return True
     except PacelineError:
         pass
     return False
 
 
-def replay(drafter: Drafter, turn: Turn, id: int, tally: Tally) -> None:
+def replay(drafter: Drafter, turn: RecordedAnswer, id: int, tally: Tally) -> None:
     """Replay one answer and add to `tally` what became of the drafts. `id` is a row's: no two rows share one.
 
     The row is dropped at its end as an engine does it, so that a drafter that learns from finished requests does."""

@@ -50,7 +50,7 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
 
 
 class Attention:
-    """Rotary self-attention without norms: out(attend(rotate(qkv(x)))). A trained drafter stacks some of these.
+    """Rotary self-attention without norms: out(attend(rotate(qkv(x)))). Trained drafters stack it.
 
     weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" and "o_proj.weight", of `attention_shapes`."""
 
@@ -60,7 +60,7 @@ class Attention:
         self.out = Linear(weights["o_proj.weight"])
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
-        """Over normed states [N, H], whose keys and values become layer `layer` of the cache; [N, H]."""
+        """Attention over normed states [N, H], [N, H]; keys and values are written to layer `layer` of the cache."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, None, cache, layer)
@@ -76,7 +76,7 @@ def attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 def begin(
     segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor
 ) -> tuple[Layout, Writer]:
-    """Plan a forward of layers that have a cache of their own, and make room in it. like: of the states' dtype and
+    """Plan a forward of layers with a separate cache, and make room in it. like: a tensor of the states' dtype and
     device."""
     layout = plan(
         segments,

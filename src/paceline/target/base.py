@@ -1,7 +1,7 @@
 """Target: the interface of the model whose output must not change. Knows nothing of drafters or acceptance.
 
 A target owns a ragged cache: every row has a slot and a length of its own. `verify` runs segments (a row's tree, or
-a chunk of its prompt) through the model in ONE forward, writing their keys and values behind the row; `commit` keeps
+a chunk of its prompt) through the model in ONE forward and writes their keys and values after the row's; `commit` keeps
 those of the accepted path and forgets the rest.
 """
 
@@ -23,11 +23,11 @@ from paceline.threads import Threads
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter asks of the target's forward; the engine provides just that.
+    """What a drafter needs from the target's forward.
 
     hidden_layers  hidden states wanted: l means the input of layer l (l = 0: the embeddings), num_layers means
                    after the final norm. Given for every token of the forward, prompts included.
-    top_k          that many best logits of every verified node.
+    top_k          the number of best logits wanted for every verified node.
     resume_layer   layers 0..resume_layer-1 of drafted nodes are the drafter's own work: segments may come with
                    `hidden`, and the target goes on from there.
     callback_layer call `Drafter.on_layer` when this many layers are done.
@@ -53,7 +53,7 @@ LayerCallback = Callable[[int, torch.Tensor], None]
 
 
 class Facts(Protocol):
-    """What drafters may know of the model they draft for, where it need not run in our engine."""
+    """What drafters may know of the model they draft for, which may run in another engine."""
 
     name: str
     vocab_size: int
@@ -68,7 +68,7 @@ class Facts(Protocol):
 
 
 class Target(ABC):
-    """A model behind the one loop.
+    """The model that the engine runs.
 
     vocab_size, num_layers, hidden_size, max_context (tokens a row may hold) and eos_token_ids are plain attributes, and
     so is weight_bytes, the bytes of weights that a forward over one token reads: all but the input embedding, of which
@@ -94,7 +94,7 @@ class Target(ABC):
 
     @cached_property
     def threads(self) -> Threads:
-        """Chosen by how rounds of this target fare; on an accelerator the processor's hardly matter."""
+        """Chosen by how long this target's rounds take; fixed on an accelerator, where they hardly matter."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
     def check(self, needs: Needs) -> None:  # noqa: B027

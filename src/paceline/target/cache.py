@@ -1,7 +1,7 @@
 """The ragged KV cache: every row has a slot and a length of its own. Knows nothing of models or trees.
 
 One tensor holds everything, [layers, 2, slots, kv_heads, capacity, head_dim] (2: keys, values). The nodes of a tree
-are written behind their row; `commit` moves those of the accepted path together, which for a chain moves nothing.
+are written after their row's tokens; `commit` moves those of the accepted path together, which for a chain is no move.
 Rows are never realigned and never padded on the left: a shorter row simply uses less of its slot. When more room is
 needed capacity (or the number of slots) doubles, so a token is copied a constant number of times on average.
 """
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.target.base import Target
+from paceline.kernels.topk import top_tokens
+from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
 
 GRANULE = 64
@@ -20,7 +21,7 @@ GRANULE = 64
 
 
 PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
-"""A view of the keys of every layer, and one of the values."""
+"""Views of every layer's keys, and of every layer's values."""
 
 
 class RaggedCache:
@@ -40,7 +41,7 @@ class RaggedCache:
         self.max_context = max_context
         self._lengths: list[int] = []
         self._free: list[int] = []
-        # Zeros, not garbage: masked keys still meet the softmax's zeros, and zero times NaN is NaN.
+        # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
         self._kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._cut_at: tuple[int, int, int] | None = None
         self._cut: PerLayer = ((), ())
@@ -52,7 +53,7 @@ class RaggedCache:
 
     @property
     def num_slots(self) -> int:
-        """Slots there are, taken or free."""
+        """The number of slots, taken or free."""
         return self._kv.shape[2]
 
     @property
@@ -70,7 +71,7 @@ class RaggedCache:
         self.reserve(min(expected_length, self.max_context))
         self._free.remove(slot)  # not before there is memory for it
         self._lengths[slot] = 0
-        self._kv[:, :, slot].zero_()  # an earlier row may have left NaN, and masked keys still meet the softmax
+        self._kv[:, :, slot].zero_()  # an earlier row may have left NaN, see above
         return slot
 
     def drop_row(self, slot: int) -> None:
@@ -103,7 +104,7 @@ class RaggedCache:
         old = self._kv
         self._cut_at = None
         self._kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
-        # All of it: a self-drafter's nodes may lie behind the longest row, uncommitted.
+        # All of it: a self-drafter's nodes may lie after the longest row, uncommitted.
         self._kv[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     def writer(self, layout: Layout) -> Writer:
@@ -114,8 +115,8 @@ class RaggedCache:
     def _read(self, first: int, last: int, keys: int) -> PerLayer:
         """Keys and values of slots first..last-1 up to `keys` tokens, layer by layer.
 
-        The last cut is remembered: a row that decodes asks for the same one many times, and making and dropping two
-        views a layer takes longer than anything else between two forwards."""
+        The last result is kept, because a row that decodes needs the same views many times, and making two views a
+        layer takes longer than anything else between two forwards."""
         where = (first, last, keys)
         if where != self._cut_at:
             whole = self._kv[:, :, first:last, :, :keys]
@@ -124,7 +125,7 @@ class RaggedCache:
 
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep nodes `path` (increasing, from 0) of the segment written behind `slot` as the row's next tokens."""
+        """Keep nodes `path` (increasing, from 0) of the segment just written to `slot` as the row's next tokens."""
         self._check(slot)
         length = self._lengths[slot]
         moved = [i for i, node in enumerate(path) if node != i]
@@ -177,7 +178,7 @@ class Writer:
 
 
 class CachedTarget(Target):
-    """A target whose rows live in a `RaggedCache`: what is left to a model is `verify`."""
+    """A target whose rows live in a `RaggedCache`; a subclass adds `verify`."""
 
     cache: RaggedCache
 
@@ -192,3 +193,11 @@ class CachedTarget(Target):
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self.cache.commit(slot, path)
+
+    def _best(self, logits: torch.Tensor, needs: Needs) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The best logits that a drafter needs; their time is the drafter's."""
+        if not needs.top_k:
+            return None
+        top = top_tokens(logits, needs.top_k)
+        self.clock.lap("top_k")
+        return top

@@ -1,10 +1,10 @@
-"""What a model folder says of itself, checked before anything is made of it: the numbers of its config.json, its end
-tokens, and the tensors that are there. Each mistake is a ModelError of one line."""
+"""Checks of a model folder before it is loaded: the numbers of its config.json, its end tokens, and its tensors.
+Each mistake is a ModelError of one line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 
 LONGEST_CONTEXT = 1 << 24
-"""Most tokens of a context. A decoder keeps its rotary angles of every position; published models go up to 10 M."""
+"""Most tokens of a context. Rotary angles of every position are kept in memory; published models go up to 10 M."""
 FLOATS = ("F16", "BF16", "F32", "F64")
-"""Number formats of safetensors that are weights as they stand."""
+"""Number formats of safetensors that are weights without a scale."""
 
 _SIZES = {
     "vocab_size": 1 << 31,
@@ -27,11 +27,11 @@ _SIZES = {
     "head_dim": 1 << 16,
     "max_position_embeddings": LONGEST_CONTEXT,
 }
-"""Whole numbers of a configuration, from 1 to this; what is absent has a default of its own."""
+"""Largest values of a configuration's whole numbers, which begin at 1 and may be absent."""
 
 
 def check_config(config: PretrainedConfig, file: Path) -> None:
-    """ModelError if a size is not a whole number in its range, or the base of the rotary angles no number above 0."""
+    """ModelError if a size is not a whole number in its range, or rope_theta is not a number above 0."""
     inner = config.get_text_config()
     for key, most in _SIZES.items():
         value = getattr(inner, key, None)
@@ -65,7 +65,7 @@ def end_tokens(ids: Any, file: Path) -> set[int]:
 
 
 def check_numbers(folder: Path, keys: Iterable[str], tensors: Mapping[str, Any]) -> None:
-    """ModelError for weights that are not floating-point numbers: what scales them is not known here."""
+    """ModelError for weights that are not floating-point numbers, for their scale is not known."""
     for key in keys:
         kind = tensors[key].get_slice(key).get_dtype()
         if kind not in FLOATS:
@@ -76,10 +76,29 @@ def check_numbers(folder: Path, keys: Iterable[str], tensors: Mapping[str, Any])
 
 
 def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:
-    """ModelError if there are weights of layers that the configuration does not have: they would not be run."""
-    numbers = [int(found[1]) for key in keys if (found := re.match(r"(?:model\.)?layers\.(\d+)\.", key))]
+    """ModelError if there are weights of layers that the configuration does not have."""
+    numbers = [int(match[1]) for key in keys if (match := re.match(r"(?:model\.)?layers\.(\d+)\.", key))]
     if numbers and max(numbers) >= num_layers:
         raise ModelError(
             f"{folder} has weights of {max(numbers) + 1} layers, and its config.json asks for {num_layers}: "
             "one of the two is of another model"
+        )
+
+
+def refuse_absent(folder: Path, absent: Sequence[str]) -> None:
+    """ModelError if tensors that the configuration asks for are absent."""
+    if absent:
+        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
+        raise ModelError(
+            f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
+            "the weights are incomplete or of another model"
+        )
+
+
+def check_shape(folder: Path, key: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
+    """ModelError if a tensor has another shape than the configuration asks for."""
+    if list(shape) != list(wanted):
+        raise ModelError(
+            f"{folder}: {key} has shape {list(shape)} where config.json asks for {list(wanted)}: "
+            "the weights are of another model"
         )

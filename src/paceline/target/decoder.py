@@ -1,9 +1,9 @@
 """The native decoder: Llama-family transformers, built for decoding. Knows nothing of drafters or sampling.
 
-Llama 1/2/3 and Vicuna, Mistral, Qwen2/2.5, Qwen3, SmolLM: pre-norm blocks of rotary attention and a gated MLP. What
-is different from a training implementation: Q, K, V and gate, up are one matrix each, rows of different lengths are
-packed without padding, keys and values go straight into the ragged cache, and on CPUs with bfloat16 units the
-weights are kept in the order in which they stream from memory fastest: oneDNN's, or our own (`target/products.py`).
+Llama 1/2/3 and Vicuna, Mistral, Qwen2/2.5, Qwen3, SmolLM: pre-norm blocks of rotary attention and a gated MLP. Unlike
+an implementation for training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
+lengths without padding, and writes keys and values straight into the ragged cache. On CPUs with bfloat16 units weights
+are stored in the order that streams from memory fastest: oneDNN's, or our own (`target/products.py`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 
 from paceline.clock import Clock
-from paceline.kernels.topk import top_tokens
 from paceline.round import Segment, Verdict
 from paceline.target.attention import attend
 from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
-from paceline.target.layout import Layout, familiar, plan
+from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import Linear
 from paceline.target.ops import TorchOps
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
 
 
 def _fused_ops() -> type[TorchOps]:
-    # Compiling the kernels takes seconds the first time; only those who run them should wait.
+    # Imported here because compiling the kernels takes seconds the first time.
     from paceline.target.kernels import FusedOps
 
     return FusedOps
@@ -66,8 +65,8 @@ class Block:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, ops: TorchOps, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer over x + delta, [N, H] each, as the `layer`th of the cache; what comes out is again a sum whose
-        addition is left to the next norm, which does both in one pass."""
+        """The layer over x + delta, [N, H] each; `layer` is its place in the cache. The result is again two summands,
+        which the next norm adds in the same pass."""
         s = self.shape
         x, h = (
             ops.add_norm(x, delta, self.attention_norm) if delta is not None else (x, ops.norm(x, self.attention_norm))
@@ -108,8 +107,8 @@ class Decoder(CachedTarget):
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
-        linears = [self.head, *(one for b in self.blocks for one in (b.qkv, b.out, b.gate_up, b.down))]
-        # oneDNN and MKL add in an order that hangs on the number of threads; our products and attention do not.
+        linears = [self.head, *(linear for b in self.blocks for linear in (b.qkv, b.out, b.gate_up, b.down))]
+        # oneDNN and MKL add in an order that depends on the number of threads; our products and attention do not.
         self.same_on_any_threads = all(linear.panels is not None for linear in linears)
         self.cache = self.new_cache(s.num_layers)
         self.clock = Clock()
@@ -144,19 +143,11 @@ class Decoder(CachedTarget):
             x = self.ops.norm(x if layout.wanted is None else x[layout.wanted], self.norm)
         logits = self.head(x)[: layout.wanted_at[-1]]
         self.clock.lap("head")
-        top = top_tokens(logits, needs.top_k) if needs.top_k else None
-        if needs.top_k:
-            self.clock.lap("top_k")
-        return Verdict(
-            logits,
-            layout.wanted_at,
-            taps,
-            [begin for begin, _ in layout.spans] + [layout.num_nodes],
-            top,
-        )
+        ends = [end for _, end in layout.spans]
+        return Verdict(logits, layout.wanted_at, taps, [0, *ends], self._best(logits, needs))
 
     def new_cache(self, layers: int) -> RaggedCache:
-        """An empty cache for so many layers of this decoder."""
+        """An empty cache for `layers` layers of this decoder."""
         s = self.shape
         return RaggedCache(layers, s.num_kv_heads, s.head_dim, s.max_context, self.dtype, self.device)
 
@@ -166,14 +157,14 @@ class Decoder(CachedTarget):
     ) -> torch.Tensor:
         """Layers first..last-1 over the segments' nodes, [N, H]: a self-drafter's part of the forward.
 
-        Their keys and values in those layers are written behind the rows; hand the states back in `Segment.hidden`
-        and `verify` goes on from layer `last`. From a `first` above 0, every segment brings its nodes' states there
-        in `hidden`. cache: one of `last - first` layers (`new_cache`) in which rows have lengths of their own."""
+        Their keys and values in those layers are written after the rows; put the states into `Segment.hidden`, and
+        `verify` goes on from layer `last`. With a `first` above 0 every segment has its nodes' states before that
+        layer in `hidden`. cache: a separate one of `last - first` layers (`new_cache`), with its own row lengths."""
         layout = self._plan(segments, cache)
         writer = self._begin(layout, cache)
         if first:
-            brought = [segment.hidden for segment in segments if segment.hidden is not None]
-            x = _padded(torch.cat(brought).to(self.dtype), layout)
+            given = [segment.hidden for segment in segments if segment.hidden is not None]
+            x = _padded(torch.cat(given).to(self.dtype), layout)
         else:
             x = F.embedding(layout.tokens, self.embedding)
         delta: torch.Tensor | None = None
@@ -183,13 +174,13 @@ class Decoder(CachedTarget):
         return (x if delta is None else x + delta)[: layout.num_nodes]
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:
-        """The head over hidden states [N, H] (through the final norm first unless told not to); [N, V]."""
+        """The head over hidden states [N, H] (after the final norm, if `normalise`); [N, V]."""
         hidden = hidden.to(self.dtype)
         return self.head(self.ops.norm(hidden, self.norm) if normalise else hidden)
 
     def trim_head(self, ids: torch.Tensor) -> None:
-        """From now on logits are [M, K], those of the K tokens `ids` in their order: a drafter's trimmed vocabulary.
-        What goes in may be any token still."""
+        """Reduce the head to the K tokens `ids`, a drafter's trimmed vocabulary: logits become [M, K], in that order.
+        Inputs may still be any token."""
         self.head = self.head.rows(ids)
         self.weight_bytes -= (self.vocab_size - len(ids)) * self.hidden_size * self.embedding.element_size()
 
@@ -207,13 +198,12 @@ class Decoder(CachedTarget):
         )
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
-        """Nodes to add to the last segment, behind `last` tokens, so that the forward is over a familiar number.
+        """The number of nodes to add to the last segment, whose row has `last` tokens, to reach a padded size.
 
-        oneDNN compiles a kernel for every number of rows a matrix product meets, a millisecond or two each, and torch's
-        attention for numbers of queries and keys (benchmarks/shapes.py). Drafts come in all sizes, rows without drafts
-        in few."""
-        nodes = sum(len(segment.tokens) - segment.start for segment in segments)
-        padding = familiar(nodes) - nodes
+        oneDNN compiles a kernel for every number of rows of a matrix product, one or two milliseconds each, and torch's
+        attention for numbers of queries and keys (benchmarks/shapes.py). Rows without drafts need no padding."""
+        nodes = sum(segment.num_run for segment in segments)
+        padding = padded_size(nodes) - nodes
         if not self.head.packed or nodes == len(segments):
             return 0
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
@@ -226,8 +216,8 @@ class Decoder(CachedTarget):
     def _resume(self, segments: Sequence[Segment], layout: Layout, needs: Needs) -> tuple[torch.Tensor, int]:
         """The states [N, H] the forward starts from, and its first layer.
 
-        Where some segments bring states of layer `resume_layer`, the others are brought there first. If another
-        drafter watches a layer below that, every layer is run and what was brought is set aside."""
+        If some segments have states before `resume_layer`, the layers below are run for the others. If another drafter
+        needs the states of a layer below that, every layer is run for all, and the given states are not used."""
         given, seam = [s.hidden for s in segments], needs.resume_layer
         watched = [layer for layer in (*needs.hidden_layers, needs.callback_layer) if layer is not None]
         if seam is None or all(hidden is None for hidden in given) or min(watched, default=seam) < seam:
@@ -236,11 +226,11 @@ class Decoder(CachedTarget):
         made = iter(())
         if fresh:
             states = self.run_layers(fresh, seam)
-            made = iter(states.split([len(s.tokens) - s.start for s in fresh]))
+            made = iter(states.split([s.num_run for s in fresh]))
         states = torch.cat([next(made) if hidden is None else hidden for hidden in given])
         return _padded(states.to(self.dtype), layout), seam
 
 
 def _padded(states: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """States [N, H] of the nodes, and zeros for the padding behind them."""
+    """States [N, H] of the nodes, and zeros for the padding after them."""
     return F.pad(states, (0, 0, 0, layout.padding)) if layout.padding else states

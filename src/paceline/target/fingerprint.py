@@ -1,9 +1,8 @@
-"""Which weights a model has, in 16 hexadecimal digits: what was trained for one model is not for another.
+"""A fingerprint of a model's weights, 16 hexadecimal digits: drafters are trained for one model and no other.
 
     fingerprint({"model.norm.weight": tensor, ...})
 
-A sample of every tensor is looked at, rounded to bfloat16, so the digits do not depend on the dtype or the device a
-checkpoint was loaded with. Knows no model.
+It reads a sample of every tensor, rounded to bfloat16, so it does not depend on dtype or device.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Mapping
 import torch
 
 SAMPLE = 64
-"""Numbers looked at of every tensor. A fine-tuning in bfloat16 leaves many as they are, but not all of a model's."""
+"""Numbers read of every tensor: fine-tuning in bfloat16 leaves many unchanged, but not all of a model's."""
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Of tensors by name; names and shapes count too."""
+    """The fingerprint of tensors by name, their names and shapes included."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         flat = weight.detach().reshape(-1)

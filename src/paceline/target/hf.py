@@ -1,21 +1,22 @@
 """Any transformers causal language model as a Target. Everything we touch of transformers' caches and masks is here.
 
-The model's own code runs, with three things put in its hands: our ragged cache in the place of its own, the position
-of every token, and an additive mask that says who sees whom. Rows of different lengths and trees of different shapes
-so go through ONE forward. Short segments are padded to the longest of them, on the left; long ones (prompt chunks)
-run by themselves, since padding the other rows to them would cost more than a second forward.
+The model's own code runs, with our ragged cache instead of its own, the position of every token, and an additive mask
+that says which tokens see which. So rows of different lengths and trees of different shapes go through ONE forward.
+Short segments are padded on the left to the longest of them; long ones (prompt chunks) run alone, since padding the
+other rows to them would cost more than a second forward.
 
-Not every architecture listens: some have no rollback (state-space layers, sliding windows), some build their mask or
-their positions from the cache's length. So a model has to prove itself when it is loaded: a tree over ragged rows is
-verified, part of it committed, and everything must agree with plain forwards. What fails is refused.
+Some architectures cannot forget a rejected draft (state-space layers, sliding windows); others make their mask or
+positions from the cache's length. So a model is tested when it is loaded: a tree over ragged rows is verified and part
+of it committed, and the logits must agree with plain forwards. A model that fails is refused.
 
-Slower than the native decoder by what the padding and the general code cost. Works with transformers 5.16 to 5.23.
+Slower than the native decoder, because of the padding and the general code. Works with transformers 5.16 to 5.23.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,17 @@ from transformers.utils import logging
 
 from paceline.clock import Clock
 from paceline.errors import ModelError
-from paceline.kernels.topk import top_tokens
 from paceline.round import Segment, Verdict
 from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
-from paceline.target.checks import check_layers
+from paceline.target.checks import check_layers, check_shape, refuse_absent
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 from paceline.tree import ancestors
 
 TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2
-"""Largest error in the proof, as a share of what seeing the wrong tokens changes; or ROUNDING times the precision of
-the dtype, or NOISE times the error between two plain forwards, where that is more; but never more than LIMIT."""
+"""Largest error in the proof, as a share of the effect of seeing wrong tokens: the largest of TOLERANCE, ROUNDING times
+the precision of the dtype, and NOISE times the error between two plain forwards; but never more than LIMIT."""
 
 
 def load(
@@ -60,34 +60,25 @@ def load(
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=trust_remote_code,
-                ignore_mismatched_sizes=True,  # to be told of them; from transformers the error names no tensor
+                ignore_mismatched_sizes=True,  # we report them; transformers' own error names no tensor
                 output_loading_info=True,
             )
         model, report = loaded
-    except Exception as error:  # whatever the model's own code raises, the folder is what the user can change
+    except Exception as error:  # the model's own code may raise anything
         raise ModelError(
             f"{name}: transformers cannot load it as a causal language model: {one_line(error)}"
         ) from error
-    for key, found, wanted in sorted(report["mismatched_keys"]):
-        raise ModelError(
-            f"{folder}: {key} has shape {list(found)} where config.json asks for {list(wanted)}: "
-            "the weights are of another model"
-        )
-    absent = sorted(report["missing_keys"])
-    if absent:
-        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
-        raise ModelError(
-            f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
-            "the weights are incomplete or of another model"
-        )
-    # Of unexpected weights transformers leaves out those that the model's own code says may be there.
+    for key, shape, wanted in sorted(report["mismatched_keys"]):
+        check_shape(folder, key, shape, wanted)
+    refuse_absent(folder, sorted(report["missing_keys"]))
+    # transformers does not report unexpected weights that the model's own code allows.
     check_layers(folder, model.config.get_text_config(decoder=True).num_hidden_layers, report["unexpected_keys"])
     return HFTarget(model.to(device), name=name, eos_token_ids=eos_token_ids)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar and no tables while transformers reads weights: what is wrong we say ourselves, in a line."""
+    """No progress bar and no tables while transformers reads weights; we report what is wrong in one line."""
     bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -100,16 +91,16 @@ def _quiet() -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """What an error of someone else's says, in at most 200 characters of one line."""
+    """The message of a library's error, in one line of at most 200 characters."""
     if isinstance(error, KeyError) or not str(error).strip():
         return repr(error)
     return " ".join(str(error).split())[:200]
 
 
 class HFTarget(CachedTarget):
-    """A transformers model behind the one loop.
+    """A transformers model as a target.
 
-    model   any AutoModelForCausalLM, put into evaluation mode here.
+    model   any AutoModelForCausalLM; it is put into evaluation mode.
     prove   run the proof described above (four forwards of a few tokens); ModelError if the model fails it.
     """
 
@@ -157,22 +148,20 @@ class HFTarget(CachedTarget):
         self.check(needs)
         if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
-        found: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
+        results: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
         for members in _forwards(segments):
-            outcomes = self._forward([segments[s] for s in members], needs.hidden_layers)
-            found |= zip(members, outcomes, strict=True)
-        logits, hidden = zip(*(found[s] for s in range(len(segments))), strict=True)
+            results |= zip(
+                members, self._forward([segments[s] for s in members], needs.hidden_layers), strict=True
+            )
+        logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
         self.clock.lap("head")
-        top = top_tokens(packed, needs.top_k) if needs.top_k else None
-        if needs.top_k:
-            self.clock.lap("top_k")
         return Verdict(
             packed,
             _offsets([s.num_logits for s in segments]),
             {layer: torch.cat([h[layer] for h in hidden]) for layer in needs.hidden_layers},
-            _offsets([_count(s) for s in segments]),
-            top,
+            _offsets([s.num_run for s in segments]),
+            self._best(packed, needs),
         )
 
     def _forward(
@@ -196,27 +185,27 @@ class HFTarget(CachedTarget):
             output_hidden_states=bool(hidden_layers),
         )
         self.clock.lap("layers")
-        found = []
+        results = []
         for row, segment in enumerate(segments):
-            n = _count(segment)
+            n = segment.num_run
             logits = out.logits[row, out.logits.shape[1] - segment.num_logits :]
-            found.append((logits, {layer: out.hidden_states[layer][row, -n:] for layer in hidden_layers}))
-        return found
+            results.append((logits, {layer: out.hidden_states[layer][row, -n:] for layer in hidden_layers}))
+        return results
 
     def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
-        """The mask as transformers makes its own: [rows, 1, queries, keys], 0 or the least number of the dtype. A
-        boolean one would be misread by eager attention, which adds it."""
+        """The mask in transformers' form: [rows, 1, queries, keys], 0 or the least number of the dtype. Eager
+        attention adds it, so it cannot be boolean."""
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=self.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(self.device), torch.finfo(self.dtype).min)
         return mask.unsqueeze(1)
 
 
 def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
-    """ModelError for what can be told from the configuration."""
+    """ModelError for a model whose configuration shows that it cannot be a target."""
     kinds = {type(layer) for layer in DynamicCache(config=model.config).layers} - {DynamicLayer}
     odd = sorted(kind.__name__.removeprefix("Dynamic").removesuffix("Layer") for kind in kinds)
     if getattr(config, "model_type", "") == "gpt_neo" and "local" in config.attention_layers:
-        odd.append("local attention")  # a window of its own, which its configuration calls by another name
+        odd.append("local attention")  # a window under another name
     if odd or getattr(model.config, "is_encoder_decoder", False):
         why = f"some layers ({', '.join(odd)}) cannot forget a rejected draft" if odd else "it has an encoder"
         raise ModelError(
@@ -229,29 +218,24 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
 
 def _forwards(segments: Sequence[Segment]) -> Iterator[list[int]]:
     """Which segments share a forward: all short ones, in the order of their slots, and each long one alone."""
-    short = [s for s, segment in enumerate(segments) if _count(segment) <= SHARED_QUERIES]
+    short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
     if short:
         yield sorted(short, key=lambda s: segments[s].slot)
-    yield from ([s] for s, segment in enumerate(segments) if _count(segment) > SHARED_QUERIES)
-
-
-def _count(segment: Segment) -> int:
-    """Nodes of a segment that are run."""
-    return len(segment.tokens) - segment.start
+    yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
 
 
 def _offsets(counts: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(counts).tolist()]
+    return list(accumulate(counts, initial=0))
 
 
 class _Padding:
     """Between the packed nodes [N, ...] of some segments and the padded [rows, queries, ...], right-aligned.
 
-    On the left, because the logits wanted are then the last of every row, and because architectures with a causal
-    mask built in compare a query's place from the end."""
+    On the left: then the logits wanted are the last of every row, and architectures with a built-in causal mask count
+    a query's place from the end."""
 
     def __init__(self, segments: Sequence[Segment], device: torch.device):
-        counts = [_count(s) for s in segments]
+        counts = [s.num_run for s in segments]
         self.rows, self.queries = len(counts), max(counts)
         row = np.repeat(np.arange(self.rows), counts)
         column = np.concatenate([np.arange(self.queries - n, self.queries) for n in counts])
@@ -269,21 +253,21 @@ class _Padding:
 
 
 def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, keys: int) -> NDArray[np.bool_]:
-    """Who sees whom, bool [rows, queries, keys]: a node its row's committed tokens, its ancestors and itself.
+    """Which keys each query sees, bool [rows, queries, keys]: its row's committed tokens, its ancestors and itself.
 
-    Padding sees the first key: it must see something, or its softmax is not a number."""
+    Padding sees the first key, or its softmax would be NaN."""
     visible = np.zeros((len(segments), queries, keys), np.bool_)
     visible[:, :, 0] = True
     for row, (segment, length) in enumerate(zip(segments, lengths, strict=True)):
         n = len(segment.tokens)
-        first = queries - _count(segment)
+        first = queries - segment.num_run
         visible[row, first:, :length] = True
         visible[row, first:, length : length + n] = ancestors(segment.parent)[segment.start :]
     return visible
 
 
 class _RowsCache(Cache):
-    """Our ragged cache as a model's layers see a cache, for one forward: `update` and nothing else matters."""
+    """Our ragged cache as a cache of transformers, for one forward; the model's layers call `update`."""
 
     def __init__(self, writer: Writer, layout: Layout, padding: _Padding, segments: Sequence[Segment]):
         super().__init__(layer_class_to_replicate=DynamicLayer)
@@ -296,7 +280,7 @@ class _RowsCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the nodes' keys and values [rows, kv_heads, queries, head_dim] behind their rows; return those of
+        """Write the nodes' keys and values [rows, kv_heads, queries, head_dim] after their rows; return those of
         all rows [rows, kv_heads, keys, head_dim]."""
         pack = self._padding.pack
         self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
@@ -305,7 +289,7 @@ class _RowsCache(Cache):
         return (keys, values) if self._slots is None else (keys[self._slots], values[self._slots])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens before this forward: those of the longest row. Models given positions and a mask do not ask."""
+        """Tokens of the longest row before this forward; models that are given positions and a mask do not use it."""
         return self._keys - self._padding.queries
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -317,10 +301,9 @@ class _Example:
     """The proof: plain forwards of three short texts, and the same from our cache.
 
     Row 0 is a longer prefix and one node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
-    below the last of them, so that the leaf's place in the cache is far from its position in the text. The third
-    text is what row 1 would be if the leaf saw all siblings: how far apart those two are is the measure of an
-    error that matters. How far plain forwards are from each other in this precision is the measure of one that
-    does not."""
+    below the last of them, so that the leaf's place in the cache is far from its position in the text. The third text
+    is row 1 if the leaf saw all siblings: its difference from row 1 is the size of an error that matters. The
+    difference between two plain forwards in this precision is the size of an error that does not."""
 
     SIBLINGS = 12
 
@@ -341,7 +324,7 @@ class _Example:
         try:
             self.logits = self._plain(self.text, cache)
             shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
-        except Exception as error:  # a model that cannot run plainly, with a cache of its own
+        except Exception as error:  # a model that cannot run even with its own cache
             raise ModelError(f"{self.name} cannot be a target: {one_line(error)}") from error
         if len(shapes) != 1 or len(cache.layers) != target.num_layers:
             raise ModelError(f"{self.name} cannot be a target: its layers keep keys and values of different shapes")
@@ -354,13 +337,13 @@ class _Example:
         return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
 
     def compare(self, target: HFTarget) -> None:
-        """ModelError unless `target` says what the plain forwards said."""
+        """ModelError unless the logits of `target` agree with the plain forwards'."""
         slots = [target.add_row(0) for _ in range(2)]
         try:
             error, noise = self.errors(target, slots)
         except ModelError:
             raise
-        except Exception as failure:  # the model's own code, given what it did not expect
+        except Exception as failure:  # the model's own code may raise anything
             raise ModelError(
                 f"{self.name} cannot be a target: given our cache, positions and mask it fails: {one_line(failure)}"
             ) from failure

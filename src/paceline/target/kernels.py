@@ -1,8 +1,8 @@
-"""What a decoder layer does between its matrix products, one pass each: bfloat16 on CPUs, compiled by Numba.
+"""The steps of a decoder layer between its matrix products, one pass each: bfloat16 on CPUs, compiled by Numba.
 
 A decoding step of a small model is hundreds of operators over a few kilobytes, and launching them costs more than
-running them. Each kernel here replaces four to ten of torch's (`paceline.target.ops` is the reference) and computes
-in float32 with one rounding at the end. One thread: the arrays are too small to share.
+running them. Each kernel here replaces four to ten of torch's (`paceline.target.ops` is the reference) and computes in
+float32 with one rounding at the end, on one thread, for the arrays are too small to share.
 """
 
 from __future__ import annotations

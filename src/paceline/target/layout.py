@@ -1,8 +1,8 @@
 """Layout: how the segments of one forward lie in memory. Pure planning in NumPy; knows no weights.
 
-Every token of every segment is packed into one dimension, N in all, so that linear layers see next to no padding. Only
-attention needs a shape: short segments share one padded group over a range of slots, long ones (prompt chunks) go
-one by one. Node i of a segment sits at position (length of the row) + (its depth) and is written to the cache at
+Every token of every segment is packed into one dimension, N in all, so that linear layers run almost no padding. Only
+attention needs more dimensions: short segments share one padded group over a range of slots, and each long one (a
+prompt's chunk) is a group. Node i of a segment has the position (length of the row) + (its depth) and the cache place
 (length of the row) + i; it sees the row's committed tokens, its ancestors and itself.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -23,18 +23,17 @@ SHARED_QUERIES = 64
 """Segments of at most this many nodes are padded to each other; longer ones would waste the others' time."""
 
 FEWEST = 4
-"""Queries of a key head that are attended at least; torch takes another path for one, and oneDNN for up to three."""
+"""Fewest queries of a key head in attention; torch takes another path for one, and oneDNN for up to three."""
 
 KEY_GRANULE = 64
-"""Attention reads a multiple of this many keys, the last of them masked, for at least `FEWEST` queries. torch's CPU
-kernel then adds in the same order however many nodes there are: in bfloat16 too a token's attention is the same alone
-and in a draft. A multiple of 16 would do for that; with this many fewer numbers of keys are met, for which torch would
-compile kernels (benchmarks/shapes.py)."""
+"""Attention reads a multiple of this many keys, the last ones masked, for at least `FEWEST` queries. torch's CPU kernel
+then adds in the same order for any number of nodes, so that a token's attention is the same alone and in a draft, in
+bfloat16 too. 16 would be enough for that; with 64 torch compiles kernels for fewer sizes (benchmarks/shapes.py)."""
 
 
-def familiar(count: int) -> int:
-    """The least number of nodes from `count` on that forwards are padded to, where every number wants kernels of its
-    own: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ... 96, 112, ... 256, 288, ...; a fourth more nodes at most."""
+def padded_size(count: int) -> int:
+    """Round a number of nodes up to a size that kernels are compiled for: 1, 2, 3, 4, 6, ... 16, 20, ... 32, 40, ...
+    96, 112, ... 256, 288, ...; at most a fourth more nodes."""
     steps = ((4, 1), (16, 2), (32, 4), (96, 8), (256, 16), (512, 32))
     step = next((step for most, step in steps if count <= most), 64)
     return -(-count // step) * step
@@ -48,10 +47,9 @@ class Group:
              packed order is the padded order.
     scatter  int64 [nodes]: where each packed node of the group sits in that padded order; None as above.
     begin, end  the packed nodes of the group, when they are consecutive and gather is None.
-    mask     additive [slots, 1, queries * shared, keys], 0 or -inf: the `shared` query heads of a key head stand
-             behind one another at every node. Never fewer than `FEWEST` rows, the last idle. A long segment's has a row
-             a node, for repeating it would cost more than it saves; and None is the first chunk of a prompt, which
-             sees what is before it and needs no mask.
+    mask     additive [slots, 1, queries * shared, keys], 0 or -inf: at every node a row for each of the `shared` query
+             heads of a key head, and at least `FEWEST` rows, the last unused. A long segment has one row a node, which
+             is cheaper there. None: the first chunk of a prompt, which is causal and needs no mask.
     """
 
     first: int
@@ -73,7 +71,7 @@ class Group:
 
 @dataclass(slots=True)
 class Layout:
-    """The plan of one forward over N packed nodes, and `padding` behind them whose results nobody wants.
+    """The plan of one forward over N packed nodes and, after them, `padding` whose results are not used.
 
     tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's cache.
     spans     (begin, end) of every segment in the packed order.
@@ -111,8 +109,8 @@ def plan(
 
     shared  query heads that share a key head.
     window  a node sees only this many tokens, itself included (sliding-window attention).
-    padding nodes that the last segment gets behind its own. Like rejected drafts, they lie behind the row in the cache
-            until something else is written there."""
+    padding nodes that are added to the last segment. Like rejected drafts, they stay in the cache after the row until
+            something else is written there."""
     counts = [s.num_logits for s in segments]
     asked = _spans(segments)
     wanted = None
@@ -127,8 +125,8 @@ def plan(
     def put(array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
-    short = [s for s, (begin, end) in enumerate(spans) if end - begin <= SHARED_QUERIES]
-    long = [s for s, (begin, end) in enumerate(spans) if end - begin > SHARED_QUERIES]
+    short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
+    long = [s for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES]
     groups = [
         _group(members, segments, lengths, spans, positions, shared, window, dtype, device)
         for members in ([short] if short else []) + [[s] for s in long]
@@ -136,7 +134,7 @@ def plan(
     return Layout(
         tokens=put(_join([s.tokens[s.start :] for s in segments])),
         positions=put(_join(positions)),
-        slots=put(_join([np.full(end - begin, s.slot) for s, (begin, end) in zip(segments, spans, strict=True)])),
+        slots=put(_join([np.full(s.num_run, s.slot) for s in segments])),
         at=put(_join(at)),
         spans=asked,
         groups=groups,
@@ -149,8 +147,7 @@ def plan(
 
 def _spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:
     """(begin, end) of every segment in the packed order."""
-    ends = list(accumulate(len(s.tokens) - s.start for s in segments))
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+    return list(pairwise(accumulate((s.num_run for s in segments), initial=0)))
 
 
 def _join(arrays: Sequence[IntArray]) -> IntArray:
@@ -171,7 +168,7 @@ def _group(
     """One attention call for `members`, each on its own slot."""
     slots = [segments[s].slot for s in members]
     first, last = min(slots), max(slots) + 1
-    queries = max(spans[s][1] - spans[s][0] for s in members)
+    queries = max(segments[s].num_run for s in members)
     keys = max(lengths[s] + len(segments[s].tokens) for s in members)
     begin, end = spans[members[0]][0], spans[members[-1]][1]
     if queries > SHARED_QUERIES:
@@ -181,7 +178,7 @@ def _group(
     keys = -(-keys // KEY_GRANULE) * KEY_GRANULE
     gather, scatter, packed = _padding(members, slots, spans, first, last, queries)
     mask = np.full((last - first, max(queries * shared, FEWEST), keys), -np.inf, np.float32)
-    mask[..., 0] = 0  # padding must see something, or its softmax is not a number
+    mask[..., 0] = 0  # padding sees one key, or its softmax would be NaN
     seen = mask[:, : queries * shared].reshape(last - first, queries, shared, keys)
     for s in members:
         _see(seen[segments[s].slot - first], segments[s], lengths[s], positions[s], window)
@@ -231,7 +228,7 @@ _CHAIN = np.triu(np.full((SHARED_QUERIES, SHARED_QUERIES), -np.inf, np.float32),
 def _see(
     mask: NDArray[np.float32], segment: Segment, length: int, positions: IntArray, window: int | None
 ) -> None:
-    """Uncover what the nodes of one segment see: mask [queries, repeats, keys] of its slot."""
+    """Set the mask to 0 where the nodes of one segment see: mask [queries, repeats, keys] of its slot."""
     n, start = len(segment.tokens), segment.start
     rows = mask[: n - start]
     rows[..., :length] = 0

@@ -1,4 +1,4 @@
-"""Linear: a matrix product whose weights lie in the order that streams fastest on their device."""
+"""Linear: a matrix product whose weights are stored in the order that streams fastest on their device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from paceline.target import products
 
 
 class Linear:
-    """x @ weight.T + bias, from weights in the order that streams fastest on this device: in `panels` where our kernel
-    is `preferred`, else oneDNN's, or as they are."""
+    """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
+    CPUs with bfloat16 units, and else unchanged."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
         self.bias = bias
@@ -27,7 +27,7 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def rows(self, ids: torch.Tensor) -> Linear:
-        """The outputs `ids` alone, from a copy of their rows: what is read is that much smaller."""
+        """The outputs `ids` alone, from a copy of their weights, so that less is read."""
         return Linear(self.dense()[ids], None if self.bias is None else self.bias[ids])
 
     def dense(self) -> torch.Tensor:

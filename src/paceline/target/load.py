@@ -1,7 +1,7 @@
-"""From a name or a folder to a Target and its Tokenizer. Knows file formats and what can be wrong with them.
+"""Load a Target and its Tokenizer by name or folder. Knows file formats and what can be wrong with them.
 
-A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files. Nothing
-is unpickled, and no code from the folder runs unless asked for. Whatever is wrong with a folder is said in one line.
+A model is a Hugging Face folder: config.json, weights in safetensors (one file or shards), tokenizer files. Nothing is
+unpickled, and no code from the folder runs unless allowed. Every mistake in a folder is a ModelError of one line.
 
     target = load("models/demo")
     tokenizer = load_tokenizer("models/demo")
@@ -26,7 +26,7 @@ from paceline.errors import ModelError, meant
 from paceline.records import loads
 from paceline.target import decoder, hf
 from paceline.target.base import Target
-from paceline.target.checks import check_config, check_layers, check_numbers, end_tokens
+from paceline.target.checks import check_config, check_layers, check_numbers, check_shape, end_tokens, refuse_absent
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
@@ -98,10 +98,10 @@ def _load_native(
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-    """The tokenizer of a model, from the same places as `load`; a folder with a tokenizer alone will do, and so will
-    a SentencePiece file (tokenizer.model), for which the package sentencepiece has to be there.
+    """The tokenizer of a model, found as `load` finds it; of a folder with a tokenizer alone; or of a SentencePiece
+    file (tokenizer.model, which needs the package sentencepiece).
 
-    Raises ModelError if there is none, or if it has tokens that the model in the folder does not know."""
+    Raises ModelError if there is no tokenizer, or if it has tokens that the model in the folder does not know."""
     if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
         return Tokenizer(_sentencepiece(file), str(model))
     return _tokenizer_in(find(model, SMALL_FILES), _name(model), trust_remote_code)
@@ -114,7 +114,7 @@ def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer
         raise ModelError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there")
     try:
         inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # third-party parsers of many formats; what they raise is theirs to choose
+    except Exception as error:  # third-party parsers of many formats may raise anything
         raise ModelError(f"the tokenizer in {folder} cannot be read: {hf.one_line(error)}") from error
     inner.model_max_length = sys.maxsize  # the engine knows the context; transformers would only warn, once
     tokenizer = Tokenizer(inner, name)
@@ -155,12 +155,14 @@ def _name(model: str | Path) -> str:
 
 
 def find(model: str | Path, files: list[str]) -> Path:
-    """The folder of `model`: itself, or where the hub's copy lies (its `files`, patterns, downloaded if need be)."""
+    """The folder of `model`: itself, or the local copy of a hub repository, downloaded if necessary.
+
+    files  patterns of the repository's files that are wanted."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise ModelError(f"{path} is a file; name the folder it is in: weights, config.json and tokenizer together")
+        raise ModelError(f"{path} is a file; name its folder, which holds weights, config.json and tokenizer together")
     if _is_path(model):
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         where = "" if path.parent.is_dir() else f" (nor is there a folder {path.parent})"
@@ -169,7 +171,7 @@ def find(model: str | Path, files: list[str]) -> Path:
 
 
 def _is_path(model: str | Path) -> bool:
-    """Whether `model` can only be meant as a path: a hub id is `name` or `owner/name`."""
+    """Whether `model` can only be a path: a hub id is `name` or `owner/name`."""
     text = str(model)
     owner = re.fullmatch(r"(\w[\w.-]*)/[\w.-]+", text)
     if isinstance(model, Path) or (owner and Path(owner[1]).is_dir()):
@@ -206,7 +208,7 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
         raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # as above: every model type checks its configuration in its own way
+    except Exception as error:  # as above
         model_type = _read_json(file)["model_type"]
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             hint = "it needs code from its own folder; pass trust_remote_code=True if you trust it"
@@ -219,12 +221,12 @@ def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConf
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = loads(file.read_bytes())
+        value = loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {hf.one_line(error)}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{file} should hold a JSON object, not a {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} should hold a JSON object, not a {type(value).__name__}")
+    return value
 
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
@@ -286,7 +288,7 @@ def _not_native(config: PretrainedConfig) -> str | None:
 
 
 def open_weights(folder: Path) -> dict[str, Any]:
-    """The open safetensors file of every tensor in `folder`; headers are read, tensors are not."""
+    """The open safetensors file of every tensor in `folder`; only headers are read."""
     tensors: dict[str, Any] = {}
     for file in _weight_files(folder):
         try:
@@ -319,8 +321,8 @@ def _weight_files(folder: Path) -> list[Path]:
         return files
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
-    found = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith(("consolidated", "adapter"))]
-    if not found:
+    files = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith(("consolidated", "adapter"))]
+    if not files:
         others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".ckpt"))
         if not others:
             raise ModelError(f"{folder} has no weights: there is no .safetensors file in it")
@@ -328,22 +330,11 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{folder}: weights are read from safetensors only, and it has {', '.join(others[:3])}; convert with "
             f"transformers: AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained('NEW_FOLDER')"
         )
-    return found
+    return files
 
 
 def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
-    """Every tensor the configuration asks for is there, with the shape it asks for."""
-    absent = [key for key in shapes if key not in tensors]
-    if absent:
-        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
-        raise ModelError(
-            f"{folder} lacks {', '.join(absent[:2])}{more}, of the {len(shapes)} tensors its config.json asks for: "
-            "the weights are incomplete or of another model"
-        )
+    """ModelError unless every tensor that the configuration asks for is there, with the right shape."""
+    refuse_absent(folder, [key for key in shapes if key not in tensors])
     for key, shape in shapes.items():
-        found = tuple(tensors[key].get_slice(key).get_shape())
-        if found != shape:
-            raise ModelError(
-                f"{folder}: {key} has shape {list(found)} where config.json asks for {list(shape)}: "
-                "the weights are of another model"
-            )
+        check_shape(folder, key, tensors[key].get_slice(key).get_shape(), shape)

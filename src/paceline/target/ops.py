@@ -1,7 +1,6 @@
-"""What a decoder layer does between its matrix products, in plain torch: the reference, on any device and dtype.
+"""The steps of a decoder layer between its matrix products, in plain torch: the reference, for any device and dtype.
 
-`paceline.target.kernels` does the same in one pass each for bfloat16 on CPUs; a test holds the two against each
-other. Knows nothing of layers or weights beyond what it is handed.
+`paceline.target.kernels` does the same in one pass each for bfloat16 on CPUs; a test compares the two.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """x @ weight.T over few rows or many: bfloat16 on CPUs that have dot products for it but no tiles, such as Zen 4.
 
-oneDNN reads weights there at two thirds of the speed that memory allows, and for two to sixteen rows, which is what
-verifying a draft is, it reads and then computes (docs/performance.md, "Products"). Here weights lie in panels of 32
-outputs, in the order in which they are used; up to 12 rows are summed in registers while a panel streams by, and of
-more rows the last ones fetch the next panel while they compute. Every sum is taken in the same order however many rows
-there are: a token's logits are, bit for bit, the same alone and in a draft.
+oneDNN reads weights there at two thirds of the memory's speed, and for two to sixteen rows, as in verifying a draft, it
+does not compute while it reads (docs/performance.md, "Products"). Here weights are stored in panels of 32 outputs, in
+the order of use. Up to 12 rows are summed in registers while a panel is read; with more, the last ones prefetch the
+next panel while they compute. Every sum has the same order for any number of rows, so a token's logits are the same,
+bit for bit, alone and in a draft.
 
-The kernel is written in LLVM's own language, since Numba, which brings the compiler, has no such instruction. It runs
-on the threads of torch's own OpenMP: two pools would wait for each other's cores.
+The kernel is written in LLVM's language, because Numba, which includes the compiler, lacks the instruction. It runs on
+the threads of torch's OpenMP, because two thread pools would wait for each other's cores.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ import llvmlite.binding as llvm
 import torch
 
 COLUMNS, ROWS = 32, 12
-"""Outputs of a panel, two registers' worth, and most rows at once: 24 of the 32 registers hold sums."""
+"""Outputs of a panel, which fill two registers, and most rows at once: 24 of the 32 registers hold sums."""
 PAIRS = 4
 """Steps of the innermost loop, of two inputs each: widths are multiples of twice that."""
 AHEAD = 4096
-"""Bytes of a panel that are fetched, into the second cache, before they are needed: a page, at which the processor's
-own fetching ends."""
+"""Bytes by which a panel is prefetched into the second-level cache: a page, where the processor's own prefetch ends."""
 
 
 def supported() -> bool:
-    """Whether the kernel runs here: it wants AVX-512 BF16, a compiler that knows it, and torch on GNU's OpenMP."""
+    """Whether the kernel runs here: it needs AVX-512 BF16, a compiler that knows it, and torch on GNU's OpenMP."""
     return (
         bool(llvm.get_host_cpu_features().get("avx512bf16"))
         and llvm.llvm_version_info >= (18,)
@@ -41,7 +40,7 @@ def supported() -> bool:
 
 @cache
 def preferred() -> bool:
-    """Whether it is faster here than oneDNN: not where oneDNN multiplies tiles (AMX)."""
+    """Whether the kernel is faster here than oneDNN: not where oneDNN uses tiles (AMX)."""
     return supported() and not llvm.get_host_cpu_features().get("amx-bf16")
 
 
@@ -83,7 +82,7 @@ class Panels:
 
 @cache
 def _parallel() -> int | None:
-    """Address of the function by which torch's OpenMP runs something on its threads."""
+    """Address of the function that runs a task on the threads of torch's OpenMP."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

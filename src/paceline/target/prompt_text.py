@@ -1,4 +1,4 @@
-"""What can be said of a prompt's text before it is made into tokens: whether it is text, and how few tokens it has."""
+"""Checks of a prompt's text before it is tokenized: whether it is valid text, and the fewest tokens it can have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tokenizers import Tokenizer as Backend
 from paceline.errors import PromptError
 
 _GROWS = {"NFC", "Prepend", "Replace"}
-"""Normalizers that are run, in full, before bytes are counted. Others may leave out text at its ends."""
+"""Normalizers that keep all text; they are run before bytes are counted."""
 _SPLITS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}
-"""Pre-tokenizers that leave all text where it is; a Split that removes what it finds is not one."""
+"""Pre-tokenizers that keep all text, except a Split that removes its matches."""
 
 
 def check_text(text: str) -> None:
-    """PromptError for a text with half a surrogate pair, which an argument that is not UTF-8 has and JSON may have."""
+    """PromptError for text with half a surrogate pair, from an argument that is not UTF-8, or from JSON."""
     try:
         str.encode(text)
     except UnicodeEncodeError as error:
@@ -28,7 +28,7 @@ def check_text(text: str) -> None:
 
 
 def fewest_tokens(backend: Backend, text: str, longest: int) -> int:
-    """A number of tokens that `text` cannot have fewer than: its bytes, normalized, over those of the longest token.
+    """A lower bound of the number of tokens of `text`: its bytes, normalized, over those of the longest token.
 
     longest  of `longest_token`, above 0."""
     normalized = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
@@ -38,12 +38,12 @@ def fewest_tokens(backend: Backend, text: str, longest: int) -> int:
 def longest_token(backend: Backend) -> int:
     """The bytes that one token stands for, at most; 0 if a token may stand for text of any length.
 
-    That is so where unknown text becomes one token or none (no token for every byte), where text is left out, and
-    where an added token takes the spaces beside it along."""
+    The latter holds if unknown text becomes one token or none (there is not a token for every byte), if text is left
+    out, and if an added token includes the spaces beside it."""
     parts: dict[str, Any] = json.loads(backend.to_str())
     if not _keeps_all(parts):
         return 0
-    vocab, added = parts["model"]["vocab"], {one["content"] for one in parts["added_tokens"]}
+    vocab, added = parts["model"]["vocab"], {token["content"] for token in parts["added_tokens"]}
     byte_level = "ByteLevel" in {step["type"] for step in _steps(parts["pre_tokenizer"])}
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     if byte_level:  # one character of a token is one byte of text
@@ -73,12 +73,12 @@ def _only_splits(step: Mapping[str, Any]) -> bool:
 
 
 def _steps(part: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, sequences taken apart."""
+    """The steps of a normalizer or a pre-tokenizer, sequences expanded."""
     if part is None:
         return
     inner = part.get("normalizers") or part.get("pretokenizers")
     if inner is None:
         yield part
     else:
-        for one in inner:
-            yield from _steps(one)
+        for step in inner:
+            yield from _steps(step)

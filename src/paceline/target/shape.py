@@ -1,4 +1,4 @@
-"""Shape: what the native decoder reads from a model's configuration: sizes, names of tensors, rotary tables."""
+"""Shape: sizes, names of tensors and rotary tables that the native decoder reads from a model's configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary tables that do not depend on how long the text has become."""
+"""Kinds of rotary tables that do not depend on the length of the text."""
 
 
 @dataclass(frozen=True)

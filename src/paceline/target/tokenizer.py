@@ -1,15 +1,12 @@
-"""Text to tokens and back, whole or token by token. Knows nothing of models or rows.
+"""Tokenizer: text to tokens and back. Knows nothing of models or rows.
 
-A thin layer over a transformers tokenizer. What it adds is streaming: a decoder that is given one token at a time,
-hands out text only when no later token can change it, and ends with exactly what `decode` says of all of them.
+A thin layer over a transformers tokenizer. It adds streaming (`detokenizer.py`), a fingerprint, and errors of one line.
 """
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,11 +16,12 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import ModelError, PromptError
-from paceline.row import Decoder
+from paceline.row import Detokenizer
+from paceline.target.detokenizer import ByteLevelDetokenizer, PieceDetokenizer, Pieces, WindowDetokenizer, scheme
 from paceline.target.prompt_text import check_text, fewest_tokens, longest_token
 
 QUICK = 16
-"""A prompt of fewer characters a token of the context is encoded to see whether it fits: that takes no time."""
+"""Characters of a prompt for each token of the context; a prompt of fewer is encoded at once to see whether it fits."""
 
 
 class Tokenizer:
@@ -38,12 +36,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens there are, added ones included; a model's own vocabulary may be larger."""
+        """The number of tokens, added ones included; a model's own vocabulary may be larger."""
         return len(self.inner)
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that two tokenizers share if, and hardly ever unless, their ids mean the same."""
+        """16 hexadecimal digits; two tokenizers have the same if their ids mean the same, and hardly ever otherwise."""
         return fingerprint(self.inner.get_vocab())
 
     @property
@@ -59,8 +57,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the beginning token if the model wants one.
 
-        Some tokenizers are set, for training, to put an end token behind every text: that one is left off, a prompt
-        is there to be continued."""
+        An end token that the tokenizer puts after every text, a setting for training, is left off."""
         check_text(text)
         ids = [int(i) for i in self.inner.encode(text)]
         end = self.inner.eos_token_id
@@ -74,7 +71,7 @@ class Tokenizer:
         return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant speaks: `[{"role": "user", "content": "Hi"}]`.
+        """Tokens of a conversation, `[{"role": "user", "content": "Hi"}]`, up to where the assistant speaks.
 
         Raises ModelError if the model has no chat template, PromptError if the template refuses the messages."""
         if not self.has_chat_template:
@@ -91,16 +88,16 @@ class Tokenizer:
             return self.inner.apply_chat_template(
                 [dict(m) for m in messages], add_generation_prompt=True, tokenize=tokenize, return_dict=False
             )
-        except Exception as error:  # a template is a program, and what it does wrong is its own to choose
+        except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise PromptError(f"the chat template of {self.name} refuses these messages: {what}") from error
 
     def refuse_long(self, prompt: str | Sequence[Mapping[str, Any]], max_context: int) -> None:
-        """PromptError for a prompt of so many bytes that its tokens cannot fit into the context, however they turn
-        out: to encode megabytes takes a minute. A prompt that passes may still be too long."""
+        """PromptError for a prompt whose length in bytes alone shows that it cannot fit into the context, for encoding
+        megabytes takes a minute. A prompt that passes may still be too long."""
         size = len(prompt) if isinstance(prompt, str) else sum(len(str(m.get("content", ""))) for m in prompt)
         if not isinstance(prompt, str) and not self.has_chat_template:
-            return  # which `encode_chat` says
+            return  # `encode_chat` will say so
         if size < QUICK * max_context or self._backend is None or not self._longest_token:
             return
         text = prompt if isinstance(prompt, str) else self._templated(prompt, tokenize=False)
@@ -118,17 +115,17 @@ class Tokenizer:
             self.inner.decode([int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    def decoder(self, prompt: Sequence[int] = ()) -> Decoder:
-        """A fresh incremental decoder, one for each answer: `push` every token, `flush` at the end.
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """For one answer: `push` every token, `flush` at the end; the texts joined are `decode` of all tokens.
 
-        The pieces joined are `decode` of all tokens pushed. With `prompt` they are what follows the prompt's text:
-        sentencepiece tokenizers then keep the space before the answer's first word."""
+        With `prompt` they are what follows the prompt's text: SentencePiece tokenizers then keep the space before the
+        answer's first word."""
         continues = any(i not in self._special for i in prompt)
         if self._scheme == "bytes":
-            return _ByteLevelDecoder(self._pieces)
+            return ByteLevelDetokenizer(self._pieces)
         if self._scheme in ("pieces", "pieces, strip"):
-            return _PieceDecoder(self._pieces, strip=self._scheme == "pieces, strip" and not continues)
-        return _WindowDecoder(self, prompt)
+            return PieceDetokenizer(self._pieces, strip=self._scheme == "pieces, strip" and not continues)
+        return WindowDetokenizer(self.decode, self._special, prompt)
 
     @cached_property
     def _backend(self) -> Backend | None:
@@ -145,13 +142,12 @@ class Tokenizer:
 
     @cached_property
     def _scheme(self) -> str:
-        """How tokens turn into text: "bytes", "pieces", "pieces, strip", or "other"."""
-        return "other" if self._backend is None else _scheme(self._backend)
+        return "other" if self._backend is None else scheme(self._backend)
 
     @cached_property
-    def _pieces(self) -> _Pieces:
+    def _pieces(self) -> Pieces:
         assert self._backend is not None
-        return _Pieces(self._backend, self._special, self._scheme == "bytes")
+        return Pieces(self._backend, self._special, self._scheme == "bytes")
 
 
 class SentencePiece:
@@ -182,7 +178,7 @@ class SentencePiece:
         return self._vocab
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of `text`, behind the beginning token unless told otherwise."""
+        """Tokens of `text`, after the beginning token if `add_special_tokens`."""
         begin = self._processor.bos_id()
         return [begin] * (add_special_tokens and begin >= 0) + list(self._processor.encode(text))
 
@@ -195,148 +191,3 @@ def fingerprint(vocabulary: Mapping[str, int]) -> str:
     """Of token -> id. A SentencePiece file and its Hugging Face conversion have the same."""
     pairs = sorted((id, token) for token, id in vocabulary.items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
-
-
-def _scheme(backend: Backend) -> str:
-    """Recognise the two chains of decoding steps that nearly all language models use."""
-    steps = _flatten(json.loads(backend.to_str())["decoder"])
-    if [s["type"] for s in steps] == ["ByteLevel"]:
-        return "bytes"
-    marker = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    if steps[:1] != [marker] or [s["type"] for s in steps[1:3]] != ["ByteFallback", "Fuse"]:
-        return "other"
-    if steps[3:] == [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]:
-        return "pieces, strip"
-    return "other" if steps[3:] else "pieces"
-
-
-def _flatten(step: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    if step is None:
-        return []
-    if step["type"] == "Sequence":
-        return [inner for part in step["decoders"] for inner in _flatten(part)]
-    return [dict(step)]
-
-
-class _Pieces(dict[int, "bytes | str"]):
-    """What each token says, looked up once: bytes, or text; b"" for special and unknown tokens.
-
-    byte_level  every token is bytes, spelled in GPT-2's alphabet; otherwise only tokens like <0x0A> are."""
-
-    def __init__(self, backend: Backend, special: frozenset[int], byte_level: bool):
-        self._backend, self._special, self._byte_level = backend, special, byte_level
-
-    def __missing__(self, token: int) -> bytes | str:
-        text = None if token in self._special or token < 0 else self._backend.id_to_token(token)
-        if text is None:
-            piece: bytes | str = b""
-        elif self._byte_level:
-            piece = _spelled(text)
-        else:
-            byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)
-            piece = bytes.fromhex(byte[1]) if byte else text.replace("▁", " ")
-        self[token] = piece
-        return piece
-
-
-def _alphabet() -> dict[str, int]:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 characters stand for themselves, the other bytes for the
-    characters from U+0100 on (openai/gpt-2, encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTE_OF = _alphabet()
-
-
-def _spelled(text: str) -> bytes:
-    """The bytes of a byte-level token; an added token may hold other characters, and then means what it says."""
-    try:
-        return bytes(_BYTE_OF[c] for c in text)
-    except KeyError:
-        return text.encode()
-
-
-class _ByteLevelDecoder:
-    """Every token is bytes: hold back the beginning of a character until it is complete or turns out broken."""
-
-    def __init__(self, pieces: _Pieces):
-        self._pieces = pieces
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token: int) -> str:
-        return self._utf8.decode(self._pieces[token])  # type: ignore[arg-type]
-
-    def flush(self) -> str:
-        return self._utf8.decode(b"", True)
-
-
-class _PieceDecoder:
-    """Tokens are text, and single bytes for what has no token.
-
-    A run of byte tokens is a word of characters if all of it is, else as many replacement characters as bytes. So
-    nothing of a run is certain before it ends, and it is held back until then."""
-
-    def __init__(self, pieces: _Pieces, strip: bool):
-        self._pieces = pieces
-        self._run = b""
-        self._strip = strip
-
-    def push(self, token: int) -> str:
-        piece = self._pieces[token]
-        if isinstance(piece, bytes):
-            self._run += piece
-            return ""
-        return self._final(self._end_run() + piece)
-
-    def flush(self) -> str:
-        return self._final(self._end_run())
-
-    def _end_run(self) -> str:
-        run, self._run = self._run, b""
-        try:
-            return run.decode()
-        except UnicodeDecodeError:
-            return "\ufffd" * len(run)
-
-    def _final(self, text: str) -> str:
-        if self._strip and text:
-            self._strip = False
-            return text.removeprefix(" ")
-        return text
-
-
-class _WindowDecoder:
-    """Any other tokenizer: decode the last few tokens with and without the new ones, and hand out the difference.
-
-    Right wherever a token's text depends only on its neighbours (word pieces, Metaspace)."""
-
-    HOLD = 16
-    """Tokens held back at most while the text ends in a broken character."""
-    CONTEXT = 4
-    """Tokens of a prompt that the first token of the answer is read with."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]):
-        self._decode = tokenizer.decode
-        self._special = tokenizer._special
-        self._before = [i for i in prompt[-self.CONTEXT :] if i not in self._special]
-        self._new: list[int] = []
-
-    def push(self, token: int) -> str:
-        if token in self._special:
-            return ""
-        self._new.append(token)
-        text = self._pending()
-        if not text or (text.endswith("\ufffd") and len(self._new) < self.HOLD):
-            return ""
-        self._before, self._new = self._new, []
-        return text
-
-    def flush(self) -> str:
-        text, self._new = self._pending(), []
-        return text
-
-    def _pending(self) -> str:
-        old = self._decode(self._before) if self._before else ""
-        return self._decode(self._before + self._new)[len(old) :]

@@ -58,6 +58,7 @@ later("vocab", "paceline.train.vocab:command", "Count which tokens the target wr
 later("sorted", "paceline.train.s2d:sorted_command", "Cut a draft with several exits from a model's first layers.")
 later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so that it drafts for itself.")
 later("kangaroo", "paceline.train.kangaroo:kangaroo_command", "Train an adapter with which a target drafts for itself.")
+later("vision", "paceline.evals.vision.train:train_command", "Tune a dual encoder on size, position, existence, count.")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests import models, native
 from tests.draft.drafting import SPECS, DraftTable, OnModel, Replaying, drafter, like, positions
-from tests.draft.test_lossless import PARAMS, PROMPTS, plain
+from tests.draft.prompts import PARAMS, PROMPTS, plain
 from tests.draft.worlds import confident
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Draft, largest_difference, speculative
@@ -286,10 +286,10 @@ def test_what_the_row_bans_is_not_drafted():
         assert tree.num_drafted == 5
 
 
-@pytest.mark.parametrize(("tree", "width"), [(-1, 2), (3, 0)])
-def test_options_out_of_range(tree, width):
-    with pytest.raises(MethodError, match=f"tree is {tree} and width {width}; they are at least 0 and 1"):
-        Stepping(SteppingConfig(tree=tree, width=width))
+@pytest.mark.parametrize(("name", "value", "least"), [("tree", -1, 0), ("width", 0, 1), ("draft", 0, 1)])
+def test_options_out_of_range(name, value, least):
+    with pytest.raises(MethodError, match=f"SteppingConfig: {name} is {value}; it must be {least} or more"):
+        SteppingConfig(**{name: value})
 
 
 # Rounds as they can be foretold --------------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ def test_every_rule_has_a_name():
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("fixed", {"cap": 0}, "draft is 0; a drafter drafts at least 1 token"),
         ("svip", {"threshold": -0.1}, "threshold is -0.1; for this stop rule it is between 0 and 10"),
         ("svip", {"threshold": math.nan}, "threshold is nan"),
         ("confidence", {"threshold": 1.1}, "threshold is 1.1; for this stop rule it is between 0 and 1"),

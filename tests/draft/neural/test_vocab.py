@@ -18,7 +18,6 @@ from paceline.draft.neural.vocab import (
     FILE,
     Vocabulary,
     best_tokens,
-    column_of,
     coverage,
     kept_tokens,
     must_keep,
@@ -64,13 +63,6 @@ def test_coverage_does_not_fall_with_k():
     assert shares == sorted(shares)
     assert shares[0] == pytest.approx(9 / 33)
     assert shares[-1] == 1.0
-
-
-def test_columns_and_ids_are_inverse():
-    keep = torch.tensor([1, 4, 6])
-    columns = column_of(keep, 8)
-    assert columns[keep].tolist() == [0, 1, 2]
-    assert sorted(columns.tolist()) == [-1, -1, -1, -1, -1, 0, 1, 2]
 
 
 def test_what_must_be_kept_is_found_by_asking_the_tokenizer():

@@ -213,9 +213,9 @@ def test_a_sentencepiece_file_is_a_tokenizer(llama: Path):
 def test_text_comes_out_as_it_went_in(llama: Path):
     tokenizer = load_tokenizer(llama)
     text = "Grüße,\n  “two”  spaces 😀 and 漢字"
-    decoder = tokenizer.decoder()
-    pieces = [decoder.push(token) for token in tokenizer.encode(text)]
-    assert "".join(pieces) + decoder.flush() == tokenizer.decode(tokenizer.encode(text)) == text
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.push(token) for token in tokenizer.encode(text)]
+    assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_a_conversion_has_the_fingerprint_of_its_sentencepiece_file(llama: Path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draft.text_reading import count
 
 from paceline.draft.text import suffix_array
 from paceline.draft.text.store import open_store, writing
@@ -31,7 +32,7 @@ def suffixes(closed):
     return [(one[i:], int(begins[d]) + i) for d, one in enumerate(closed) for i in range(len(one))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(DOCUMENTS)
 def test_order_is_that_of_sorting_by_hand(documents):
     array, closed = array_of(documents)
@@ -39,7 +40,7 @@ def test_order_is_that_of_sorting_by_hand(documents):
     assert array.positions.tolist() == [place for _, place in sorted(suffixes(closed))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(DOCUMENTS, TOKENS, st.sampled_from([(np.int32, 0), (np.uint16, 0), (np.uint16, 60_000), (np.int32, 70_000)]))
 def test_find_finds_every_place_and_no_other(documents, key, kind):
     dtype, shift = kind
@@ -50,7 +51,7 @@ def test_find_finds_every_place_and_no_other(documents, key, kind):
     assert sorted(array.positions[lo:hi].tolist()) == places
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(DOCUMENTS, TOKENS, st.integers(1, 6), st.integers(1, 4))
 def test_longest_suffix_that_occurs(documents, context, most, least):
     array, closed = array_of(documents)
@@ -63,7 +64,7 @@ def test_longest_suffix_that_occurs(documents, context, most, least):
     assert array.longest(context, most, least) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(DOCUMENTS, TOKENS, st.integers(1, 5), st.integers(1, 4))
 def test_continuations_end_with_their_document(documents, key, most, length):
     array, closed = array_of(documents)
@@ -133,7 +134,7 @@ def test_progress_grows_to_one():
     assert len(seen) > 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     DOCUMENTS, TOKENS, st.integers(1, 8), st.sampled_from([(1.0, 0.0), (2.0, 1.0)]), st.floats(0.01, 0.6), st.booleans()
 )
@@ -154,7 +155,7 @@ def test_it_speculates_as_a_tree_of_the_same_documents_does(documents, context, 
         paths.append((*paths[above], token))
     suffix = tuple(context[len(context) - found.match :])
     for path, prob in zip(paths[1:], found.probs.tolist(), strict=True):
-        assert tree.count(suffix + path) / tree.count(suffix) == pytest.approx(prob)
+        assert count(tree, suffix + path) / count(tree, suffix) == pytest.approx(prob)
         assert prob >= min_prob
     assert found.score == pytest.approx(sum(found.probs))
 

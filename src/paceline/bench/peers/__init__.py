@@ -21,6 +21,7 @@ from typing import Any
 
 from paceline.bench.contestant import Contestant
 from paceline.bench.peers.setup import Setup
+from paceline.bench.record import PEER
 from paceline.errors import MethodError, meant
 from paceline.spec import OptionInfo, options, parse, values
 
@@ -58,10 +59,10 @@ def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
     if part.name not in PEERS:
         guess = meant(part.name.lower(), PEERS)
         raise MethodError(f"There is no peer {part.name!r}.{guess} Peers: {', '.join(PEERS)}.")
-    found = _load(part.name)
-    config = getattr(found, "Config", None)
-    told = values(part, config)
-    return found, None if config is None else config(**told)
+    peer = _load(part.name)
+    config = getattr(peer, "Config", None)
+    chosen = values(part, config)
+    return peer, None if config is None else config(**chosen)
 
 
 def create_peer(
@@ -78,9 +79,9 @@ def create_peer(
 ) -> Contestant:
     """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
     not "auto". Raises MethodError for a spec that names no peer."""
-    found, config = parse_peer(spec)
+    peer, config = parse_peer(spec)
     setup = Setup(model, dtype, threads, python, batch, max_context, decode, device)
-    return found(f"peer:{spec.strip()}", setup, config)  # type: ignore[arg-type]
+    return peer(f"{PEER}{spec.strip()}", setup, config)  # type: ignore[arg-type]
 
 
 def describe(name: str) -> tuple[OptionInfo, ...]:

@@ -3,7 +3,7 @@
     Lookup("peer:llama-cpp-lookup:model.gguf", setup, Lookup.Config(checkpoint="model.gguf"))
 
 The file must hold the same model as the benchmark's, its tokens numbered the same. Every call of `Llama.eval` is a
-round: over the prompt, then over the last token and what was drafted behind it.
+round: over the prompt, then over the last token and what was drafted after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.bench.contestant import Ask, Contestant, NotInstalled
 from paceline.bench.peers.setup import Setup
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import ModelError, PacelineError
 
 
@@ -89,7 +89,7 @@ class Plain(Contestant):
             self.llama.close()
             self.llama = None
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if len(prompts) > 1:
             raise PacelineError(f"{self.name} answers 1 at a time, not {len(prompts)}.")
         (prompt,), llama = prompts, self.llama
@@ -111,11 +111,11 @@ class Plain(Contestant):
         finally:
             stream.close()
             rounds.close()
-        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.told(len(prompt)))]
+        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.facts(len(prompt)))]
 
 
 class Lookup(Plain):
-    """LlamaPromptLookupDecoding: what stood behind the first place with the same few tokens."""
+    """LlamaPromptLookupDecoding: what followed the first place with the same few tokens."""
 
     Config = LookupConfig
 
@@ -155,8 +155,8 @@ class _Rounds:
     def close(self) -> None:
         del self.llama.eval
 
-    def told(self, prompt: int) -> dict[str, Any]:
-        """What a Turn says of the rounds."""
+    def facts(self, prompt: int) -> dict[str, Any]:
+        """What a Reply says of the rounds."""
         known = [prompt, *[1] * len(self.lengths)]
         nodes = [width - known[i] for i, width in enumerate(self.widths[: len(self.lengths)])]
         return {"lengths": self.lengths, "times": self.times, "nodes": nodes, "depths": nodes}

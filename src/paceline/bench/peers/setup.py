@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from paceline.bench.contestant import Ask
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.target.load import DTYPES, find, read_config
 
@@ -59,20 +59,20 @@ class Setup:
         return DTYPES[self.dtype]
 
     def room(self, prompt: Sequence[int], ask: Ask) -> int:
-        """Most new tokens behind `prompt`; PromptError if its context has no room for any."""
+        """Most new tokens after `prompt`; PromptError if its context has no room for any."""
         if not 0 < len(prompt) < self.max_context:
             raise PromptError(
                 f"The prompt has {len(prompt)} tokens; this model's context holds {self.max_context} with the answer."
             )
         return min(ask.max_tokens, self.max_context - len(prompt))
 
-    def turn(self, prompt: Sequence[int], tokens: list[int], ask: Ask, **told: Any) -> Turn:
-        """The record of an answer that is cut already; `told` goes into the Turn as it is."""
+    def turn(self, prompt: Sequence[int], tokens: list[int], ask: Ask, **rounds: Any) -> Reply:
+        """The record of an answer that is cut already; `rounds` are further fields of the Reply."""
         if tokens and tokens[-1] in ask.ends:
             finish = "stop"
         else:
             finish = "context" if len(prompt) + ask.max_tokens > self.max_context else "length"
-        return Turn(len(prompt), tokens, self.decode(tokens), finish=finish, **told)
+        return Reply(len(prompt), tokens, self.decode(tokens), finish=finish, **rounds)
 
 
 def cut(tokens: Sequence[int], ends: Collection[int], room: int) -> list[int]:
@@ -100,7 +100,7 @@ def folder_of(model: str) -> Path:
 def weight_bytes(config: PretrainedConfig, dtype: torch.dtype, layers: int | None = None) -> int:
     """Bytes of weights that a forward reads: all of them, the input embedding only where it is the head as well.
 
-    layers: of the first so many layers and the head. Counted on a model without storage."""
+    layers: of the first `layers` layers and the head. Counted on a model without storage."""
     config = copy.deepcopy(config)
     if layers is not None:
         config.get_text_config().num_hidden_layers = layers

@@ -24,7 +24,7 @@ from transformers.utils import is_sklearn_available, logging
 
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.peers.setup import Setup, cut, cut_rounds, folder_of, weight_bytes
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import MethodError, ModelError, PacelineError
 
 
@@ -94,7 +94,7 @@ class Plain(Contestant):
             while perf_counter() - began < seconds:
                 self.model(token).logits.argmax(-1).tolist()
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if len(prompts) > self.max_batch:
             raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
         rooms = [self.setup.room(prompt, ask) for prompt in prompts]
@@ -115,8 +115,8 @@ class Plain(Contestant):
         turns = []
         for prompt, row, room in zip(prompts, made, rooms, strict=True):
             tokens = cut(row, ask.ends, room)
-            told = rounds.told(ids.shape[1], len(tokens))
-            turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **told))
+            facts = rounds.facts(ids.shape[1], len(tokens))
+            turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
         return turns
 
     # What the modes of generate() differ in -----------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Plain(Contestant):
 
 
 class Lookup(Plain):
-    """Copies what stood behind the same few tokens (A. Saxena, Prompt Lookup Decoding, 2023)."""
+    """Copies what followed the same few tokens (A. Saxena, Prompt Lookup Decoding, 2023)."""
 
     Config = LookupConfig
     alone = True
@@ -162,15 +162,6 @@ class _WithModel(Plain):
 
     def forget(self) -> None:
         self._drafting = _drafting(self.config)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        before = self._drafting
-        self.forget()
-        try:
-            yield
-        finally:
-            self._drafting = before
 
 
 class Assisted(_WithModel):
@@ -280,8 +271,8 @@ class _Rounds(BaseStreamer):
     def end(self) -> None:
         pass
 
-    def told(self, prompt: int, total: int) -> dict[str, Any]:
-        """What a Turn says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
+    def facts(self, prompt: int, total: int) -> dict[str, Any]:
+        """What a Reply says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
         padding included, and the first draft."""
         lengths = cut_rounds(self.lengths, total)
         known = [prompt, *[1] * len(lengths)]
@@ -343,7 +334,7 @@ def _borrow(setup: Setup, name: str, role: str, lent: ExitStack) -> Any:
     """The model `name`, loaded unless another peer has it already; closing `lent` gives it back, and the last one to
     do so drops it.
 
-    role: a model that is its own draft model is loaded twice, so that the forwards of the two can be told apart."""
+    role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
     key = (str(folder_of(name)), setup.dtype, setup.device, role)
     if key not in _LOADED:
         _LOADED[key] = (_load(key[0], setup.torch_dtype).to(setup.device), 0)

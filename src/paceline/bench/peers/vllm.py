@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from transformers import PretrainedConfig
 
 from paceline.bench.contestant import Ask, Contestant, NotInstalled
 from paceline.bench.peers.setup import Setup, cut, cut_rounds, folder_of, model_bytes
-from paceline.bench.record import Turn
+from paceline.bench.record import Reply
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
 
@@ -117,20 +117,6 @@ class Plain(Contestant):
         if self.learns and self.worker is not None:
             self.worker.ask({"forget": True})
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        if not self.learns or self.worker is None:
-            yield
-            return
-        self.worker.ask({"aside": True})
-        try:
-            yield
-        except BaseException:
-            with suppress(PacelineError):  # Ctrl-C ends the process, and it is Ctrl-C that is to be told
-                self.worker.ask({"aside": False})
-            raise
-        self.worker.ask({"aside": False})
-
     def wake(self, seconds: float) -> None:
         if self.worker is not None:
             self.worker.ask({"wake": seconds})
@@ -140,7 +126,7 @@ class Plain(Contestant):
             self.worker.stop()
             self.worker = None
 
-    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Turn]:
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if self.worker is None:
             raise PacelineError(f"{self.name} is not running")
         rooms = [self.setup.room(prompt, ask) for prompt in prompts]
@@ -159,26 +145,26 @@ class Plain(Contestant):
             }
         )
         return [
-            self._turn(prompt, told, ask, room, reply)
-            for prompt, told, room in zip(prompts, reply["answers"], rooms, strict=True)
+            self._turn(prompt, row, ask, room, reply)
+            for prompt, row, room in zip(prompts, reply["answers"], rooms, strict=True)
         ]
 
     def _samples_right(self) -> bool:
         return self.settings["device"] != "cpu" or self.settings["triton"]
 
     def _turn(
-        self, prompt: Sequence[int], told: Mapping[str, Any], ask: Ask, room: int, reply: Mapping[str, Any]
-    ) -> Turn:
-        tokens = cut(told["tokens"], ask.ends, room)
-        lengths = cut_rounds(told["lengths"], len(tokens))
-        nodes = verified(lengths, told["accepted"], told["drafted"])
+        self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, room: int, reply: Mapping[str, Any]
+    ) -> Reply:
+        tokens = cut(row["tokens"], ask.ends, room)
+        lengths = cut_rounds(row["lengths"], len(tokens))
+        nodes = verified(lengths, row["accepted"], row["drafted"])
         return self.setup.turn(
             prompt,
             tokens,
             ask,
             seconds=reply["seconds"],
             lengths=lengths,
-            times=told["times"][: len(lengths)],
+            times=row["times"][: len(lengths)],
             nodes=nodes,
             depths=nodes,
             calls=sum(nodes) if self.draft_bytes else 0,  # a chain: a forward of the draft model a token
@@ -187,7 +173,7 @@ class Plain(Contestant):
 
 
 class Ngram(Plain):
-    """Copies what stood behind the same few tokens; the longest run that occurred before counts."""
+    """Copies what followed the same few tokens; the longest run that occurred before counts."""
 
     Config = NgramConfig
 

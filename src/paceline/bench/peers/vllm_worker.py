@@ -2,7 +2,7 @@
 
     {"model": ..., "dtype": ..., ...}           ->  {"ready": {versions, device, threads, ...}}, or {"missing": why}
     {"prompts": [[1, 2]], "rooms": [64], ...}   ->  {"answers": [{"tokens", "lengths", "times", ...}], "seconds": ...}
-    {"forget": true}, {"aside": true or false}, {"wake": seconds}       ->  {"done": true}
+    {"forget": true}, {"wake": seconds}         ->  {"done": true}
 
 Imports nothing of Paceline: it runs where only vLLM is installed. Answers go to what was standard output when it
 started; whatever vLLM and its children print there goes to standard error instead.
@@ -131,8 +131,6 @@ class Engine:
         """Whatever is asked for."""
         if "forget" in request:
             return self.forget()
-        if "aside" in request:
-            return self.aside(request["aside"])
         return self.wake(request["wake"]) if "wake" in request else self.answer(request)
 
     def wake(self, seconds: float) -> dict[str, Any]:
@@ -148,11 +146,6 @@ class Engine:
     def forget(self) -> dict[str, Any]:
         """A drafter as new: suffix decoding keeps the answers it has seen."""
         self.llm.collective_rpc(_new_drafter)
-        return {"done": True}
-
-    def aside(self, begins: bool) -> dict[str, Any]:
-        """A drafter as new for a while, then the one before again."""
-        self.llm.collective_rpc(_other_drafter if begins else _drafter_before)
         return {"done": True}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +177,7 @@ class Engine:
 
     def _told(self, output: Any, began: float) -> dict[str, Any]:
         one = output.outputs[0]
-        # Inside the engine an id has something random behind it.
+        # Inside the engine an id ends in something random.
         mine = [
             (now - began, count)
             for now, request, count in self.heard
@@ -203,15 +196,6 @@ class Engine:
 def _new_drafter(worker: Any) -> None:
     runner = worker.model_runner
     runner.drafter = type(runner.drafter)(runner.vllm_config)
-
-
-def _other_drafter(worker: Any) -> None:
-    worker.drafter_before = worker.model_runner.drafter
-    _new_drafter(worker)
-
-
-def _drafter_before(worker: Any) -> None:
-    worker.model_runner.drafter = worker.drafter_before
 
 
 class Peak:

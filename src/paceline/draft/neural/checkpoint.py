@@ -3,8 +3,8 @@
     save_drafter(out, "kind", config={"exit": 2, "recipe": {...}}, tensors=tensors, target=TargetFacts.of(target))
     config, tensors = open_drafter(out, "kind", target)
 
-config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, its recipe
-and its data say. Nothing is unpickled. Whatever does not fit is said in one line. Knows no drafter.
+config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, such as
+its recipe and its data. Nothing is unpickled. Whatever does not fit is an error of one line. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TargetFacts:
 
     @classmethod
     def of(cls, target: Facts) -> TargetFacts:
-        """Those of a loaded target; bound to its tokenizer, if it has one, as an engine does it."""
+        """The facts of a loaded target, with the fingerprint of its tokenizer if it has one."""
         return cls(
             target.name,
             target.tokenizer.fingerprint if target.tokenizer is not None else "",
@@ -68,7 +68,7 @@ def save_drafter(
 
 
 def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """`save_file`, of which a full disk is an OSError."""
+    """`save_file`, but a full disk raises OSError."""
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, file, metadata=metadata)
     except SafetensorError as error:
@@ -94,7 +94,7 @@ def open_drafter(
 
 
 def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
-    """config.json of the drafter of this kind in `folder`; MethodError if there is none."""
+    """config.json of the drafter of this kind in `folder`; MethodError if there is no such drafter."""
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise MethodError(f"there is no folder {folder} with a {kind} drafter.{meant(folder.name, siblings)}")
@@ -103,13 +103,13 @@ def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
         raise MethodError(f"{folder} has no {CONFIG}, so it is not a drafter; name the folder its training wrote")
     try:
         config: dict[str, Any] = loads(file.read_bytes())
-        found = config.get(KIND)
+        stored = config.get(KIND)
     except (OSError, ValueError, AttributeError) as error:
         raise MethodError(f"{file} cannot be read ({error}); train or copy the drafter again") from None
-    if found is None:
+    if stored is None:
         raise MethodError(f"{folder} is a model and not a {kind} drafter: its {CONFIG} has no {KIND}")
-    if found != kind:
-        raise MethodError(f"{folder} holds a drafter of kind {found} where {kind} is wanted: write {found}:{folder}")
+    if stored != kind:
+        raise MethodError(f"{folder} holds a drafter of kind {stored} where {kind} is wanted: write {stored}:{folder}")
     _check_version(config.get("paceline"), folder)
     return config
 

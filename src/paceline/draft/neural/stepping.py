@@ -4,9 +4,9 @@
 
 A drafter says how its model runs (`run`), and gets drafting, stopping, batches of rows that stop at different lengths,
 sampling with the distribution it drew from, trees, and its own cache kept in step with the row. The cache needs no
-rollback: what is drafted lies behind the row's committed tokens, and `keep` commits what was accepted of it. Tokens
-that the model has not seen, one as a rule, two after a draft that was accepted whole, more where another drafter was
-asked meanwhile, are run first. Knows no model.
+rollback: drafted tokens lie after the row's committed ones, and `keep` commits those that were accepted. Committed
+tokens that the model has not run come first: usually one, two after a draft that was accepted whole, more where another
+drafter drafted in between. Knows no model.
 """
 
 from __future__ import annotations
@@ -25,34 +25,31 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.neural import stop
 from paceline.draft.neural.stop import Outcome
-from paceline.draft.text.copying import end_tokens
-from paceline.errors import MethodError, NumericError, PacelineError
+from paceline.errors import NumericError, PacelineError
 from paceline.kernels.argmax import best_token
 from paceline.kernels.topk import top_tokens
 from paceline.round import Round, Segment
 from paceline.row import Request
 from paceline.sampling import on_accelerator, probabilities, warp
+from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
-class SteppingConfig:
+class SteppingConfig(Options):
     """Options of every drafter that has a model."""
 
-    stop: stop.Name = field(
-        default="svip", metadata={"help": "when to stop: at a fixed length, or where the draft is no longer sure"}
+    stop: stop.Name = option("svip", "when to stop: at a fixed length, or where the draft is no longer sure")
+    draft: int | None = option(None, "most tokens drafted a round; none: the stop rule's own", least=1)
+    threshold: float | None = option(None, "of the stop rule; none: its own")
+    tree: int = option(0, "drafted nodes of a tree of the most probable tokens; 0: a chain", least=0)
+    width: int = option(10, "of a tree: nodes expanded together, and children of each", least=1)
+    sample: Literal["draw", "best"] = option(
+        "draw", "at a temperature: draw drafted tokens, or take the most probable ones"
     )
-    draft: int | None = field(default=None, metadata={"help": "most tokens drafted a round; none: the stop rule's own"})
-    threshold: float | None = field(default=None, metadata={"help": "of the stop rule; none: its own"})
-    tree: int = field(default=0, metadata={"help": "drafted nodes of a tree of the most probable tokens; 0: a chain"})
-    width: int = field(default=10, metadata={"help": "of a tree: nodes expanded together, and children of each"})
-    sample: Literal["draw", "best"] = field(
-        default="draw", metadata={"help": "at a temperature: draw drafted tokens, or take the most probable ones"}
-    )
-    vocab: str | None = field(
-        default=None,
-        metadata={"help": "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"},
+    vocab: str | None = option(
+        None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
     )
 
 
@@ -62,9 +59,9 @@ class Draft:
 
     tokens, parent  the first `known` nodes are committed tokens that the model has not run; the last of them is the
                     tree's root. The others are drafted.
-    ends            tokens behind which nothing can be accepted.
+    ends            tokens after which nothing can be accepted.
     done            nodes that were run. calls: forwards that took.
-    probs           distributions that the drafted tokens were drawn from, [V] each; none if they were not drawn.
+    probs           distributions that the drafted tokens were drawn from, [V] each; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
     tree, kept      what was handed over, and for every node of it its number here; None: it was never run."""
 
@@ -97,7 +94,7 @@ class Draft:
         return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
 
     def add(self, token: int, parent: int | None = None) -> None:
-        """Another node, behind the last one or behind node `parent`."""
+        """Add a node after the last one, or after node `parent`."""
         self.parent.append(len(self.tokens) - 1 if parent is None else parent)
         self.tokens.append(token)
 
@@ -118,16 +115,13 @@ class Draft:
 
 
 class Stepping(Drafter):
-    """What drafters with a model have in common. Subclasses fill in `run`, `cached` and `keep`, and say in `bind` which
-    tokens the logits' columns are, if they are not all."""
+    """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`, and set `columns` in `bind` where
+    the logits' columns are not all tokens."""
 
     def __init__(self, config: SteppingConfig):
         self.options = config
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
-        if config.tree < 0 or config.width < 1:
-            raise MethodError(f"tree is {config.tree} and width {config.width}; they are at least 0 and 1")
         self.columns: torch.Tensor | None = None
-        self._eos_token_ids: Sequence[int] = ()
         self._vocab_size = 0
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
@@ -136,12 +130,12 @@ class Stepping(Drafter):
     # What a drafter fills in ----------------------------------------------------------------------------------
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """Run every draft's nodes from `done` on; logits [sum(num_logits), K] behind the last `num_logits[i]` nodes
+        """Run every draft's nodes from `done` on; logits [sum(num_logits), K] after the last `num_logits[i]` nodes
         of each, columns as `columns` says."""
         raise NotImplementedError
 
     def cached(self, row: Request) -> int:
-        """How many of a row's tokens the model has run and kept."""
+        """The number of a row's tokens that the model has run and kept."""
         raise NotImplementedError
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
@@ -153,12 +147,12 @@ class Stepping(Drafter):
         return row.max_draft
 
     def catch_up(self, row: Request) -> None:
-        """Run what is long known, a prompt say, before the round's draft begins with the few tokens that are left."""
+        """Feed the model its backlog, such as a prompt, in chunks, before the round's draft begins."""
 
     # The loop -------------------------------------------------------------------------------------------------
 
     def bind(self, target: Facts) -> None:
-        self._eos_token_ids = target.eos_token_ids
+        super().bind(target)
         self._vocab_size = target.vocab_size
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -167,7 +161,7 @@ class Stepping(Drafter):
         able = [row for row in rows if self._most(row) > 0]
         for row in able:
             self.catch_up(row)
-        drafts = [Draft.of(row, self.cached(row), end_tokens(row, self._eos_token_ids)) for row in able]
+        drafts = [Draft.of(row, self.cached(row), self.end_tokens(row)) for row in able]
         self._drafts = {draft.row.id: draft for draft in drafts}
         trees = self._trees(drafts) if self.options.tree else self._chains(drafts)
         for draft, tree in zip(drafts, trees, strict=True):
@@ -203,7 +197,7 @@ class Stepping(Drafter):
         return logits
 
     def _enough(self, draft: Draft, drafted: int, signal: float) -> bool:
-        # The rule is asked behind every token: some learn from what they were shown.
+        # Ask the rule after every token: some rules learn from the signals they get.
         return self.rule.stop(draft.row.id, drafted, signal) or drafted >= self._most(draft.row)
 
     def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
@@ -307,7 +301,7 @@ class Stepping(Drafter):
             if is_own or (row.id in self._asked and not tree.num_drafted):
                 outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         if outcomes:
-            # Rounds in which others drafted or a prompt was run say nothing of what ours take.
+            # Rounds in which other drafters drafted or a prompt was run say nothing of the time of ours.
             self.rule.learn(outcomes, seconds if len(outcomes) == len(round) else None)
         self._asked = set()
 

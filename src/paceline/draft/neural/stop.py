@@ -5,9 +5,9 @@
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
 A rule sees the distribution a token was drawn from, never the token: a draft that is cut short because of what was
-drawn would not be drawn from q any more, and the output would not be the target's. What became of earlier rounds and
-what they took it may use as well. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
-token is always drafted), and a distribution that is not one, NaN, is where any rule stops. Knows no drafter.
+drawn would not be drawn from q any more, and the output would not be the target's. A rule may also use the outcomes and
+the times of earlier rounds. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
+token is always drafted), and every rule stops on NaN. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StopRule:
         return self.cap
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        """What the rule wants to know of the distributions of all rows still drafting: logits [R, K] to R numbers."""
+        """One number for each row still drafting, that `stop` decides by: logits [R, K] to R numbers."""
         return [0.0] * len(logits)
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
@@ -71,10 +71,10 @@ class StopRule:
         return False
 
     def stepped(self, seconds: float) -> None:
-        """What it took to draft one token for all rows still drafting."""
+        """One token was drafted for all rows still drafting, which took `seconds`."""
 
     def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
-        """What became of the round. seconds: what it took beside drafting; None if others had a part in it."""
+        """Learn from the round. seconds: its time without drafting; None if other work had a part in it."""
 
     def drop(self, row: int) -> None:
         """A row has ended."""
@@ -85,7 +85,7 @@ class Fixed(StopRule):
 
 
 class Confidence(StopRule):
-    """Stops behind a token whose distribution's best has less than `threshold` (Kangaroo, Liu et al. 2024, section
+    """Stops after a token whose distribution's best has less than `threshold` (Kangaroo, Liu et al. 2024, section
     3.2: 0.6, at most 6 tokens)."""
 
     cap, threshold, bounds = 6, 0.6, (0.0, 1.0)
@@ -98,7 +98,7 @@ class Confidence(StopRule):
 
 
 class Svip(StopRule):
-    """Stops behind a token whose distribution is too uncertain: sqrt(0.15 H) above `threshold`, H in nats at
+    """Stops after a token whose distribution is too uncertain: sqrt(0.15 H) above `threshold`, H in nats at
     temperature 1 (SVIP, Zhang et al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens)."""
 
     cap, threshold, bounds = 40, 0.3, (0.0, 10.0)
@@ -140,15 +140,15 @@ class Heuristic(StopRule):
 class Adaptive(StopRule):
     """Stops where one more token would bring less than it costs, and drafts nothing for a while where that is faster.
 
-    Behind token j another is drafted while
+    After token j another is drafted while
 
         P(tokens 1..j stand) * P(the next one stands too)  >=  rate * (step / rows drafting + node)
 
     the tokens it is expected to bring, against those that decoding brings in the time it takes (draft one more,
     verify one more); which is optimal where chances only fall, the monotone case of optimal stopping. Chances are
-    learned by how probable a token's distribution says its best is: shares of tokens that were accepted in earlier
-    rounds, with the draft's own word, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
-    over time, so that rule and rate find each other (Dinkelbach 1967). Times are medians, for clocks have outliers.
+    learned by the probability of the best token: shares of tokens that were accepted in earlier rounds, with that
+    probability, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
+    over time, so that rule and rate converge together (Dinkelbach 1967). Times are medians, for clocks have outliers.
 
     Now and then a round is spent on the alternative, plain decoding where it drafts and a draft where it does not; the
     faster of the two is the rule's choice until it is not."""
@@ -215,7 +215,7 @@ class Adaptive(StopRule):
             self._choose()
 
     def _note(self, bins: Sequence[int], drafted: int, accepted: int) -> None:
-        """Count a draft's tokens up to the first that was rejected; of those behind it nothing is known."""
+        """Count a draft's tokens up to the first that was rejected; of those after it nothing is known."""
         if drafted:
             self._first.note(accepted > 0)
         for before, bin in enumerate(bins[: accepted + 1]):
@@ -235,8 +235,8 @@ class Adaptive(StopRule):
         self._left -= 1
         tried = self._left < (0 if self._drafts else -self.LOOK + 1)
         costs = self._costs
-        mine, other = (costs.drafting, costs.plain) if self._drafts else (costs.plain, costs.drafting)
-        if other > mine * self.BETTER:
+        current, other = (costs.drafting, costs.plain) if self._drafts else (costs.plain, costs.drafting)
+        if other > current * self.BETTER:
             self._drafts, self._wait = not self._drafts, self.WAIT
         elif tried:
             self._wait = min(2 * self._wait, self.PATIENCE)
@@ -302,7 +302,7 @@ class Costs:
             self._plain.append(seconds)
             self.plain = 1 / median(self._plain)
             return
-        # What the draft model took for a prompt, or a pause of the machine's, is not what a round takes.
+        # A prompt that the draft model read, or a pause of the machine, is not part of a usual round.
         usual = min(seconds, self.OUTLIER * (self._verifying.mean or seconds))
         self._verifying.add(nodes, usual)
         self.node, self.step = self._verifying.slope, median(self._steps)
@@ -315,8 +315,8 @@ class Costs:
 class Line:
     """Seconds of a forward by its nodes, a straight line through the last ones by least squares.
 
-    The slope is drawn to a guess, `GUESS` of the mean, give or take `DOUBT` of it, until there is more to go by: one
-    made of noise would be believed, and with drafts all of one length nothing would ever contradict it."""
+    The slope is drawn to a prior, `GUESS` of the mean with a deviation of `DOUBT` of it, until there is enough data: a
+    slope made of noise would stay, since drafts that are all of one length never contradict it."""
 
     MEMORY, GUESS, DOUBT = 256, 0.01, 0.05
 
@@ -355,9 +355,7 @@ RULES: dict[str, type[StopRule]] = {
 
 
 def stop_rule(name: str, cap: int | None = None, threshold: float | None = None) -> StopRule:
-    """The rule of that name; MethodError for a cap or a threshold that it cannot have."""
-    if cap is not None and cap < 1:
-        raise MethodError(f"draft is {cap}; a drafter drafts at least 1 token")
+    """The rule of that name; MethodError for a threshold that it cannot have."""
     return RULES[name](cap, threshold)
 
 
@@ -378,8 +376,8 @@ def entropies(logits: torch.Tensor) -> list[float]:
     """Entropy in nats at temperature 1: logits [R, K] to R numbers, never negative; NaN where logits are."""
     if is_compiled(logits):
         return [_certainty(logits, r)[0] for r in range(len(logits))]
-    found: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
-    return found
+    entropy: list[float] = torch.special.entr(logits.float().softmax(-1)).sum(-1).tolist()
+    return entropy
 
 
 def _certainty(logits: torch.Tensor, row: int) -> tuple[float, float]:

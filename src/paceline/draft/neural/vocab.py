@@ -4,10 +4,9 @@
 A small drafter reads its head, vocabulary by width, at every draft step, and most of what it reads is never drafted.
 Keeping K rows makes the step cheaper. The input embedding and the target stay whole, so the output stays the target's:
 the draft's distribution is zero outside the kept tokens, the rejection rule holds for any distribution, and a token
-that is not kept comes from the residual, or from the target behind the draft. Which tokens to keep, the target's own
-replies say: they are counted, prompts and raw text are not (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
-2502.14856, counts raw text). Where we differ: of equal counts the lower token id is kept, and what must be kept never
-takes more than half of the places.
+that is not kept comes from the residual, or from the target after the draft. Kept are the tokens that are most frequent
+in the target's own replies, not in prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
+2502.14856, counts raw text). docs/vocabulary.md has the rest.
 
     self.columns = trim(self.model, "2000", "models/demo-draft", target)      # logits are [n, 2000] from now on
 
@@ -53,7 +52,7 @@ class Vocabulary:
     counts  int64 [V]: how often the target wrote each token; None: unknown (a map of another project's).
     must    groups of tokens that are kept whatever their counts, the most important group first.
     tokenizer  fingerprint of the tokenizer that the ids are of; "" is unknown.
-    facts   what else is to be remembered, in the file's header.
+    facts   more entries of the file's header.
 
     Raises MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
 
@@ -72,7 +71,7 @@ class Vocabulary:
         return hashlib.sha256(self.keep.cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
 
     def best(self, k: int) -> Tensor:
-        """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or not so many tokens."""
+        """The `k` tokens to keep, int64 [k] ascending. MethodError if there are no counts, or fewer than `k` tokens."""
         if self.counts is None:
             raise MethodError(f"this vocabulary is a map of {len(self.keep)} tokens without counts; name it as it is")
         return best_tokens(self.counts, k, self.must)
@@ -95,20 +94,13 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
 
 
 def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
-    """MethodError unless `keep` holds ascending token ids below `vocab_size`, and at least one."""
+    """MethodError unless `keep` holds ascending token ids below `vocab_size`, and at least one of them."""
     if keep.ndim != 1 or not len(keep):
         raise MethodError("the vocabulary map is empty; it needs at least one token")
     if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
         raise MethodError("the vocabulary map is not sorted: token ids must ascend, each of them once")
     if vocab_size is not None and int(keep[-1]) >= vocab_size:
         raise MethodError(f"the vocabulary map has token {int(keep[-1])}; the tokens are 0 to {vocab_size - 1}")
-
-
-def column_of(keep: Tensor, vocab_size: int) -> Tensor:
-    """int64 [vocab_size]: the column of every token in logits over `keep`; -1 where it has none."""
-    columns = torch.full((vocab_size,), -1, dtype=torch.int64, device=keep.device)
-    columns[keep] = torch.arange(len(keep), device=keep.device)
-    return columns
 
 
 def coverage(counts: Tensor, keep: Tensor) -> float:
@@ -167,7 +159,7 @@ def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
 def read_vocabulary(file: Path) -> Vocabulary:
     """A vocabulary that `save_vocabulary` wrote, or any safetensors file that holds EAGLE-3's offsets.
 
-    Raises MethodError, one line, if there is no such file, it is damaged, or what it holds is no map."""
+    Raises MethodError, one line, if there is no such file, it is damaged, or what it holds is not a map."""
     if not file.is_file():
         raise MethodError(f"there is no vocabulary file {file}; `paceline train vocab` makes one")
     try:
@@ -179,18 +171,19 @@ def read_vocabulary(file: Path) -> Vocabulary:
     except (SafetensorError, OSError, ValueError) as error:
         raise MethodError(f"{file} cannot be read as a vocabulary ({error}); make it again") from None
     if "keep" not in tensors and OFFSETS not in tensors:
-        raise MethodError(f"{file} is no vocabulary: it has neither keep (token ids) nor {OFFSETS} (EAGLE-3's offsets)")
+        raise MethodError(f"{file} is not a vocabulary: it has neither keep (token ids) nor {OFFSETS} (EAGLE-3's ids)")
     try:
         if "keep" in tensors:
             must = [tensors[name] for name in sorted(tensors) if name.startswith("must.")]
-            found = Vocabulary(tensors["keep"].long(), tensors.get("counts"), must, header.pop("tokenizer", ""), header)
+            tokenizer = header.pop("tokenizer", "")
+            vocabulary = Vocabulary(tensors["keep"].long(), tensors.get("counts"), must, tokenizer, header)
         else:
-            found = Vocabulary(_from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
+            vocabulary = Vocabulary(_from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
     except MethodError as error:
         raise MethodError(f"{file}: {error}") from None
-    if "hash" in header and header.pop("hash") != found.hash:
+    if "hash" in header and header.pop("hash") != vocabulary.hash:
         raise MethodError(f"{file}: its token ids are not those its hash was made of; make it again")
-    return found
+    return vocabulary
 
 
 def _from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:

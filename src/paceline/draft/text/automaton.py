@@ -10,8 +10,8 @@ amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords 
 
 A state stands for the substrings that end at the same set of positions. The state of the whole sequence is
 `last`; its suffix link is the state of the longest suffix that ends somewhere else too, so the match is read
-off that link and no cursor has to be kept. Two forms, compared by the tests: `DictAutomaton`, which reads
-like the textbook, and `SuffixAutomaton`, the same steps on int32 arrays, compiled.
+off that link and no cursor has to be kept. `tests/draft/automaton_reference.py` is the same as the textbook has it, and
+the tests compare the two.
 """
 
 from __future__ import annotations
@@ -42,93 +42,16 @@ class Match(NamedTuple):
     recent: int
 
 
-class DictAutomaton:
-    """The reference: plain Python, one dict of edges a state. `recent` is exact."""
-
-    def __init__(self) -> None:
-        self.next: list[dict[int, int]] = [{}]
-        self.link = [-1]
-        self.length = [0]
-        self.first = [0]
-        self.recent = [0]
-        self.last = 0
-        self._found = 0
-
-    def __len__(self) -> int:
-        return self.length[self.last]
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append `tokens`."""
-        for token in tokens:
-            self._append(token)
-
-    def match(self) -> Match:
-        """The longest suffix that also ends earlier."""
-        state = self.link[self.last] if len(self) else 0
-        return Match(self.length[state], self.first[state], self._found)
-
-    def transfer(self, state: int, length: int, tokens: Sequence[int]) -> tuple[int, int]:
-        """Read another text, from (0, 0) on: the state of its longest suffix that occurs here, and that length.
-
-        Commits nothing. What is appended here later may split the state of a place and outdate it."""
-        for token in tokens:
-            while state and token not in self.next[state]:
-                state = self.link[state]
-                length = self.length[state]
-            state, length = (self.next[state][token], length + 1) if token in self.next[state] else (0, 0)
-        return state, length
-
-    def _append(self, token: int) -> None:
-        end = len(self) + 1
-        new = self._state({}, end, end, end)
-        p = self.last
-        while p >= 0 and token not in self.next[p]:
-            self.next[p][token] = new
-            p = self.link[p]
-        if p < 0:
-            self.link[new] = 0
-        else:
-            q = self.next[p][token]
-            self.link[new] = q if self.length[p] + 1 == self.length[q] else self._split(p, token, q)
-        self.last = new
-        self._stamp(self.link[new], end)
-
-    def _split(self, p: int, token: int, q: int) -> int:
-        """Part the shorter strings of q, which now end in one place more, from the longer; their state."""
-        copy = self._state(dict(self.next[q]), self.length[p] + 1, self.first[q], self.recent[q])
-        self.link[copy] = self.link[q]
-        self.link[q] = copy
-        while p >= 0 and self.next[p].get(token) == q:
-            self.next[p][token] = copy
-            p = self.link[p]
-        return copy
-
-    def _stamp(self, state: int, end: int) -> None:
-        """Remember where the match ended before now, then that all its suffixes end at `end`."""
-        self._found = self.recent[state]
-        while state > 0:
-            self.recent[state] = end
-            state = self.link[state]
-
-    def _state(self, edges: dict[int, int], length: int, first: int, recent: int) -> int:
-        self.next.append(edges)
-        self.link.append(-1)
-        self.length.append(length)
-        self.first.append(first)
-        self.recent.append(recent)
-        return len(self.next) - 1
-
-
 # Columns. Nine states in ten have one edge, so a state carries its first edge; the others are rows of `edges`,
 # found by an open-addressing hash `table` of (state, token) and chained from their state for the copy in a split.
-_LENGTH, _LINK, _FIRST, _RECENT, _TOKEN, _TARGET, _MORE = range(7)
-_FROM, _SYMBOL, _TO, _NEXT = range(4)
-_STATES, _EDGES, _LAST, _FOUND = range(4)
+LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = range(7)
+_FROM, SYMBOL, TO, NEXT = range(4)
+_STATES, _EDGES, LAST, _FOUND = range(4)
 _HERE, _NOWHERE = -1, -2
 
 
 class SuffixAutomaton:
-    """The fast form. It holds no text: copy what followed a match from your own.
+    """Compiled, on int32 arrays. It holds no text: copy what followed a match from your own.
 
     capacity  tokens to make room for, 136 bytes each at most; the arrays double when there are more.
 
@@ -144,22 +67,7 @@ class SuffixAutomaton:
         self._grow(max(capacity, 1))
 
     def __len__(self) -> int:
-        return int(self._states[self._counts[_LAST], _LENGTH])
-
-    @property
-    def num_states(self) -> int:
-        """States, the root included."""
-        return int(self._counts[_STATES])
-
-    @property
-    def num_edges(self) -> int:
-        """Transitions between states."""
-        return int((self._states[: self.num_states, _TOKEN] >= 0).sum() + self._counts[_EDGES])
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory set aside."""
-        return self._states.nbytes + self._edges.nbytes + self._table.nbytes
+        return int(self._states[self._counts[LAST], LENGTH])
 
     def extend(self, tokens: Sequence[int] | IntArray) -> None:
         """Append `tokens`, each 0 or more."""
@@ -170,21 +78,23 @@ class SuffixAutomaton:
 
     def match(self) -> Match:
         """The longest suffix that also ends earlier. `recent` may be an older end where STAMP_HOPS cut in."""
-        last = self._states[self._counts[_LAST]]
-        if last[_LENGTH] == 0:
+        last = self._states[self._counts[LAST]]
+        if last[LENGTH] == 0:
             return Match(0, 0, 0)
-        state = self._states[last[_LINK]]
-        return Match(int(state[_LENGTH]), int(state[_FIRST]), int(self._counts[_FOUND]))
+        state = self._states[last[LINK]]
+        return Match(int(state[LENGTH]), int(state[FIRST]), int(self._counts[_FOUND]))
 
     def transfer(self, state: int, length: int, tokens: Sequence[int] | IntArray) -> tuple[int, int]:
-        """Read another text, as in DictAutomaton."""
+        """Read another text, from (0, 0) on: the state of its longest suffix that occurs here, and that length.
+
+        Commits nothing. What is appended here later may split the state of a place and outdate it."""
         new = np.array(tokens, np.int32)
         after, matched = _transfer(self._states, self._edges, self._table, state, length, new)
         return int(after), int(matched)
 
     def ends(self, state: int) -> tuple[int, int]:
         """Where the state's strings end for the first and for the last time, the latter as in `match`."""
-        return int(self._states[state, _FIRST]), int(self._states[state, _RECENT])
+        return int(self._states[state, FIRST]), int(self._states[state, RECENT])
 
     def _grow(self, capacity: int) -> None:
         """Make room for `capacity` tokens."""
@@ -211,10 +121,10 @@ def _enlarged(array: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
 
 @njit(cache=True)
 def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-def]
-    """DictAutomaton._append for every token."""
+    """SuffixAutomaton.extend."""
     for token in tokens:
-        last = counts[_LAST]
-        end = states[last, _LENGTH] + 1
+        last = counts[LAST]
+        end = states[last, LENGTH] + 1
         new = _state(states, counts, end, end, end)
         p, found = last, _NOWHERE
         while p >= 0:
@@ -222,31 +132,31 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
             if found != _NOWHERE:
                 break
             _add(states, edges, table, counts, p, token, new)
-            p = states[p, _LINK]
+            p = states[p, LINK]
         if p < 0:
             link = 0
         else:
             link = _target(states, edges, p, found)
-            if states[p, _LENGTH] + 1 != states[link, _LENGTH]:
+            if states[p, LENGTH] + 1 != states[link, LENGTH]:
                 link = _split(states, edges, table, counts, p, token, link)
-        states[new, _LINK] = link
-        counts[_LAST] = new
-        counts[_FOUND] = states[link, _RECENT]
+        states[new, LINK] = link
+        counts[LAST] = new
+        counts[_FOUND] = states[link, RECENT]
         hops = 0
         while link > 0 and hops < STAMP_HOPS:
-            states[link, _RECENT] = end
-            link = states[link, _LINK]
+            states[link, RECENT] = end
+            link = states[link, LINK]
             hops += 1
 
 
 @njit(cache=True)
 def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-untyped-def]
-    """DictAutomaton.transfer."""
+    """SuffixAutomaton.transfer."""
     for token in tokens:
         found = _locate(states, edges, table, state, token)
         while found == _NOWHERE and state > 0:
-            state = np.int64(states[state, _LINK])
-            length = np.int64(states[state, _LENGTH])
+            state = np.int64(states[state, LINK])
+            length = np.int64(states[state, LENGTH])
             found = _locate(states, edges, table, state, token)
         if found == _NOWHERE:
             state, length = np.int64(0), np.int64(0)
@@ -257,25 +167,25 @@ def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-u
 
 @njit
 def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untyped-def]
-    """DictAutomaton._split."""
-    copy = _state(states, counts, states[p, _LENGTH] + 1, states[q, _FIRST], states[q, _RECENT])
-    if states[q, _TOKEN] >= 0:
-        _add(states, edges, table, counts, copy, states[q, _TOKEN], states[q, _TARGET])
-    edge = states[q, _MORE]
+    """Part the shorter strings of q, which now end in one place more, from the longer; their state."""
+    copy = _state(states, counts, states[p, LENGTH] + 1, states[q, FIRST], states[q, RECENT])
+    if states[q, TOKEN] >= 0:
+        _add(states, edges, table, counts, copy, states[q, TOKEN], states[q, TARGET])
+    edge = states[q, MORE]
     while edge >= 0:
-        _add(states, edges, table, counts, copy, edges[edge, _SYMBOL], edges[edge, _TO])
-        edge = edges[edge, _NEXT]
-    states[copy, _LINK] = states[q, _LINK]
-    states[q, _LINK] = copy
+        _add(states, edges, table, counts, copy, edges[edge, SYMBOL], edges[edge, TO])
+        edge = edges[edge, NEXT]
+    states[copy, LINK] = states[q, LINK]
+    states[q, LINK] = copy
     while p >= 0:
         found = _locate(states, edges, table, p, token)
         if found == _NOWHERE or _target(states, edges, p, found) != q:
             break
         if found == _HERE:
-            states[p, _TARGET] = copy
+            states[p, TARGET] = copy
         else:
-            edges[found, _TO] = copy
-        p = states[p, _LINK]
+            edges[found, TO] = copy
+        p = states[p, LINK]
     return copy
 
 
@@ -283,25 +193,25 @@ def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untype
 def _state(states, counts, length, first, recent):  # type: ignore[no-untyped-def]
     new = counts[_STATES]
     counts[_STATES] = new + 1
-    states[new, _LENGTH] = length
-    states[new, _FIRST] = first
-    states[new, _RECENT] = recent
-    states[new, _TOKEN] = -1
-    states[new, _MORE] = -1
+    states[new, LENGTH] = length
+    states[new, FIRST] = first
+    states[new, RECENT] = recent
+    states[new, TOKEN] = -1
+    states[new, MORE] = -1
     return new
 
 
 @njit
 def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
-    """Request of `edges` that holds the edge, _HERE if the state itself does, or _NOWHERE."""
-    if states[state, _TOKEN] == token:
+    """Row of `edges` that holds the edge, _HERE if the state itself does, or _NOWHERE."""
+    if states[state, TOKEN] == token:
         return _HERE
-    if states[state, _MORE] < 0:
+    if states[state, MORE] < 0:
         return _NOWHERE
     slot = _slot(table, state, token)
     while table[slot] >= 0:
         edge = table[slot]
-        if edges[edge, _FROM] == state and edges[edge, _SYMBOL] == token:
+        if edges[edge, _FROM] == state and edges[edge, SYMBOL] == token:
             return np.int64(edge)
         slot = (slot + 1) & (len(table) - 1)
     return _NOWHERE
@@ -310,29 +220,29 @@ def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
 @njit
 def _target(states, edges, state, found):  # type: ignore[no-untyped-def]
     """Where the edge that `_locate` found leads."""
-    return np.int64(states[state, _TARGET] if found == _HERE else edges[found, _TO])
+    return np.int64(states[state, TARGET] if found == _HERE else edges[found, TO])
 
 
 @njit
 def _add(states, edges, table, counts, state, token, target):  # type: ignore[no-untyped-def]
     """A new edge."""
-    if states[state, _TOKEN] < 0:
-        states[state, _TOKEN] = token
-        states[state, _TARGET] = target
+    if states[state, TOKEN] < 0:
+        states[state, TOKEN] = token
+        states[state, TARGET] = target
         return
     edge = counts[_EDGES]
     counts[_EDGES] = edge + 1
     edges[edge, _FROM] = state
-    edges[edge, _SYMBOL] = token
-    edges[edge, _TO] = target
-    edges[edge, _NEXT] = states[state, _MORE]
-    states[state, _MORE] = edge
+    edges[edge, SYMBOL] = token
+    edges[edge, TO] = target
+    edges[edge, NEXT] = states[state, MORE]
+    states[state, MORE] = edge
     _hash(edges, table, edge)
 
 
 @njit
 def _hash(edges, table, edge):  # type: ignore[no-untyped-def]
-    slot = _slot(table, edges[edge, _FROM], edges[edge, _SYMBOL])
+    slot = _slot(table, edges[edge, _FROM], edges[edge, SYMBOL])
     while table[slot] >= 0:
         slot = (slot + 1) & (len(table) - 1)
     table[slot] = edge

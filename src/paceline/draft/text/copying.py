@@ -1,12 +1,9 @@
-"""Steps that drafters share who copy from a row's own text. Knows rows and tokens; proposes nothing."""
+"""Steps that copying drafters share. Knows tokens only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from paceline.row import Request
 from paceline.tree import IntArray
 
 
@@ -18,13 +15,8 @@ def continuation(text: IntArray, start: int, count: int) -> IntArray:
     return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 
-def end_tokens(row: Request, eos_token_ids: Sequence[int]) -> frozenset[int]:
-    """Tokens that end this row's answer."""
-    return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else eos_token_ids)
-
-
 def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArray:
-    """`drafted` up to the first token of `ends`, with it if `keep`: nothing behind an end can be accepted."""
+    """`drafted` up to the first token of `ends`, with it if `keep`: nothing after an end can be accepted."""
     for i, token in enumerate(drafted.tolist()):
         if token in ends:
             return drafted[: i + keep]

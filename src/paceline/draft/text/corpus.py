@@ -1,13 +1,13 @@
 """Corpus: text that drafters copy from, tokenised once and kept in a store of kind "corpus".
 
-Knows file formats and tokens; what is made of the tokens, a *part* says, which is a function in the module of those
-who read it: `build(text, ends, vocab_size, progress)` gives arrays that are added under their names.
+Knows file formats and tokens. What drafters read is made by *parts*, a function in each of their modules:
+`build_part(text, ends, vocab_size, progress)` returns arrays, which are added to the store under their names.
 
     build("build/corpus", ["answers.jsonl.gz", "notes.txt"], load_tokenizer("models/demo"), Plan())
     open_store("build/corpus", kind="corpus").array("text")
 
     text  int32 [n], or uint16 where that is enough: the documents one after another, each ending with the end token
-    ends  int64 [d]: the offset behind each document
+    ends  int64 [d]: the offset after each document
 
 A .txt file is one document. A line of a .jsonl file holds {"text"}, {"response"}, {"prompt", "response"},
 {"messages": [{"content"}]} or {"choices": [{"turns": []}]} (Spec-Bench's answers), and each text in it is a document.
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.text.frozen import BUILD_BYTES, DISK_BYTES
+from paceline.draft.text.freezing import BUILD_BYTES, DISK_BYTES
 from paceline.draft.text.store import Store, open_store, writing
 from paceline.errors import StoreError, meant
 from paceline.records import NotJSON, loads, numbered, opened
@@ -44,7 +44,7 @@ class Part:
 
 
 PARTS = {
-    "automaton": Part("paceline.draft.text.frozen:build_part", DISK_BYTES, BUILD_BYTES),
+    "automaton": Part("paceline.draft.text.freezing:build_part", DISK_BYTES, BUILD_BYTES),
     "ngrams": Part("paceline.draft.text.ngrams:build_part", 0, 20),
     "suffix-array": Part("paceline.draft.text.suffix_array:build_part", 4, 17),
 }
@@ -52,7 +52,7 @@ PARTS = {
 LINE = 'a line holds "text", "response", "prompt" and "response", "messages", or "choices" with "turns"'
 
 Report = Callable[[str, float], None]
-"""Told what is being done ("reading", then the parts' names) and the share of it that is done, 0..1."""
+"""Called with what is being done ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ def build(
     """Tokenise `files` into a store at `out`; it appears there whole or not at all.
 
     Raises StoreError, one line: no such file, a type that is not read, a broken line, no text, no end token."""
-    tell = report or (lambda what, done: None)
+    notify = report or (lambda what, done: None)
     for file in map(Path, files):
         _check(file)
     eos = _eos(tokenizer, plan.eos)
     facts = {"tokenizer_name": tokenizer.name, "eos": eos, "parts": list(plan.parts)}
     with writing(out, kind="corpus", tokenizer=tokenizer.fingerprint, **facts) as store:
-        text, ends = _tokenise([*map(Path, files)], tokenizer, eos, plan.max_tokens, tell)
+        text, ends = _tokenise([*map(Path, files)], tokenizer, eos, plan.max_tokens, notify)
         vocab_size = max(tokenizer.vocab_size, int(text.max()) + 1)
         if vocab_size <= 1 << 16:
             text = text.astype(np.uint16)
@@ -101,7 +101,7 @@ def build(
         store.add("text", text)
         store.add("ends", ends)
         for name in plan.parts:
-            _add_part(name, store.add, text, ends, vocab_size, tell)
+            _add_part(name, store.add, text, ends, vocab_size, notify)
         store.facts.update(vocab_size=vocab_size, tokens=len(text), documents=len(ends))
     return open_store(out, kind="corpus")
 
@@ -148,10 +148,10 @@ def _texts(line: bytes, where: str) -> list[str]:
         record = loads(line)
     except NotJSON as error:
         raise StoreError(f"{where}: {error}") from None
-    found = _fields(record) if isinstance(record, dict) else None
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+    content = _fields(record) if isinstance(record, dict) else None
+    if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
         raise StoreError(f"{where} has no text: {LINE}")
-    return [text for text in found if text.strip()]
+    return [text for text in content if text.strip()]
 
 
 def _fields(record: dict[str, Any]) -> Any:
@@ -177,10 +177,10 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
             )
         return tokenizer.eos_token_id
     known = tokenizer.inner.get_vocab()
-    found = known.get(wanted, int(wanted) if wanted.isdecimal() else None)
-    if found is None or found >= tokenizer.vocab_size:
+    token = known.get(wanted, int(wanted) if wanted.isdecimal() else None)
+    if token is None or token >= tokenizer.vocab_size:
         raise StoreError(f"{tokenizer.name} has no token {wanted!r} to end a document with.{meant(wanted, known)}")
-    return int(found)
+    return int(token)
 
 
 def _tokenise(
@@ -191,10 +191,10 @@ def _tokenise(
     left = max_tokens if max_tokens is not None else sys.maxsize
     for at, file in enumerate(files):
 
-        def told(done: float, at: int = at) -> None:
+        def progress(done: float, at: int = at) -> None:
             report("reading", (at + done) / len(files))
 
-        for text in texts(file, told):
+        for text in texts(file, progress):
             if left < 2:
                 break
             ids = tokenizer.encode_text(text)[: left - 1]
@@ -203,7 +203,7 @@ def _tokenise(
     if not documents:
         raise StoreError(f"there is no text in {', '.join(map(str, files)) or 'no file'}: nothing was built")
     report("reading", 1.0)
-    return np.concatenate(documents), np.cumsum([len(one) for one in documents], dtype=np.int64)
+    return np.concatenate(documents), np.cumsum([len(document) for document in documents], dtype=np.int64)
 
 
 def _estimate(text: NDArray[Any], parts: Sequence[str]) -> tuple[int, int]:

@@ -4,10 +4,9 @@ Knows tokens as integers and nothing of rows, trees or drafters. The counts are 
 (Cleary and Witten 1984) reads: for each context the tokens that followed it, and how often each did.
 
     counts = ContextCounts(longest=3)
-    counts.extend([1, 2, 3, 1, 2, 4])
-    counts.after([1, 2])             # {3: 1, 4: 1}: "1 2" was followed by 3 and by 4, once each
+    counts.extend([1, 2, 3, 1, 2, 4])     # "1 2" was followed by 3 and by 4, once each
 
-Contexts are told apart by a 62-bit hash. Arrays grow by doubling; a token of text takes some 50 bytes a length.
+A 62-bit hash stands for a context. Arrays grow by doubling; a token of text takes about 50 bytes for each length.
 """
 
 from __future__ import annotations
@@ -69,20 +68,6 @@ class ContextCounts:
         """What comes next does not follow what came last: begin a new document."""
         self._tail = self._tail[:0]
 
-    def after(self, context: Sequence[int]) -> dict[int, int]:
-        """Tokens that followed `context`, and how often."""
-        key = 0
-        for token in reversed(context):
-            key = int(mixed(key, token))
-        at = locate(self.table, self.keys, key)
-        if at < 0:
-            return {}
-        found, item = {}, int(self.contexts[at, HEAD])
-        while item >= 0:
-            found[int(self.items[item, TOKEN])] = int(self.items[item, COUNT])
-            item = int(self.items[item, NEXT])
-        return found
-
     def _reserve(self, tokens: int) -> None:
         """Room for `tokens` more, in the worst case one context and one item a length each."""
         contexts, items = (int(size) + tokens * self.longest for size in self.sizes)
@@ -110,7 +95,7 @@ def mixed(key, token):  # type: ignore[no-untyped-def]
 
 @njit
 def locate(table, keys, key):  # type: ignore[no-untyped-def]
-    """Request of the context with this hash, or -1."""
+    """Index of the context with this hash, or -1."""
     slot = key & (len(table) - 1)
     while table[slot] >= 0:
         if keys[table[slot]] == key:
@@ -130,7 +115,7 @@ def _index(table, keys, count):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _extend(table, keys, contexts, items, sizes, longest, text, start):  # type: ignore[no-untyped-def]
-    """Count every token of `text` from `start` on behind the contexts before it."""
+    """Count every token of `text` from `start` on after the contexts before it."""
     for end in range(start, len(text)):
         token, key = text[end], np.int64(0)
         for length in range(1, min(longest, end) + 1):

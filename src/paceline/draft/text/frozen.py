@@ -4,10 +4,10 @@ Knows tokens as integers and nothing of rows, trees or drafters.
 
     automaton = FrozenAutomaton.of([1, 2, 3, 1, 2, 4])
     state, length = automaton.transfer(0, 0, [7, 1, 2])      # 2 tokens, "1 2", are the longest suffix in the text
-    automaton.successors(state)                              # [(3, 1), (4, 1)]: each followed it once
+    automaton.tree(state, 2, width=2, depth=1, ends=[])      # 3 and 4, each with probability 0.5
 
 It is built as a `SuffixAutomaton` and frozen. Nine states in ten have one successor, and its token stands in the
-text behind the place where the state's strings first end; so only the others, the *blocks*, keep edges with tokens.
+text after the place where the state's strings first end; so only the others, the *blocks*, keep edges with tokens.
 Blocks are the states with no successor or several, the root, and those that are suffixes of the whole text; they
 come first in the numbering. All arrays are int32 but the text, which is uint16 where that is enough; a token of
 ordinary text takes fewer than 40 bytes of them.
@@ -32,32 +32,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.text.automaton import (
-    _FIRST,
-    _LAST,
-    _LENGTH,
-    _LINK,
-    _MORE,
-    _NEXT,
-    _RECENT,
-    _SYMBOL,
-    _TARGET,
-    _TO,
-    _TOKEN,
-    SuffixAutomaton,
-)
-from paceline.errors import StoreError
+from paceline.draft.text.freezing import AT, COUNT, FRONT, LATEST, freeze
 from paceline.tree import IntArray
 
-FRONT = 8
-"""Successors of a block that are kept by frequency: as many as a tree can branch into."""
-BUILD_BYTES = 100
-"""Memory a token takes while the automaton of ordinary text is built, and DISK_BYTES when it is saved."""
-DISK_BYTES = 36
-MOST_TOKENS = (2**31 - 1) // 3
-_STEP = 1 << 18  # tokens between two reports of progress
-
-_AT, _COUNT, _LATEST = range(3)  # columns of blocks; of edges: token, target, count
 _ARRAYS = ("states", "targets", "blocks", "edges")
 
 
@@ -71,24 +48,9 @@ class FrozenAutomaton:
 
     @classmethod
     def of(cls, text: Sequence[int] | NDArray[Any], progress: Callable[[float], None] | None = None) -> FrozenAutomaton:
-        """Of `text`. progress is told the share done, 0..1."""
+        """Of `text`. progress is called with the share done, 0 to 1."""
         whole = np.asarray(text, None if isinstance(text, np.ndarray) else np.int32)
-        return cls(whole, _freeze(whole, progress or _ignore))
-
-    @property
-    def num_states(self) -> int:
-        """States, the root included."""
-        return len(self.states)
-
-    @property
-    def num_edges(self) -> int:
-        """Transitions between states."""
-        return len(self.targets) + len(self.edges)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all arrays, the text's too."""
-        return sum(array.nbytes for array in self.arrays)
+        return cls(whole, freeze(whole, progress or (lambda done: None)))
 
     @property
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -99,24 +61,6 @@ class FrozenAutomaton:
         it returns or do not."""
         after, matched = transfer(*self.arrays, state, length, np.asarray(tokens, np.int64))
         return int(after), int(matched)
-
-    def first(self, state: int) -> int:
-        """Where the state's strings end for the first time."""
-        return int(self.states[state, 2])
-
-    def recent(self, state: int) -> int:
-        """Where they end for the last time."""
-        block, steps = _next_block(self.targets, len(self.blocks) - 1, state)
-        return int(self.blocks[block, _LATEST]) - int(steps)
-
-    def count(self, state: int) -> int:
-        """How often they occur."""
-        return int(self.blocks[_next_block(self.targets, len(self.blocks) - 1, state)[0], _COUNT])
-
-    def successors(self, state: int, most: int = FRONT) -> list[tuple[int, int]]:
-        """(token, count) of what followed, the most frequent first; at most FRONT."""
-        tokens, _, counts = _successors(*self.arrays, state, min(most, FRONT))
-        return list(zip(tokens.tolist(), counts.tolist(), strict=True))
 
     def chain(self, state: int, size: int, *, recent: bool) -> IntArray:
         """At most `size` tokens that followed the state's first occurrence, or its last; fewer where the text ends."""
@@ -129,7 +73,7 @@ class FrozenAutomaton:
 
         Probabilities are those of the text, multiplied along the path. Nodes come in the order of theirs; a parent
         is a node's number from 1 on, 0 the place itself. No more than `width` nodes at a level, none deeper than
-        `depth`, and nothing behind a token of `ends`."""
+        `depth`, and nothing after a token of `ends`."""
         return _tree(*self.arrays, state, size, min(width, FRONT), depth, np.array(sorted(ends), np.int64))
 
     def warm_up(self) -> None:
@@ -139,24 +83,9 @@ class FrozenAutomaton:
         self.tree(state, 1, width=1, depth=1, ends=[])
 
 
-def build_part(
-    text: NDArray[Any], ends: NDArray[np.int64], vocab_size: int, progress: Callable[[float], None] | None = None
-) -> dict[str, NDArray[np.int32]]:
-    """The part of a corpus store that `from_parts` reads. Documents are told apart by their end tokens.
-
-    Raises StoreError for a corpus whose edges int32 might not number."""
-    if len(text) > MOST_TOKENS:
-        raise StoreError(f"an automaton holds {MOST_TOKENS:,} tokens, and the corpus has {len(text):,}; use max_tokens")
-    return {f"automaton_{name}": array for name, array in _freeze(text, progress or _ignore).items()}
-
-
 def from_parts(array: Callable[[str], NDArray[Any]]) -> FrozenAutomaton:
     """The automaton in a corpus store; `array` gives the store's arrays by name."""
     return FrozenAutomaton(array("text"), {name: array(f"automaton_{name}") for name in _ARRAYS})
-
-
-def _ignore(done: float) -> None:
-    """Progress that nobody watches."""
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -165,146 +94,13 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _freeze(text: NDArray[Any], progress: Callable[[float], None]) -> dict[str, NDArray[np.int32]]:
-    """Build the growing form in steps, then rearrange it."""
-    growing = SuffixAutomaton(len(text))
-    for at in range(0, len(text), _STEP):
-        growing.extend(text[at : at + _STEP])
-        progress(0.8 * at / len(text))
-    states, edges, counts = growing._states, growing._edges, growing._counts
-    states = states[: counts[0]]
-    del growing  # and with it the hash table, a third of the memory
-    occurs = _count(states, len(text))
-    progress(0.85)
-    number, num_blocks, num_edges = _number(states, edges, counts[_LAST])
-    progress(0.9)
-    frozen = {
-        "states": np.empty((len(states), 3), np.int32),
-        "targets": np.empty(len(states) - num_blocks, np.int32),
-        "blocks": np.empty((num_blocks + 1, 3), np.int32),
-        "edges": np.empty((num_edges, 3), np.int32),
-    }
-    _rearrange(states, edges, occurs, number, *frozen.values())
-    progress(1.0)
-    return frozen
-
-
-@njit(cache=True)
-def _count(states, n):  # type: ignore[no-untyped-def]
-    """How often each state's strings occur, int32 [S]; makes the column of last ends exact.
-
-    A state that stands for a beginning of the text ends there; whatever ends in a place, its suffixes do too. So
-    both go up the links, from the longest states to the shortest."""
-    begin = np.zeros(n + 2, np.int64)
-    for state in range(len(states)):
-        begin[states[state, _LENGTH] + 1] += 1
-    begin = np.cumsum(begin)
-    order = np.empty(len(states), np.int32)
-    for state in range(len(states)):
-        order[begin[states[state, _LENGTH]]] = state
-        begin[states[state, _LENGTH]] += 1
-    occurs = np.zeros(len(states), np.int32)
-    for state in range(1, len(states)):
-        is_beginning = states[state, _LENGTH] == states[state, _FIRST]
-        occurs[state] = is_beginning
-        states[state, _RECENT] = states[state, _FIRST]
-    occurs[0] = 1  # the empty string also ends before the first token
-    for i in range(len(order) - 1, 0, -1):
-        state = order[i]
-        link = states[state, _LINK]
-        occurs[link] += occurs[state]
-        states[link, _RECENT] = max(states[link, _RECENT], states[state, _RECENT])
-    return occurs
-
-
-@njit(cache=True)
-def _number(states, edges, last):  # type: ignore[no-untyped-def]
-    """New numbers, blocks first; how many blocks there are, and how many edges they have."""
-    degree = np.empty(len(states), np.int32)
-    for state in range(len(states)):
-        degree[state] = states[state, _TOKEN] >= 0
-        edge = states[state, _MORE]
-        while edge >= 0:
-            degree[state] += 1
-            edge = edges[edge, _NEXT]
-    is_block = degree != 1
-    is_block[0] = True
-    while last > 0:
-        is_block[last] = True
-        last = states[last, _LINK]
-    num_blocks = is_block.sum()
-    number = np.empty(len(states), np.int32)
-    block, other, num_edges = 0, num_blocks, 0
-    for state in range(len(states)):
-        if is_block[state]:
-            number[state] = block
-            block += 1
-            num_edges += degree[state]
-        else:
-            number[state] = other
-            other += 1
-    return number, num_blocks, num_edges
-
-
-@njit(cache=True)
-def _rearrange(states, edges, occurs, number, new_states, targets, blocks, new_edges):  # type: ignore[no-untyped-def]
-    """Fill the frozen arrays."""
-    num_blocks = len(blocks) - 1
-    end = 0
-    for state in range(len(states)):
-        new = number[state]
-        new_states[new, 0] = states[state, _LENGTH]
-        new_states[new, 1] = number[states[state, _LINK]] if state > 0 else -1
-        new_states[new, 2] = states[state, _FIRST]
-        if new >= num_blocks:
-            targets[new - num_blocks] = number[states[state, _TARGET]]
-            continue
-        begin = end
-        if states[state, _TOKEN] >= 0:
-            end = _put(new_edges, end, states[state, _TOKEN], states[state, _TARGET], occurs, number)
-        edge = states[state, _MORE]
-        while edge >= 0:
-            end = _put(new_edges, end, edges[edge, _SYMBOL], edges[edge, _TO], occurs, number)
-            edge = edges[edge, _NEXT]
-        _sort(new_edges, begin, end)
-        blocks[new, _AT] = begin
-        blocks[new, _COUNT] = occurs[state]
-        blocks[new, _LATEST] = states[state, _RECENT]
-    blocks[num_blocks] = end
-
-
-@njit
-def _put(edges, at, token, target, occurs, number):  # type: ignore[no-untyped-def]
-    edges[at, 0] = token
-    edges[at, 1] = number[target]
-    edges[at, 2] = occurs[target]
-    return at + 1
-
-
-@njit
-def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
-    """The FRONT most frequent first, ties by token; the rest by token."""
-    front = min(begin + FRONT, end)
-    for i in range(begin, front):
-        best = i
-        for j in range(i + 1, end):
-            more, same = edges[j, 2] > edges[best, 2], edges[j, 2] == edges[best, 2]
-            if more or (same and edges[j, 0] < edges[best, 0]):
-                best = j
-        for column in range(3):
-            edges[i, column], edges[best, column] = edges[best, column], edges[i, column]
-    if end - front > 1:
-        order = np.argsort(edges[front:end, 0])
-        edges[front:end] = edges[front:end][order]
-
-
 @njit
 def step(text, states, targets, blocks, edges, state, token):  # type: ignore[no-untyped-def]
     """The successor of `state` by `token`, or -1."""
     num_blocks = len(blocks) - 1
     if state >= num_blocks:
         return np.int64(targets[state - num_blocks]) if text[states[state, 2]] == token else np.int64(-1)
-    begin, end = np.int64(blocks[state, _AT]), np.int64(blocks[state + 1, _AT])
+    begin, end = np.int64(blocks[state, AT]), np.int64(blocks[state + 1, AT])
     front = min(begin + FRONT, end)
     for edge in range(begin, front):
         if edges[edge, 0] == token:
@@ -333,16 +129,6 @@ def transfer(text, states, targets, blocks, edges, state, length, tokens):  # ty
 
 
 @njit(cache=True)
-def _next_block(targets, num_blocks, state):  # type: ignore[no-untyped-def]
-    """The first block at or behind `state`, and how many tokens lie between."""
-    steps = 0
-    while state >= num_blocks:
-        state = np.int64(targets[state - num_blocks])
-        steps += 1
-    return state, steps
-
-
-@njit(cache=True)
 def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: ignore[no-untyped-def]
     """Up to the next block there is one continuation, wherever it is read; only from there on `recent` matters."""
     num_blocks = len(blocks) - 1
@@ -351,30 +137,12 @@ def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: 
         state = np.int64(targets[state - num_blocks])
         forced += 1
     if recent and state < num_blocks:
-        start = np.int64(blocks[state, _LATEST]) - forced
+        start = np.int64(blocks[state, LATEST]) - forced
     found = min(size, len(text) - start)
     drafted = np.empty(found, np.int64)
     for i in range(found):
         drafted[i] = text[start + i]
     return drafted
-
-
-@njit(cache=True)
-def _successors(text, states, targets, blocks, edges, state, most):  # type: ignore[no-untyped-def]
-    """Tokens, targets and counts of the most frequent successors, int64 [k] each."""
-    num_blocks = len(blocks) - 1
-    if state >= num_blocks:
-        block, _ = _next_block(targets, num_blocks, state)
-        one = np.empty((3, 1), np.int64)
-        one[0, 0], one[1, 0], one[2, 0] = text[states[state, 2]], targets[state - num_blocks], blocks[block, _COUNT]
-        return one[0], one[1], one[2]
-    begin = np.int64(blocks[state, _AT])
-    found = min(most, np.int64(blocks[state + 1, _AT]) - begin)
-    several = np.empty((3, found), np.int64)
-    for i in range(found):
-        for column in range(3):
-            several[column, i] = edges[begin + i, column]
-    return several[0], several[1], several[2]
 
 
 @njit(cache=True)
@@ -413,17 +181,17 @@ def _tree(text, states, targets, blocks, edges, state, size, width, depth, ends)
 def _wait(  # type: ignore[no-untyped-def]
     text, states, targets, blocks, edges, state, width, parent, level, probability, waiting, chance, at
 ):
-    """Put the successors of `state` behind those that wait; how many there are then."""
+    """Put the successors of `state` after those that wait; how many there are then."""
     num_blocks = len(blocks) - 1
     if state >= num_blocks:
         waiting[at, 0], waiting[at, 1] = text[states[state, 2]], targets[state - num_blocks]
         waiting[at, 2], waiting[at, 3] = parent, level
         chance[at] = probability
         return at + 1
-    begin, end = np.int64(blocks[state, _AT]), np.int64(blocks[state + 1, _AT])
+    begin, end = np.int64(blocks[state, AT]), np.int64(blocks[state + 1, AT])
     for edge in range(begin, min(begin + width, end)):
         waiting[at, 0], waiting[at, 1] = edges[edge, 0], edges[edge, 1]
         waiting[at, 2], waiting[at, 3] = parent, level
-        chance[at] = probability * edges[edge, 2] / blocks[state, _COUNT]
+        chance[at] = probability * edges[edge, 2] / blocks[state, COUNT]
         at += 1
     return at

@@ -1,4 +1,4 @@
-"""n-gram stores: what stood behind a token in this request, in the model's own answers, in finished requests.
+"""n-gram stores: what stood after a token in this request, in the model's own answers, in finished requests.
 
 The first two databases of Hierarchy Drafting (Cho et al. 2025, "Lossless Acceleration of Large Language Models with
 Hierarchical Drafting based on Temporal Locality in Speculative Decoding", Findings of NAACL 2025, arXiv 2502.05609).
@@ -10,7 +10,7 @@ way of being asked:
     drafts = np.full((7, 2), -1, np.int32)
     store.collect(1, drafts, 0)              # 2 drafts, newest first: [2, 4], [2, 3]
 
-`collect(token, drafts, size)` puts what followed `token` behind the first `size` rows of `drafts`, int32 [k, length],
+`collect(token, drafts, size)` puts what followed `token` after the first `size` rows of `drafts`, int32 [k, length],
 padded with -1, and returns how many rows are filled then. No row is a beginning of another.
 
 An n-gram is kept as the place where it stands in a text, so nothing is copied.
@@ -71,7 +71,7 @@ class FrequentNgrams:
     """D_m: the n-grams of a corpus that most documents have, most frequent first; read only.
 
     starts  int64 [V + 1]: those that begin with token t are rows starts[t] to starts[t + 1] of `values`.
-    values  int32 [m, n - 1]: the tokens behind the first."""
+    values  int32 [m, n - 1]: the tokens after the first."""
 
     def __init__(self, starts: NDArray[np.int64], values: NDArray[np.int32]):
         # As plain arrays: compiled code takes much longer to be handed a mapped one.
@@ -101,11 +101,6 @@ class PastNgrams:
     def __init__(self, tokens: int, n: int = N, ways: int = 7):
         self._room, self._n, self._ways = max(tokens // 2, 1), n, ways
         self._generations: list[_Generation] = []
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens remembered."""
-        return sum(generation.used for generation in self._generations)
 
     def learn(self, text: IntArray) -> None:
         """Remember `text` int64 [m], its last tokens / 2 if it is longer."""
@@ -178,7 +173,7 @@ def build_part(
 ) -> dict[str, NDArray[np.integer]]:
     """The `most` n-grams that most documents have, for `FrequentNgrams`; the earlier first among equals.
 
-    text  token ids [m], documents one after another; ends int64 [d]: the offset behind each. No n-gram crosses an end.
+    text  token ids [m], documents one after another; ends int64 [d]: the offset after each. No n-gram crosses an end.
     Memory while building: about 20 bytes a token of the text.
 
     ngrams_starts int64 [vocab_size + 1] and ngrams_values int32 [kept, n - 1] are what FrequentNgrams reads;
@@ -294,7 +289,7 @@ def _same(text, one, other, n):  # type: ignore[no-untyped-def]
 
 @njit
 def _one_more(rows, row):  # type: ignore[no-untyped-def]
-    """The place in a key's row for one more n-gram: behind the others, or the last one's when there is no room."""
+    """The place in a key's row for one more n-gram: after the others, or the last one's when there is no room."""
     held = rows[row, _HELD]
     if _PLACES + held == rows.shape[1]:
         return np.int64(held - 1)
@@ -339,7 +334,7 @@ def _hash_all(rows, table, num):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _collect(text, n, token, rows, table, num, drafts, size):  # type: ignore[no-untyped-def]
-    """What stands behind the places of a token."""
+    """What stands after the places of a token."""
     if num[0] == 0:
         return size
     row = table[_find(rows, table, token)]
@@ -365,8 +360,8 @@ def _collect_frequent(starts, values, token, drafts, size):  # type: ignore[no-u
 
 @njit
 def put(drafts, size, text, begin, length):  # type: ignore[no-untyped-def]
-    """Put text[begin : begin + length], or what a draft has room for, behind the first `size` drafts; one that goes
-    on behind another takes its place, one that another begins with is left out. Returns how many drafts there are."""
+    """Put text[begin : begin + length], or what a draft has room for, after the first `size` drafts; one that goes
+    on after another takes its place, one that another begins with is left out. Returns how many drafts there are."""
     length = min(length, drafts.shape[1])
     at = 0
     while at < size:

@@ -8,7 +8,7 @@ reads the header alone, whatever the size; pages come in as they are touched and
     store = open_store("build/corpus", kind="corpus", tokenizer=fingerprint)
     store.array("text")
 
-Doesn't know: what the arrays mean.
+Does not know what the arrays mean.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import StoreError
 from paceline.records import loads
+from paceline.target.base import Facts
 
 HEADER = "store.json"
 VERSION = 1
@@ -90,10 +91,15 @@ class Store:
         return mapped
 
 
-def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:
-    """The store in `folder`; StoreError if there is none, it is truncated, of another kind or of another tokenizer.
+def open_for(target: Facts, folder: str | Path, kind: str = "corpus") -> Store:
+    """`open_store` for a drafter: the store must be of the target's tokenizer, if the target has one."""
+    return open_store(folder, kind=kind, tokenizer=target.tokenizer.fingerprint if target.tokenizer else None)
 
-    tokenizer  fingerprint that it must have; None: whichever."""
+
+def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -> Store:
+    """The store in `folder`; StoreError if it is missing, truncated, of another kind or of another tokenizer.
+
+    tokenizer  fingerprint that it must have; None: any."""
     folder = Path(folder)
     file = folder / HEADER
     if not file.exists():
@@ -101,14 +107,14 @@ def open_store(folder: str | Path, *, kind: str, tokenizer: str | None = None) -
         raise StoreError(f"there is no store {folder}{made}")
     try:
         header = loads(file.read_bytes())
-        version, found, of = header["version"], header["kind"], header["tokenizer"]
+        version, stored, of = header["version"], header["kind"], header["tokenizer"]
         sizes: dict[str, int] = dict(header["arrays"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{file} cannot be read ({error}); build the store again") from None
     if version != VERSION:
         raise StoreError(f"the store {folder} has format {version}, this version reads {VERSION}; build it again")
-    if found != kind:
-        raise StoreError(f"the store {folder} is a {found}, not a {kind}")
+    if stored != kind:
+        raise StoreError(f"the store {folder} is a {stored}, not a {kind}")
     if tokenizer is not None and of != tokenizer:
         raise StoreError(
             f"the store {folder} was built with another tokenizer ({header.get('tokenizer_name', of)}): "

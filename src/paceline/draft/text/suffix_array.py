@@ -1,18 +1,14 @@
 """Suffix array of a corpus: every place where a run of tokens stands, as one range of a sorted array.
 
 Knows the tokens and the documents of a corpus store and nothing of rows or drafts. Built once, kept in the store,
-mapped into memory, 4 bytes a token beside the text.
+mapped into memory, 4 bytes a token beside the text. `sorting.py` builds it.
 
     array = SuffixArray.of(open_store("build/corpus", kind="corpus"))
     lo, hi = array.find([278, 13958])                 # hi - lo places
-    array.continuations(lo, hi, 10, 4, skip=2)        # what stands behind ten of them, 4 tokens each
+    array.continuations(lo, hi, 10, 4, skip=2)        # what stands after ten of them, 4 tokens each
 
 Suffixes are sorted as far as their document goes: what ends sooner comes first, and equal suffixes of two documents
 come in the documents' order. No match and no continuation crosses from one document into the next.
-
-Built by induced sorting (Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure
-Induced-Sorting"): a suffix that begins a rise (LMS) is sorted by recursion, all others by one pass up and one pass
-down the buckets. O(n) time; beside text and result about 13 bytes a token.
 """
 
 from __future__ import annotations
@@ -24,12 +20,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from paceline.draft.text.sorting import Positions, sorted_positions
 from paceline.draft.text.store import Store
 from paceline.draft.text.suffix_tree import Speculation
 from paceline.errors import StoreError
 from paceline.tree import IntArray
 
-Positions = NDArray[np.int32]
 MOST_TOKENS = 2**31 - 1
 
 
@@ -39,7 +35,7 @@ def build_part(
     """The array for a corpus store: `suffix_positions` int32 [n], where each suffix begins, in sorted order.
 
     text        int [n], documents one after another, each ending with the end token.
-    ends        int64 [d], the offset behind each document.
+    ends        int64 [d], the offset after each document.
     vocab_size  not needed here; every part is given it.
     progress    called with the share that is done, 0 to 1.
 
@@ -47,9 +43,7 @@ def build_part(
     if len(text) + len(ends) > MOST_TOKENS:
         raise StoreError(f"a suffix array holds {MOST_TOKENS:,} tokens, and the corpus has {len(text):,}; split it")
     report = progress or (lambda done: None)
-    string = _with_ends(np.asarray(text), np.asarray(ends, np.int64))
-    order = _sort(string, int(string.max(initial=0)) + 1, lambda done: report(0.95 * done))
-    positions = _without_ends(string, np.asarray(ends, np.int64), order)
+    positions = sorted_positions(np.asarray(text), np.asarray(ends, np.int64), lambda done: report(0.95 * done))
     report(1.0)
     return {"suffix_positions": positions}
 
@@ -58,7 +52,7 @@ class SuffixArray:
     """Finds runs of tokens in a corpus.
 
     text       int [n]; every document ends with the same token, the last one of the text.
-    ends       int64 [d], the offset behind each document.
+    ends       int64 [d], the offset after each document.
     positions  int32 [n], as `build_part` makes it."""
 
     def __init__(self, text: NDArray[Any], ends: IntArray, positions: Positions):
@@ -87,7 +81,7 @@ class SuffixArray:
         return int(length), int(lo), int(hi)
 
     def continuations(self, lo: int, hi: int, most: int, length: int, skip: int) -> NDArray[np.int32]:
-        """int32 [m, length]: the tokens behind at most `most` of the places lo..hi, -1 behind a document's end.
+        """int32 [m, length]: the tokens after at most `most` of the places lo..hi, -1 after a document's end.
 
         skip  tokens of the key, which the places begin with. Of more than `most` places, an even spread."""
         out = np.full((min(most, hi - lo), length), -1, np.int32)
@@ -105,7 +99,7 @@ class SuffixArray:
     ) -> Speculation:
         """What `SuffixTree.speculate` would, had the corpus been put into a tree: the same counts, read off ranges.
 
-        Nothing is speculated behind the end of a document. All of `context` is looked up, so cut it to a tree's depth
+        Nothing is speculated after the end of a document. All of `context` is looked up, so cut it to a tree's depth
         beforehand; of continuations of one count the smaller token goes first."""
         key = np.asarray(context, np.int64)
         tokens, parent, probs, match = _speculate(
@@ -213,7 +207,7 @@ _TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
 
 @njit
 def _likeliest(text, positions, lo, hi, skip, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """One list in order of probability, read from the front: a node's children are put in behind it.
+    """One list in order of probability, read from the front: a node's children are put in after it.
 
     Places are sorted by what follows, so a token's places are a run. One that is likely enough is at least `stride`
     long, and looking at every place that far from the last run finds all of them."""
@@ -242,7 +236,7 @@ def _likeliest(text, positions, lo, hi, skip, size, min_prob, branch):  # type: 
 
 @njit
 def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
-    """The token `offset` behind the place `at`, and the range of the places in lo..hi that have it there."""
+    """The token `offset` after the place `at`, and the range of the places in lo..hi that have it there."""
     token = text[positions[at] + offset]
     first, last = lo, at
     while first < last:
@@ -263,7 +257,7 @@ def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
 
 @njit
 def _insert(nodes, probs, num, node, prob):  # type: ignore[no-untyped-def]
-    """Put a node behind all that are as likely or likelier; what does not fit falls off. How many there are then."""
+    """Put a node after all that are as likely or likelier; what does not fit falls off. How many there are then."""
     if num == len(nodes) and probs[num - 1] >= prob:
         return num
     i = min(num, len(nodes) - 1)
@@ -275,139 +269,3 @@ def _insert(nodes, probs, num, node, prob):  # type: ignore[no-untyped-def]
         nodes[i, column] = node[column]
     probs[i] = prob
     return num + 1 if num < len(nodes) else num
-
-
-# Sorting -------------------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def _with_ends(text, ends):  # type: ignore[no-untyped-def]
-    """int32 [n + d]: the text with a symbol of its own behind each document, below all tokens."""
-    string = np.empty(len(text) + len(ends), np.int32)
-    at = begin = 0
-    for i in range(len(ends)):
-        for j in range(begin, ends[i]):
-            string[at] = np.int64(text[j]) + len(ends)
-            at += 1
-        string[at] = i
-        at += 1
-        begin = ends[i]
-    return string
-
-
-@njit(cache=True)
-def _without_ends(string, ends, order):  # type: ignore[no-untyped-def]
-    """int32 [n]: `order` of `_with_ends` in places of the text. The suffixes of the added symbols stand first."""
-    at = begin = 0
-    for i in range(len(ends)):
-        for j in range(begin, ends[i]):
-            string[at] = j
-            at += 1
-        at += 1
-        begin = ends[i]
-    return string[order[len(ends) :]]
-
-
-def _sort(string: Positions, symbols: int, report: Callable[[float], None]) -> Positions:
-    """Where each suffix of `string` int32 [n] begins, sorted; its symbols are 0..symbols-1."""
-    order = np.full(len(string), -1, np.int32)
-    rises = np.empty(len(string), np.bool_)
-    buckets = np.zeros((2, symbols + 1), np.int32)
-    bottoms = _classify(string, rises, buckets)
-    _induce(string, rises, buckets, bottoms, order)
-    report(0.3)
-    if len(bottoms) > 1:
-        names, distinct = _names(string, rises, order, bottoms)
-        if distinct < len(bottoms):
-            ranked = _sort(names, distinct, lambda done: report(0.3 + 0.4 * done))
-        else:
-            ranked = np.empty(len(bottoms), np.int32)
-            ranked[names] = np.arange(len(bottoms), dtype=np.int32)
-        report(0.7)
-        order.fill(-1)
-        _induce(string, rises, buckets, bottoms[ranked], order)
-    report(1.0)
-    return order
-
-
-@njit(cache=True)
-def _classify(string, rises, buckets):  # type: ignore[no-untyped-def]
-    """Fill `rises` (the suffix is smaller than the next one) and `buckets`; where a fall ends and a rise begins.
-
-    buckets  [0, c] where the suffixes that begin with c begin, [1, c] where the rising ones among them do."""
-    count = 0
-    for i in range(len(string) - 1, -1, -1):
-        last = i + 1 == len(string)
-        rises[i] = not last and (string[i] < string[i + 1] or (string[i] == string[i + 1] and rises[i + 1]))
-        if not last and rises[i + 1] and not rises[i]:
-            count += 1
-        buckets[0, string[i] + 1] += 1
-        if not rises[i]:
-            buckets[1, string[i]] += 1
-    for symbol in range(buckets.shape[1] - 1):
-        buckets[0, symbol + 1] += buckets[0, symbol]
-        buckets[1, symbol] += buckets[0, symbol]
-    bottoms = np.empty(count, np.int32)
-    at = 0
-    for i in range(1, len(string)):
-        if rises[i] and not rises[i - 1]:
-            bottoms[at] = i
-            at += 1
-    return bottoms
-
-
-@njit(cache=True)
-def _induce(string, rises, buckets, bottoms, order):  # type: ignore[no-untyped-def]
-    """Sort all suffixes into `order` (all -1), given the `bottoms` in order: falling ones first, then rising ones."""
-    if len(string) == 0:
-        return
-    room = buckets[1].copy()
-    for bottom in bottoms:
-        order[room[string[bottom]]] = bottom
-        room[string[bottom]] += 1
-    room[:] = buckets[0]
-    last = len(string) - 1
-    order[room[string[last]]] = last
-    room[string[last]] += 1
-    for i in range(len(string)):
-        before = order[i] - 1
-        if before >= 0 and not rises[before]:
-            order[room[string[before]]] = before
-            room[string[before]] += 1
-    room[:] = buckets[0]
-    for i in range(len(string) - 1, -1, -1):
-        before = order[i] - 1
-        if before >= 0 and rises[before]:
-            room[string[before] + 1] -= 1
-            order[room[string[before] + 1]] = before
-
-
-@njit(cache=True)
-def _names(string, rises, order, bottoms):  # type: ignore[no-untyped-def]
-    """int32 [m]: the rank of the piece from each bottom to the next one, equal pieces alike; and how many ranks."""
-    # Bottoms are two apart at least, so half the room will do.
-    rank_at = np.empty(len(string) // 2 + 1, np.int32)
-    rank, previous = -1, -1
-    for begin in order:
-        if begin > 0 and rises[begin] and not rises[begin - 1]:
-            if previous < 0 or not _same_piece(string, rises, previous, begin):
-                rank += 1
-            rank_at[begin // 2] = rank
-            previous = begin
-    names = np.empty(len(bottoms), np.int32)
-    for i in range(len(bottoms)):
-        names[i] = rank_at[bottoms[i] // 2]
-    return names, rank + 1
-
-
-@njit
-def _same_piece(string, rises, a, b):  # type: ignore[no-untyped-def]
-    """Whether the pieces from the bottoms a and b to the next bottom, with it, are equal."""
-    i = 0
-    while a + i < len(string) and b + i < len(string):
-        if string[a + i] != string[b + i] or rises[a + i] != rises[b + i]:
-            return False
-        if i > 0 and rises[a + i] and not rises[a + i - 1]:
-            return True
-        i += 1
-    return False

@@ -5,16 +5,10 @@ taken out again, which leaves the tree as if it had never been there.
 
     tree = SuffixTree(depth=24)
     tree.append([1, 2, 3, 1, 2])
-    tree.count([1, 2])                        # 2
-    tree.speculate([1, 2], most=4)            # 3 1: two tokens behind two that match
+    tree.speculate([1, 2], most=4)            # 3 1: two tokens after two that match
 
-The structure is suffix decoding's (Oliaro et al. 2025, arXiv 2411.04975; github.com/snowflakedb/ArcticInference). Every
-place of a sequence puts a path of up to `depth` tokens into the tree, and the paths of the last `depth` places grow
-with each token. Edges hold runs of tokens (where in the text, how long), and every path ends at a node, so a node's
-count is that of every point on the edge above it, and there are at most 2 nodes a token.
-
-An edge points to the latest text that went along it. Sequences are taken out in the order they came, so the text of
-an edge that is still in use is still there.
+The structure is suffix decoding's (Oliaro et al. 2025, arXiv 2411.04975; github.com/snowflakedb/ArcticInference), on
+arrays: see `suffix_nodes.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +18,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from paceline.draft.text import suffix_nodes
+from paceline.draft.text.suffix_nodes import COUNT, LENGTH, NODES, NONE, ROOT, START, TEXT
 from paceline.tree import IntArray
 
 
@@ -44,17 +39,10 @@ class Speculation(NamedTuple):
     match: int
 
 
-# Columns of a node. _BEST is the child with the highest count, of equals the latest, or _STALE; _CHAIN goes on in a
-# bucket of the hash table of (parent, first token of the edge).
-_PARENT, _COUNT, _START, _LENGTH, _BEST, _FIRST, _NEXT, _BACK, _CHAIN = range(9)
-_NODES, _FREE, _TEXT = range(3)
-_ROOT, _NONE, _GONE, _STALE = 0, -1, -2, -2
-
-
 class SuffixTree:
     """Counts of all runs of up to `depth` tokens in the sequences it holds.
 
-    depth     longest run that is counted; a context and what is drafted behind it share it.
+    depth     longest run that is counted; a context and what is drafted after it share it.
     capacity  tokens to make room for, 92 bytes each at most; the arrays double when there are more."""
 
     def __init__(self, depth: int, capacity: int = 64):
@@ -62,52 +50,38 @@ class SuffixTree:
         self._lengths: deque[int] = deque()
         self._open = 0
         self._text = np.empty(0, np.int32)
-        self._nodes = np.full((1, 9), _NONE, np.int32)
-        self._nodes[_ROOT, _COUNT] = self._nodes[_ROOT, _LENGTH] = 0
+        self._nodes = np.full((1, 9), NONE, np.int32)
+        self._nodes[ROOT, COUNT] = self._nodes[ROOT, LENGTH] = 0
         self._heads = np.empty(0, np.int32)
-        self._counts = np.array([1, _NONE, 0], np.int64)
+        self._counts = np.array([1, NONE, 0], np.int64)
         # Entry k is the node of the last k tokens of the open sequence.
-        self._active = np.full(depth + 1, _NONE, np.int32)
-        self._active[0] = _ROOT
+        self._active = np.full(depth + 1, NONE, np.int32)
+        self._active[0] = ROOT
         self._make_room(max(capacity, 1))
 
     def __len__(self) -> int:
         return sum(self._lengths) + self._open
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes, the root included."""
-        return int((self._nodes[: self._counts[_NODES], _PARENT] > _GONE).sum())
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory set aside."""
-        return self._nodes.nbytes + self._heads.nbytes + self._text.nbytes
-
     def append(self, tokens: Sequence[int] | IntArray) -> None:
-        """Put `tokens`, each 0 or more, behind the open sequence."""
-        if self._counts[_TEXT] + len(tokens) > len(self._text):
+        """Put `tokens`, each 0 or more, after the open sequence."""
+        if self._counts[TEXT] + len(tokens) > len(self._text):
             self._make_room(len(tokens))
         # A fresh int32 array whatever comes in, so that only one version is ever compiled.
-        _append(self._nodes, self._heads, self._text, self._counts, self._active, np.array(tokens, np.int32))
+        new = np.array(tokens, np.int32)
+        suffix_nodes.append(self._nodes, self._heads, self._text, self._counts, self._active, new)
         self._open += len(tokens)
 
     def close(self) -> None:
         """End the open sequence; what is appended next begins another."""
         self._lengths.append(self._open)
         self._open = 0
-        self._active[1:] = _NONE
+        self._active[1:] = NONE
 
     def remove(self) -> None:
         """Take out the oldest closed sequence."""
         length = self._lengths.popleft()
-        start = int(self._counts[_TEXT]) - self._open - sum(self._lengths) - length
-        _remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
-
-    def count(self, tokens: Sequence[int]) -> int:
-        """How often `tokens`, `depth` of them at most, stand in the sequences."""
-        node, _ = _walk(self._nodes, self._heads, self._text, np.array(tokens, np.int32))
-        return int(self._nodes[node, _COUNT]) if node >= 0 else 0
+        start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
+        suffix_nodes.remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
 
     def speculate(
         self,
@@ -118,15 +92,15 @@ class SuffixTree:
         min_prob: float = 0.1,
         branch: bool = False,
     ) -> Speculation:
-        """The continuation of the highest score, of all that begin behind a suffix of `context`, of equals that of the
+        """The continuation of the highest score, of all that begin after a suffix of `context`, of equals that of the
         longest suffix.
 
-        Behind m matched tokens min(most, floor(factor * m + offset)) tokens, each at least `min_prob` likely: the
+        After m matched tokens min(most, floor(factor * m + offset)) tokens, each at least `min_prob` likely: the
         heaviest path, or the likeliest nodes of all with `branch`. A match at the very end of the open sequence is not
         counted, for nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
         sizes = float(factor), float(offset), float(min_prob)
-        tokens, parent, probs, match = _speculate(
+        tokens, parent, probs, match = suffix_nodes.speculate(
             self._nodes, self._heads, self._text, self._active, key, most, *sizes, branch
         )
         return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
@@ -135,16 +109,16 @@ class SuffixTree:
         """Room for `more` tokens; the text of sequences that were taken out goes."""
         live = len(self)
         capacity = max(2 * (live + more), len(self._text))
-        gone = int(self._counts[_TEXT]) - live
+        gone = int(self._counts[TEXT]) - live
         text = np.empty(capacity, np.int32)
         text[:live] = self._text[gone : gone + live]
         nodes = np.empty((2 * capacity + 2, 9), np.int32)
         nodes[: len(self._nodes)] = self._nodes
-        nodes[: len(self._nodes), _START] -= gone
+        nodes[: len(self._nodes), START] -= gone
         self._text, self._nodes = text, nodes
-        self._counts[_TEXT] = live
-        self._heads = np.full(1 << (2 * capacity).bit_length(), _NONE, np.int32)
-        _hash_all(self._nodes, self._heads, self._text, self._counts[_NODES])
+        self._counts[TEXT] = live
+        self._heads = np.full(1 << (2 * capacity).bit_length(), NONE, np.int32)
+        suffix_nodes.hash_all(self._nodes, self._heads, self._text, self._counts[NODES])
 
 
 def warm_up() -> None:
@@ -153,319 +127,4 @@ def warm_up() -> None:
     tree.append([0, 1, 0, 1, 2])
     tree.close()
     tree.speculate([0, 1], 2)
-    tree.count([0])
     tree.remove()
-
-
-# Growing -------------------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def _append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyped-def]
-    """Every growing path, the longest first, goes on by each token."""
-    for token in tokens:
-        at = counts[_TEXT]
-        text[at] = token
-        counts[_TEXT] = at + 1
-        nodes[_ROOT, _COUNT] += 1
-        for k in range(len(active) - 2, -1, -1):
-            node = active[k]
-            if node > _ROOT and nodes[node, _FIRST] < 0 and nodes[node, _COUNT] == 1:  # nobody else's, as most are
-                nodes[node, _LENGTH] += 1
-                active[k + 1] = node
-            elif node >= 0:
-                active[k + 1] = _grow(nodes, heads, text, counts, node, at)
-
-
-@njit
-def _grow(nodes, heads, text, counts, node, at):  # type: ignore[no-untyped-def]
-    """The path that ends at `node` goes on by text[at]; where it ends then."""
-    child = _child(nodes, heads, text, node, text[at])
-    if child >= 0:
-        return _follow(nodes, heads, text, counts, node, child, at)
-    leaf = _new(nodes, counts)
-    nodes[leaf, _COUNT] = 1
-    nodes[leaf, _START] = at
-    nodes[leaf, _LENGTH] = 1
-    _attach(nodes, heads, text, node, leaf)
-    return leaf
-
-
-@njit
-def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
-    """_grow, where the edge to `child` begins with text[at]."""
-    alone = node != _ROOT and nodes[node, _COUNT] == nodes[child, _COUNT] + 1  # only this path ended at `node`
-    if nodes[child, _LENGTH] > 1:
-        if alone:  # slide the node down the edge
-            _detach(nodes, heads, text, child)
-            nodes[node, _LENGTH] += 1
-            nodes[node, _START] = at + 1 - nodes[node, _LENGTH]
-            _shorten(nodes, child)
-            _attach(nodes, heads, text, node, child)
-            return node
-        return _split(nodes, heads, text, counts, node, child, at)
-    nodes[child, _COUNT] += 1
-    nodes[child, _START] = at
-    _prefer(nodes, node, child)
-    if alone:
-        _absorb(nodes, heads, text, counts, node, child)
-    return child
-
-
-@njit
-def _split(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
-    """A node for the first token of the edge to `child`, where a path ends now."""
-    middle = _new(nodes, counts)
-    nodes[middle, _COUNT] = nodes[child, _COUNT] + 1
-    nodes[middle, _START] = at
-    nodes[middle, _LENGTH] = 1
-    _detach(nodes, heads, text, child)
-    _attach(nodes, heads, text, node, middle)
-    _shorten(nodes, child)
-    _attach(nodes, heads, text, middle, child)
-    return middle
-
-
-@njit
-def _shorten(nodes, child):  # type: ignore[no-untyped-def]
-    nodes[child, _START] += 1
-    nodes[child, _LENGTH] -= 1
-
-
-@njit
-def _absorb(nodes, heads, text, counts, node, child):  # type: ignore[no-untyped-def]
-    """`node`, at which no path ends and nothing branches, becomes part of the edge to `child`."""
-    parent = nodes[node, _PARENT]
-    best = nodes[parent, _BEST]
-    _detach(nodes, heads, text, child)
-    _detach(nodes, heads, text, node)
-    nodes[child, _START] -= nodes[node, _LENGTH]
-    nodes[child, _LENGTH] += nodes[node, _LENGTH]
-    _attach(nodes, heads, text, parent, child)
-    nodes[parent, _BEST] = child if best == node else best
-    _free(nodes, counts, node)
-
-
-# Taking out ----------------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def _remove(nodes, heads, text, counts, start, length, depth):  # type: ignore[no-untyped-def]
-    """Take out the paths of a sequence, that of each of its places."""
-    nodes[_ROOT, _COUNT] -= length
-    for begin in range(start, start + length):
-        at, end, node = begin, min(begin + depth, start + length), _ROOT
-        while at < end:
-            child = _child(nodes, heads, text, node, text[at])
-            at += nodes[child, _LENGTH]
-            nodes[child, _COUNT] -= 1
-            if nodes[child, _COUNT] == 0:
-                _prune(nodes, heads, text, counts, child)
-                break
-            if nodes[node, _BEST] == child:
-                nodes[node, _BEST] = _STALE
-            node = child
-        only = nodes[node, _FIRST]
-        if node != _ROOT and only >= 0 and nodes[only, _COUNT] == nodes[node, _COUNT]:
-            _absorb(nodes, heads, text, counts, node, only)
-
-
-@njit
-def _prune(nodes, heads, text, counts, node):  # type: ignore[no-untyped-def]
-    """Free a node that no path goes through any more, and the one path below it."""
-    parent = nodes[node, _PARENT]
-    _detach(nodes, heads, text, node)
-    if nodes[parent, _BEST] == node:
-        nodes[parent, _BEST] = _STALE
-    while node >= 0:
-        below = nodes[node, _FIRST]
-        if below >= 0:
-            _detach(nodes, heads, text, below)
-        _free(nodes, counts, node)
-        node = below
-
-
-# Nodes, siblings and the hash table ----------------------------------------------------------------------------------
-
-
-@njit
-def _new(nodes, counts):  # type: ignore[no-untyped-def]
-    node = counts[_FREE]
-    if node >= 0:
-        counts[_FREE] = nodes[node, _NEXT]
-    else:
-        node = counts[_NODES]
-        counts[_NODES] = node + 1
-    nodes[node, _FIRST] = nodes[node, _BEST] = _NONE
-    return node
-
-
-@njit
-def _free(nodes, counts, node):  # type: ignore[no-untyped-def]
-    nodes[node, _PARENT] = _GONE
-    nodes[node, _NEXT] = counts[_FREE]
-    counts[_FREE] = node
-
-
-@njit
-def _attach(nodes, heads, text, parent, child):  # type: ignore[no-untyped-def]
-    """Make `child` the first child of `parent`, findable by the first token of its edge."""
-    nodes[child, _PARENT] = parent
-    nodes[child, _BACK] = _NONE
-    nodes[child, _NEXT] = nodes[parent, _FIRST]
-    if nodes[parent, _FIRST] >= 0:
-        nodes[nodes[parent, _FIRST], _BACK] = child
-    nodes[parent, _FIRST] = child
-    _prefer(nodes, parent, child)
-    bucket = _bucket(heads, parent, text[nodes[child, _START]])
-    nodes[child, _CHAIN] = heads[bucket]
-    heads[bucket] = child
-
-
-@njit
-def _detach(nodes, heads, text, child):  # type: ignore[no-untyped-def]
-    """Undo _attach, but for the best child of the parent."""
-    parent, before, after = nodes[child, _PARENT], nodes[child, _BACK], nodes[child, _NEXT]
-    if before >= 0:
-        nodes[before, _NEXT] = after
-    else:
-        nodes[parent, _FIRST] = after
-    if after >= 0:
-        nodes[after, _BACK] = before
-    bucket = _bucket(heads, parent, text[nodes[child, _START]])
-    if heads[bucket] == child:
-        heads[bucket] = nodes[child, _CHAIN]
-        return
-    at = heads[bucket]
-    while nodes[at, _CHAIN] != child:
-        at = nodes[at, _CHAIN]
-    nodes[at, _CHAIN] = nodes[child, _CHAIN]
-
-
-@njit
-def _prefer(nodes, parent, child):  # type: ignore[no-untyped-def]
-    """`child` has one more path: it may be the best now."""
-    best = nodes[parent, _BEST]
-    if best == _NONE or (best != _STALE and nodes[child, _COUNT] >= nodes[best, _COUNT]):
-        nodes[parent, _BEST] = child
-
-
-@njit
-def _best(nodes, node):  # type: ignore[no-untyped-def]
-    """The best child of a node, looked for anew if it lost paths; _NONE if there is no child."""
-    if nodes[node, _BEST] == _STALE:
-        best = child = nodes[node, _FIRST]
-        while child >= 0:
-            if nodes[child, _COUNT] > nodes[best, _COUNT]:
-                best = child
-            child = nodes[child, _NEXT]
-        nodes[node, _BEST] = best
-    return nodes[node, _BEST]
-
-
-@njit
-def _child(nodes, heads, text, parent, token):  # type: ignore[no-untyped-def]
-    """The child whose edge begins with `token`, or _NONE."""
-    child = heads[_bucket(heads, parent, token)]
-    while child >= 0 and (nodes[child, _PARENT] != parent or text[nodes[child, _START]] != token):
-        child = nodes[child, _CHAIN]
-    return child
-
-
-@njit
-def _bucket(heads, parent, token):  # type: ignore[no-untyped-def]
-    """A multiplicative hash, high bits folded in."""
-    mixed = np.int64(parent) * 0x9E3779B1 + np.int64(token) * 0x85EBCA77
-    return (mixed ^ (mixed >> 29)) & (len(heads) - 1)
-
-
-@njit(cache=True)
-def _hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
-    """Fill an empty table."""
-    for node in range(_ROOT + 1, num_nodes):
-        if nodes[node, _PARENT] > _GONE:
-            bucket = _bucket(heads, nodes[node, _PARENT], text[nodes[node, _START]])
-            nodes[node, _CHAIN] = heads[bucket]
-            heads[bucket] = node
-
-
-# Speculating ---------------------------------------------------------------------------------------------------------
-
-
-@njit(cache=True)
-def _walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
-    """The node on whose edge `tokens` end, _NONE if they do not occur, and how much of the edge they take."""
-    node, used = _ROOT, 0
-    for token in tokens:
-        if used < nodes[node, _LENGTH]:
-            if text[nodes[node, _START] + used] != token:
-                return _NONE, 0
-            used += 1
-        else:
-            node, used = _child(nodes, heads, text, node, token), 1
-            if node < 0:
-                return _NONE, 0
-    return np.int64(node), used
-
-
-@njit(cache=True)
-def _speculate(nodes, heads, text, active, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """SuffixTree.speculate: tokens, parents, probabilities and the length of the match."""
-    best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
-    for length in range(1, len(context) + 1):
-        node, used = _walk(nodes, heads, text, context[len(context) - length :])
-        if node < 0:
-            break
-        size = min(most, int(factor * length + offset))
-        if size > 0:
-            seen = nodes[node, _COUNT]
-            if node == active[length] and used == nodes[node, _LENGTH]:
-                seen -= 1
-            draft = _likeliest(nodes, text, node, used, nodes[node, _COUNT] / max(seen, 1), size, min_prob, branch)
-            score = draft[2].sum()
-            if len(draft[0]) and score >= best_score:
-                best, match, best_score = draft, length, score
-    return best[0], best[1], best[2], match
-
-
-@njit
-def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """One list in order of probability, read from the front: what a place may go on with is put in behind it.
-
-    prob  that of the place on the edge to `node` where it begins, by which the shares of its children are multiplied.
-
-    Entry i of the lists is a drafted token once i has been read: where it stands, its parent and its probability."""
-    at, upto, parent = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
-    probs = np.empty(size, np.float64)
-    num, read = 0, 0
-    while True:
-        if used < nodes[node, _LENGTH]:
-            num = _insert(at, upto, parent, probs, num, node, used + 1, read, prob)
-        else:
-            child = nodes[node, _FIRST] if branch else _best(nodes, node)
-            while child >= 0:
-                share = prob * nodes[child, _COUNT] / nodes[node, _COUNT]
-                if share >= min_prob:
-                    num = _insert(at, upto, parent, probs, num, child, 1, read, share)
-                child = nodes[child, _NEXT] if branch else _NONE
-        if read == num:
-            break
-        node, used, prob = at[read], upto[read], probs[read]
-        read += 1
-    tokens = np.empty(num, np.int64)
-    for i in range(num):
-        tokens[i] = text[nodes[at[i], _START] + upto[i] - 1]
-    return tokens, parent[:num], probs[:num]
-
-
-@njit
-def _insert(at, upto, parent, probs, num, node, used, above, prob):  # type: ignore[no-untyped-def]
-    """Put an entry behind all that are as likely or likelier; what does not fit falls off. How many there are then."""
-    if num == len(at) and probs[num - 1] >= prob:
-        return num
-    i = min(num, len(at) - 1)
-    while i > 0 and probs[i - 1] < prob:
-        at[i], upto[i], parent[i], probs[i] = at[i - 1], upto[i - 1], parent[i - 1], probs[i - 1]
-        i -= 1
-    at[i], upto[i], parent[i], probs[i] = node, used, above, prob
-    return num + 1 if num < len(at) else num

@@ -1,0 +1,220 @@
+"""The run: every item by every method, judged, written down as soon as it is there, and nothing done twice.
+
+A bounded number of items is under way at once; each is answered, then judged. What is in the folder already is
+skipped, what failed before is tried again after all others, and one item that fails never stops the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.evals.align import prompts
+from paceline.evals.align.backends.base import Backend
+from paceline.evals.align.judge import Judge, Unjudged
+from paceline.evals.align.methods import Method
+from paceline.evals.align.methods.base import Setting, Task
+from paceline.evals.align.scorers import Scorer
+from paceline.evals.align.store import Store
+from paceline.evals.align.types import Call, Data, Item, Scenario, digest
+
+HOPELESS = 20
+"""Failures in a row, beyond one for each item under way, after which a run is given up."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run. concurrency: items under way at once."""
+
+    data: Data
+    methods: Sequence[Method]
+    backend: Backend
+    judges: Sequence[Judge]
+    setting: Setting = field(default_factory=Setting)
+    scorer: Scorer | None = None
+    concurrency: int = 8
+
+    @property
+    def total(self) -> int:
+        return len(self.data.items) * len(self.methods)
+
+
+@dataclass
+class Progress:
+    """How far a run is; `watch` sees it after every item. stop: set it, and no more items are begun."""
+
+    total: int = 0
+    done: int = 0
+    found: int = 0
+    failed: int = 0
+    in_a_row: int = 0
+    last_error: str = ""
+    stop: bool = False
+    watch: Callable[[Progress], None] = field(default=lambda progress: None, repr=False)
+
+
+async def run(plan: Plan, store: Store, progress: Progress) -> None:
+    """Work through the plan. Raises PacelineError when nothing works any more, or the folder cannot be written."""
+    progress.total = plan.total
+    jobs = [Job(plan, store, item, method) for item in plan.data.items for method in plan.methods]
+    queue = iter(sorted(jobs, key=lambda job: job.key in store.errors))
+    workers = [asyncio.create_task(_work(plan, progress, queue)) for _ in range(plan.concurrency)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+async def _work(plan: Plan, progress: Progress, queue: Iterator[Job]) -> None:
+    for job in queue:
+        if progress.stop:
+            return
+        try:
+            worked = await job.do()
+        except Exception as error:
+            job.note(error)
+            progress.failed += 1
+            progress.in_a_row += not isinstance(error, Unjudged)  # whose backend answers, if not well
+            progress.last_error = f"{type(error).__name__}: {error}"
+            if progress.in_a_row > plan.concurrency + HOPELESS:
+                raise PacelineError(f"{progress.in_a_row} items failed in a row; the last: {error}") from error
+        else:
+            progress.found += not worked
+            progress.in_a_row = 0
+        progress.done += 1
+        progress.watch(progress)
+
+
+@dataclass
+class Job:
+    """One item by one method, with every judge."""
+
+    plan: Plan
+    store: Store
+    item: Item
+    method: Method
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.plan.data.scenarios[self.item.scenario]
+
+    @cached_property
+    def key(self) -> str:
+        """Of the generation: everything that decides it."""
+        plan = self.plan
+        scorer = plan.scorer.label if plan.scorer is not None and self.method.chooses else None
+        return digest(
+            [
+                self.item.id, shown_digest(self.item, self.scenario), self.method.identity, plan.backend.label,
+                asdict(plan.setting), prompts.VERSION, scorer,
+            ]
+        )  # fmt: skip
+
+    async def do(self) -> bool:
+        """Answer and judge what is not there yet; whether there was anything to do."""
+        row = self.store.generations.get(self.key)
+        worked = row is None
+        if row is None:
+            row = await self._generate()
+        if row["unanswered"] is not None:
+            return worked
+        errors: list[Exception] = []
+        for judge in self.plan.judges:
+            key = digest([self.key, judge.identity])
+            if key in self.store.judgements:
+                continue
+            worked = True
+            try:
+                await self._judge(judge, key, row)
+            except Exception as error:  # the other judges are asked all the same
+                errors.append(error)
+        for other in errors[:-1]:
+            self.note(other)
+        if errors:
+            raise errors[-1]
+        return worked
+
+    async def _generate(self) -> dict[str, Any]:
+        plan = self.plan
+        task = Task(
+            self.item, self.scenario, plan.backend, plan.setting, f"{self.item.id} {self.method.label}", plan.scorer
+        )
+        generation = await self.method(task)
+        row = {
+            "key": self.key,
+            **self._about(),
+            "prompt": task.query,
+            "response": generation.response,
+            "thought": generation.thought,
+            "finish_reason": generation.finish_reason,
+            "unanswered": generation.unanswered,
+            "tokens": account(generation.calls),
+            "calls": [asdict(call) for call in generation.calls],
+            **generation.extra,
+        }
+        self.store.generations.append(row)
+        return row
+
+    async def _judge(self, judge: Judge, key: str, row: dict[str, Any]) -> None:
+        judgement = await judge.judge(self.item, self.scenario, row["prompt"], row["response"])
+        self.store.judgements.append(
+            {
+                "key": key,
+                "generation": self.key,
+                **self._about(),
+                "judge": judge.label,
+                "judge_id": digest(judge.identity),
+                "verdicts": [[verdict.rule, verdict.mark, verdict.analysis] for verdict in judgement.verdicts],
+                "cut": judgement.cut,
+                "tokens": account(judgement.calls),
+                "calls": [asdict(call) for call in judgement.calls],
+            }
+        )
+
+    def _about(self) -> dict[str, Any]:
+        item = self.item
+        return {
+            "item": item.id,
+            "digest": shown_digest(item, self.scenario),
+            "scenario": item.scenario,
+            "label": item.label,
+            "method": self.method.label,
+        }
+
+    def note(self, error: Exception) -> None:
+        """Write down what went wrong; the whole trace if it is not an error that we know of."""
+        known = isinstance(error, PacelineError)
+        row = {
+            "key": self.key,
+            **self._about(),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "error": f"{type(error).__name__}: {error}",
+            "trace": None if known else "".join(traceback.format_exception(error)),
+        }
+        if calls := getattr(error, "calls", None):
+            row["calls"] = [asdict(call) for call in calls]
+        self.store.errors.append(row)
+
+
+def shown_digest(item: Item, scenario: Scenario) -> str:
+    """Of an item and its rules: a row with another digest is of a text that has changed since."""
+    return digest([item.digest, scenario.digest])
+
+
+def account(calls: Sequence[Call]) -> dict[str, Any]:
+    """Sums over calls: prefilled, cached, injected and generated tokens (None where a server did not say), seconds,
+    and how many requests there were, tries included."""
+    counts: dict[str, Any] = {}
+    for name in ("prefilled", "cached", "injected", "generated"):
+        values = [getattr(call, name) for call in calls]
+        counts[name] = None if any(value is None for value in values) else sum(values)
+    seconds = round(sum(call.seconds for call in calls), 6)
+    return counts | {"seconds": seconds, "requests": len(calls), "tries": sum(call.tries for call in calls)}

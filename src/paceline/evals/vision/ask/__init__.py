@@ -1,0 +1,1 @@
+"""Asking generative models over an OpenAI-compatible API: questions, the client, and what replies mean."""

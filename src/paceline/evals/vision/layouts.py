@@ -1,0 +1,170 @@
+"""Where things stand in the pictures of a case: the same but for the one value that its captions name.
+
+    plan = LAYOUTS["count"](rng, things, 512)
+    plan.scenes[3]         # boxes (name, x, y, width, height) of the picture with four of them
+
+Every random choice is made once for the case, so that its pictures differ in nothing else. Shares of the picture's side
+where no unit is given; the rules are those of the sheet's layout table, our choices where the paper is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from paceline.evals.vision.geometry import RATIOS, SIDES, Box
+from paceline.evals.vision.words import BESIDE, COMPARED, NUMBERS, PLACES, PRESENCE, SIZES
+
+PAIR = 0.56
+"""Square root of the sum of the squared longer sides of two objects that are compared, at most."""
+GAP = 0.05
+"""Least distance of two objects."""
+
+
+class Thing(Protocol):
+    """What a layout needs to know of an object."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def aspect(self) -> float:
+        """Width over height."""
+        ...
+
+
+Scene = tuple[Box, ...]
+Layout = Callable[[np.random.Generator, Sequence[Thing], int], list[Scene]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a layout may be asked to do differently."""
+
+    count_size: str = "case"
+    """Sizes of counted objects: one for the whole "case", or another for every "image" whatever its number."""
+
+
+def box(thing: Thing, x: float, y: float, side: float, size: int) -> Box:
+    """The box of `thing` around (x, y) with its longer side `side`, in whole pixels and inside the picture."""
+    long = side * size
+    width, height = (long, long / thing.aspect) if thing.aspect >= 1 else (long * thing.aspect, long)
+    w, h = max(1, round(width)), max(1, round(height))
+    left = min(max(round(x * size - w / 2), 0), size - w)
+    top = min(max(round(y * size - h / 2), 0), size - h)
+    return thing.name, left, top, w, h
+
+
+def absolute_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+    """One object around one centre, large, medium-sized or small."""
+    x, y = 0.5 + rng.uniform(-0.1, 0.1, 2)
+    return [(box(things[0], x, y, SIDES[value], size),) for value in SIZES]
+
+
+def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+    """Two objects side by side, one above the other in half of the cases. Whichever is bigger, their boxes together
+    cover the same area."""
+    a, b = things[:2]
+    fill_a, fill_b = (min(thing.aspect, 1 / thing.aspect) for thing in (a, b))
+    whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5
+    x, y = rng.uniform(-0.04, 0.04, 2)
+    scenes: list[Scene] = []
+    for value in COMPARED:
+        ratio = RATIOS[value]
+        # Sides r s and s with r^2 s^2 fill_a + s^2 fill_b constant; at most `whole` in any picture of the case.
+        small = whole * np.sqrt(min(fill_a, fill_b) / (ratio**2 * fill_a + fill_b))
+        sides = (ratio * small, small)
+        total = sum(sides) + GAP
+        centres = (-total / 2 + sides[0] / 2, total / 2 - sides[1] / 2)
+        if swapped:
+            centres = (-centres[0], -centres[1])
+        spots = [(0.5 + x, 0.5 + y + c) if turned else (0.5 + x + c, 0.5 + y) for c in centres]
+        scenes.append(tuple(box(t, *spot, side, size) for t, spot, side in zip((a, b), spots, sides, strict=True)))
+    return scenes
+
+
+def absolute_spatial(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+    """One object in each cell of a 3 x 3 grid, moved off its centre by the same little way."""
+    side = rng.uniform(0.18, 0.27)
+    x, y = rng.uniform(-0.03, 0.03, 2)
+    return [
+        (box(things[0], (cell % 3 + 0.5) / 3 + x, (cell // 3 + 0.5) / 3 + y, side, size),)
+        for cell in range(len(PLACES))
+    ]
+
+
+def relative_spatial(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+    """Two objects on one axis, almost level on the other, their middle anywhere."""
+    a, b = things[:2]
+    sides = rng.uniform(0.18, 0.26, 2)
+    apart = sum(sides) / 2 + GAP + rng.uniform(0, 0.08)
+    offset = rng.uniform(-0.05, 0.05)
+    free = 0.5 - apart / 2 - max(sides) / 2
+    x, y = 0.5 + rng.uniform(-free, free, 2)
+    scenes: list[Scene] = []
+    for value in BESIDE:
+        sign = -1 if value in ("to the left of", "above") else 1
+        along = sign * apart / 2
+        dx, dy = (along, offset / 2) if value in BESIDE[:2] else (offset / 2, along)
+        scenes.append((box(a, x + dx, y + dy, sides[0], size), box(b, x - dx, y - dy, sides[1], size)))
+    return scenes
+
+
+def existence(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+    """Three to five other objects, and in one place either the target (the first thing) or a neutral one (the second):
+    neither the number of objects nor what they cover tells which."""
+    target, neutral, *others = things
+    others = others[: rng.integers(3, 6)]
+    side = rng.uniform(0.2, 0.27)
+    spots = _grid(rng, 0.025)
+    around = tuple(box(t, *spot, side, size) for t, spot in zip(others, spots[1:], strict=False))
+    return [(box(neutral if value == "no" else target, *spots[0], side, size), *around) for value in PRESENCE]
+
+
+def count(rng: np.random.Generator, things: Sequence[Thing], size: int, options: Options = Options()) -> list[Scene]:
+    """One to nine of a kind, in cells of a grid; n + 1 of them are the n and one more."""
+    side = rng.uniform(0.16, 0.27)
+    sides = rng.uniform(0.12, 0.27, len(NUMBERS))
+    spots = _grid(rng, 0.03)
+    return [
+        tuple(box(things[0], *spot, side if options.count_size == "case" else sides[n - 1], size) for spot in spots[:n])
+        for n in range(1, len(NUMBERS) + 1)
+    ]
+
+
+def scattered(rng: np.random.Generator, things: Sequence[Thing], size: int) -> Scene:
+    """One to four things of any size, nowhere in particular and not on top of each other: pictures for plain pairs."""
+    if len(things) == 1:
+        side = rng.uniform(0.2, 0.75)
+        x, y = rng.uniform(side / 2, 1 - side / 2, 2)
+        return (box(things[0], x, y, side, size),)
+    cells = rng.permutation(4)[: len(things)]
+    spots = [((cell % 2 + 0.5) / 2, (cell // 2 + 0.5) / 2, rng.uniform(0.2, 0.42)) for cell in cells]
+    moved = [(rng.uniform(-1, 1, 2) * (0.5 - side) / 2, side) for *_, side in spots]
+    return tuple(
+        box(thing, x + dx, y + dy, side, size)
+        for thing, (x, y, _), ((dx, dy), side) in zip(things, spots, moved, strict=True)
+    )
+
+
+def _grid(rng: np.random.Generator, jitter: float) -> list[tuple[float, float]]:
+    """The nine cells of a 3 x 3 grid in random order, each moved a little."""
+    moved = rng.uniform(-jitter, jitter, (9, 2))
+    order = rng.permutation(9)
+    return [((cell % 3 + 0.5) / 3 + x, (cell // 3 + 0.5) / 3 + y) for cell, (x, y) in zip(order, moved, strict=True)]
+
+
+LAYOUTS: dict[str, Layout] = {
+    "absolute_size": absolute_size,
+    "relative_size": relative_size,
+    "absolute_spatial": absolute_spatial,
+    "relative_spatial": relative_spatial,
+    "existence": existence,
+    "count": count,
+}
+
+THINGS = {"relative_size": 2, "relative_spatial": 2, "existence": 7}
+"""Different things that a subset's layout asks for, where more than one."""

@@ -1,0 +1,217 @@
+"""What a run does around the questions: what it calibrates and keeps, and what it gives back before it judges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.models import make_repetitive
+
+from paceline.bench import benchmark as benchmarks
+from paceline.bench import setting
+from paceline.bench.benchmark import Result, bench
+from paceline.bench.contestant import Ask, Contestant, NotInstalled
+from paceline.bench.record import Answer, Reply
+from paceline.bench.runner import Options
+from paceline.bench.setting import Benchmark, Watch
+from paceline.cost import sweeps as calibrating
+from paceline.cost.sweeps import Effort
+from paceline.errors import PacelineError
+
+PEERS = ("transformers", "transformers-lookup")
+PROMPTS = ("the cat", "the dog", "the mat")
+
+
+class Peer(Contestant):
+    """Answers at once, and notes what it was asked for."""
+
+    asked: list[tuple[str, int]] = []
+    opened: list[str] = []
+
+    def __init__(self, spec: str, *folder: str, **settings: Any):
+        super().__init__(spec)
+
+    def open(self) -> None:
+        Peer.opened.append(self.name)
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+        Peer.asked.append((self.name, ask.max_tokens))
+        n = ask.max_tokens
+        times = [0.005 * (i + 1) for i in range(n)]
+        return [Reply(len(prompt), [1] * n, "", times[-1], [1] * n, times, [0] * n, [0] * n) for prompt in prompts]
+
+    def close(self) -> None:
+        if self.name in Peer.opened:
+            Peer.opened.remove(self.name)
+
+
+@pytest.fixture(autouse=True)
+def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting, "create_peer", Peer)
+    monkeypatch.setattr(calibrating, "USUAL", Effort(2, during=3))
+    Peer.asked, Peer.opened = [], []
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_repetitive(tmp_path_factory.mktemp("model"), max_position_embeddings=512))
+
+
+def plan(model: str, tmp_path: Path) -> Benchmark:
+    tmp_path.mkdir(exist_ok=True)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    options = Options(max_tokens=8, warm_up=0)
+    return Benchmark(model, peers=PEERS, suite=str(questions), out=tmp_path / "run", options=options)
+
+
+def sweeps(out: Path) -> list[dict[str, Any]]:
+    """Those in a run's folder."""
+    kept: list[dict[str, Any]] = json.loads((out / "sweeps.json").read_text())["sweeps"]
+    return kept
+
+
+def predictions(result: Result) -> dict[str, float | None]:
+    return {row["method"]: row["predicted"] for row in result.results if row["category"] == "overall"}
+
+
+def test_a_calibration_that_is_stopped_goes_on_later(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = bench(plan(model, tmp_path), Watch(stopped=(out / "sweeps.json").exists))
+    assert not first.complete
+    assert {result["answers"] for result in first.results} == {0}
+    kept = sweeps(out)
+    assert len(kept) == 1
+    last = bench(plan(model, tmp_path))
+    assert last.complete
+    assert sweeps(out)[:1] == kept
+    assert len(sweeps(out)) == 4
+
+
+def test_our_engine_is_calibrated_all_through_the_run(model: str, tmp_path: Path) -> None:
+    """Stopped after the first of the second question's answers, the run goes on with the sweeps it has."""
+    answered: list[Answer] = []
+    first = bench(plan(model, tmp_path), Watch(answered=answered.append, stopped=lambda: len(answered) >= 4))
+    assert not first.complete
+    kept = sweeps(first.out)
+    assert len(kept) == 2 + 1
+    there: list[int] = []
+    last = bench(plan(model, tmp_path), Watch(answered=lambda answer: there.append(len(sweeps(first.out)))))
+    assert last.complete
+    assert there == [3] * 6 + [4] * 3  # of three contestants; the last question comes when two thirds are done
+    assert sweeps(first.out)[:3] == kept
+    assert (predictions(last)["none"] or 0) > 0
+    assert {name for name, gain in predictions(last).items() if gain is None} == {f"peer:{name}" for name in PEERS}
+    assert list(json.loads((first.out / "calibration.json").read_text())) == ["paceline"]
+    (first.out / "sweeps.json").write_text(json.dumps({"sweeps": [{"ms": 3}]}))
+    with pytest.raises(PacelineError, match=r"sweeps.json holds no sweeps .*; delete it"):
+        bench(plan(model, tmp_path))
+
+
+def test_a_folder_of_an_older_version_goes_on(model: str, tmp_path: Path) -> None:
+    """Calibrations of peers that it holds are not used, and stay."""
+    answered: list[Answer] = []
+    first = bench(plan(model, tmp_path), Watch(answered=answered.append, stopped=lambda: len(answered) >= 4))
+    theirs = {"peer:transformers": [{"firsts": [1.0], "prompts": [[2.0]], "rounds": [[3.0]], "drafted": [[0]]}]}
+    calibration = json.loads((first.out / "calibration.json").read_text())
+    old = {**calibration["paceline"], "drafting_ms": 1.0, "drafted_ms": 0.5}
+    calibrations = {"paceline": old, "beside": old, "peer:transformers": old}
+    (first.out / "calibration.json").write_text(json.dumps(calibrations))
+    (first.out / "sweeps.json").write_text(json.dumps({"sweeps": sweeps(first.out), "peers": theirs}))
+    last = bench(plan(model, tmp_path))
+    assert last.complete
+    assert (predictions(last)["none"] or 0) > 0
+    assert json.loads((last.out / "sweeps.json").read_text())["peers"] == theirs
+    kept = json.loads((last.out / "calibration.json").read_text())
+    assert kept["peer:transformers"] == old
+    assert "drafting_ms" not in kept["paceline"]
+
+
+def test_a_large_model_has_fewer_sweeps(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "OF_LARGE", Effort(1, during=1))
+    monkeypatch.setattr(calibrating, "LARGE", 0)
+    assert len(sweeps(bench(plan(model, tmp_path)).out)) == 2
+
+
+def test_engines_are_put_away_before_answers_are_judged(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The float32 model that judges needs the room."""
+    found: list[list[str]] = []
+    judge = benchmarks.judge_differences
+
+    def watched(*arguments: Any) -> Any:
+        found.append(list(Peer.opened))
+        return judge(*arguments)
+
+    monkeypatch.setattr(benchmarks, "judge_differences", watched)
+    outcome = bench(plan(model, tmp_path))
+    assert outcome.complete
+    assert found == [[]]
+
+
+def test_judging_says_how_far_it_is_can_be_stopped_and_goes_on(model: str, tmp_path: Path) -> None:
+    judged: list[tuple[int, int]] = []
+    watch = Watch(judged=lambda *far: judged.append(far))
+
+    def verdicts(outcome: Result) -> list[str]:
+        overall = [result for result in outcome.results if result["category"] == "overall"]
+        return [one["verdict"] for result in overall for one in result["differs"]]
+
+    stopped = bench(plan(model, tmp_path), replace(watch, stopped=lambda: len(judged) == 2))
+    assert stopped.complete
+    assert judged == [(1, 6), (2, 6)]  # two peers' answers to three questions
+    assert sorted(verdicts(stopped)) == ["bug"] * 2 + ["not judged"] * 4
+    judged.clear()
+    whole = bench(plan(model, tmp_path), watch)
+    assert judged == [(done, 4) for done in range(1, 5)]
+    assert verdicts(whole) == ["bug"] * 6
+    judged.clear()
+    again = bench(plan(model, tmp_path), watch)
+    assert not judged
+    assert [result["differs"] for result in again.results] == [result["differs"] for result in whole.results]
+
+
+def test_nobody_is_started_who_has_nothing_left_to_do(model: str, tmp_path: Path) -> None:
+    """A whole run's command says its figures again; of one that is not whole, only those start who are missing."""
+    first = bench(replace(plan(model, tmp_path), drafts=("sam",)))
+    described = (first.out / "run.json").read_text()
+    Peer.asked = []
+    again = replace(plan(model, tmp_path), drafts=("sam",))
+    said: list[str] = []
+    second = bench(again, Watch(say=said.append))
+    assert second.complete
+    assert not Peer.asked
+    assert not [text for text in said if text.startswith("starting")]
+    figures = [[result["speedup"] for result in outcome.results] for outcome in (first, second)]
+    assert figures[0] == pytest.approx(figures[1], 0.01)  # seconds are written down to the microsecond
+    assert (first.out / "run.json").read_text() == described
+
+    lines = (first.out / "answers.jsonl").read_text().splitlines(keepends=True)
+    (first.out / "answers.jsonl").write_text("".join(line for line in lines if json.loads(line)["method"] != "sam"))
+    said.clear()
+    last = bench(again, Watch(say=said.append))
+    assert [text for text in said if text.startswith("starting")] == ["starting sam"]
+    assert [result["answers"] for result in last.results if result["category"] == "overall"] == [3, 3, 3, 3]
+
+
+def test_a_peer_may_be_installed_later(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(peer: Peer) -> None:
+        raise NotInstalled(f"{peer.name}: not there")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Peer, "open", missing)
+        first = bench(plan(model, tmp_path))
+    assert first.unavailable == {f"peer:{name}": "not there" for name in PEERS}
+    methods = {told["method"]: told for told in json.loads((first.out / "run.json").read_text())["methods"]}
+    assert methods["peer:transformers"]["unavailable"] == "not there"
+
+    second = bench(plan(model, tmp_path))
+    assert not second.unavailable
+    methods = {told["method"]: told for told in json.loads((first.out / "run.json").read_text())["methods"]}
+    assert [told["unavailable"] for told in methods.values()] == [None] * 3
+    assert all(result["speedup"] for result in second.results)

@@ -1,0 +1,64 @@
+"""A backend that answers from a function, and small builders of what tests of alignment need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.evals.align import sample
+from paceline.evals.align.backends.base import Decoding, Reply, Request
+from paceline.evals.align.methods import read_methods
+from paceline.evals.align.methods.base import Setting, Task
+from paceline.evals.align.types import Call, Generation, Item, Rule, Scenario
+
+
+class Scribe:
+    """Answers by `say(request, number)`, number from 1, and keeps every request. A tuple is (text, finish_reason)."""
+
+    label = "scribe"
+
+    def __init__(self, say: Callable[[Request, int], str | tuple[str, str]]):
+        self._say = say
+        self.requests: list[Request] = []
+
+    async def complete(self, request: Request) -> Reply:
+        self.requests.append(request)
+        said = self._say(request, len(self.requests))
+        text, reason = said if isinstance(said, tuple) else (said, "stop")
+        words = len(text.split())
+        prompt = sum(len(m["content"].split()) for m in request.messages) + len(request.prefix.split())
+        call = Call(request.phase, reason, 0.0, prompt, 0, len(request.forced.split()), words)
+        return Reply(text, call)
+
+    async def close(self) -> None: ...
+
+
+def scenario(safety: int = 3, behavioral: int = 3) -> Scenario:
+    """A scenario with so many rules, each with a text of its own."""
+    return Scenario(
+        "Test", "Test", "A test.",
+        tuple(Rule("safety", i, f"safety rule {i}.") for i in range(1, safety + 1)),
+        tuple(Rule("behavioral", i, f"behavioral rule {i}.") for i in range(1, behavioral + 1)),
+    )  # fmt: skip
+
+
+def item(**changes: Any) -> Item:
+    """A safe item without a reference answer."""
+    told = {
+        "id": "Test/000", "scenario": "Test", "prompt": "plain?", "adversarial_prompt": "disguised?", "label": "safe",
+    }  # fmt: skip
+    return Item(**(told | changes))
+
+
+async def answer(
+    method: str, say: Callable[[Request, int], str | tuple[str, str]], **settings: Any
+) -> tuple[Generation, list[Request]]:
+    """What a method makes of an item with a scribe, and what it asked for."""
+    scorer = settings.pop("scorer", None)
+    scribe = Scribe(say)
+    task = Task(item(), scenario(), scribe, Setting(Decoding(100), **settings), "scope", scorer)
+    (one,) = read_methods(method)
+    return await one(task), scribe.requests
+
+
+SAMPLE = sample.read()

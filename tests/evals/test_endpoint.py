@@ -1,0 +1,167 @@
+"""The HTTP client against a real server with every trouble servers have."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.evals.align.backends.base import BackendError, Decoding, Reply, Request
+from paceline.evals.align.backends.endpoint import Endpoint, find_model, parse
+from paceline.evals.align.backends.retry import Retry
+from paceline.target.load import load_tokenizer
+from tests import models
+from tests.evals.endpoint import Scripted
+
+QUICK = Retry(tries=6, base=0.01, longest=0.05)
+TURNS = ({"role": "system", "content": "s"}, {"role": "user", "content": "hello there"})
+
+
+def ask(endpoint: Scripted, *requests: Request, urls: list[str] | None = None, **options: Any) -> list[Any]:
+    """Replies, or the errors instead, to requests sent at once."""
+
+    async def all_of_them() -> list[Reply | BaseException]:
+        client = Endpoint(urls or [endpoint.url], "scripted", **({"retry": QUICK, "timeout": 0.5} | options))
+        try:
+            return await asyncio.gather(*map(client.complete, requests), return_exceptions=True)
+        finally:
+            await client.close()
+
+    return asyncio.run(all_of_them())
+
+
+def request(text: str = "hello there", **changes: Any) -> Request:
+    turns = (TURNS[0], {"role": "user", "content": text})
+    return Request(turns, Decoding(50, 0.5, seed=7), "answer", **changes)
+
+
+def echo(body: dict[str, Any]) -> str:
+    return f"you said: {body['messages'][-1]['content']}"
+
+
+def test_a_reply_with_its_account() -> None:
+    with Scripted(echo) as server:
+        (reply,) = ask(server, request())
+    assert reply.text == "you said: hello there"
+    call = reply.call
+    assert (call.prefilled, call.generated, call.tries, call.finish_reason) == (3, 4, 1, "stop")
+    (body,) = server.requests
+    assert body["path"] == "/v1/chat/completions"
+    assert (body["temperature"], body["seed"], body["max_tokens"], body["stream"]) == (0.5, 7, 50, True)
+    assert "top_p" not in body
+
+
+def test_without_streams_and_without_usage() -> None:
+    with Scripted(echo, usage=False) as server:
+        (reply,) = ask(server, request(), stream=False)
+    assert reply.text == "you said: hello there"
+    assert (reply.call.prefilled, reply.call.generated) == (None, None)
+
+
+def test_text_that_no_file_can_hold_is_mended() -> None:
+    with Scripted(lambda body: "half \ud83d of it") as server:
+        (reply,) = ask(server, request())
+    assert reply.text == "half ? of it"
+
+
+def test_samples_have_seeds_of_their_own() -> None:
+    with Scripted(echo) as server:
+        ask(server, request(), request(sample=2))
+    assert sorted(body["seed"] for body in server.requests) == [7, 9]
+
+
+@pytest.mark.parametrize("trouble", ["429", "500", "503", "408", "torn", "reset", "garbage", "cut", "hang"])
+def test_what_passes_is_tried_again(trouble: str) -> None:
+    with Scripted(echo, lambda body, attempt: trouble if attempt <= 2 else None) as server:
+        (reply,) = ask(server, request())
+    assert reply.text == "you said: hello there"
+    assert reply.call.tries == 3
+
+
+def test_what_does_not_pass_is_given_up_after_bounded_tries() -> None:
+    with Scripted(echo, lambda body, attempt: "500") as server:
+        (error,) = ask(server, request())
+    assert isinstance(error, BackendError)
+    assert "500" in str(error)
+    assert "6 tries" in str(error)
+    assert len(server.requests) == 6
+
+
+def test_other_client_errors_are_not_tried_again() -> None:
+    with Scripted(echo, lambda body, attempt: "400") as server:
+        (error,) = ask(server, request())
+    assert "answered 400" in str(error)
+    assert len(server.requests) == 1
+
+
+def test_an_answer_that_stays_cut_short_is_taken_with_its_reason() -> None:
+    with Scripted(echo, lambda body, attempt: "cut") as server:
+        (reply,) = ask(server, request())
+    assert reply.finish_reason == "length"
+    assert reply.text == "you said: "
+    assert len(server.requests) == 3
+
+
+def test_hosts_take_turns() -> None:
+    with Scripted(echo) as one, Scripted(echo) as two:
+        ask(one, *[request(f"number {n}") for n in range(8)], urls=[one.url, two.url], slots=2)
+        assert len(one.requests) == len(two.requests) == 4
+
+
+def test_a_host_that_is_down_is_left_to_the_other() -> None:
+    with Scripted(echo) as up:
+        replies = ask(up, *[request(f"number {n}") for n in range(6)], urls=["http://127.0.0.1:9/v1", up.url])
+    assert all(isinstance(reply, Reply) for reply in replies)
+
+
+def test_a_storm_of_429_keeps_to_the_slots_and_ends() -> None:
+    with Scripted(echo, slots=2, delay=0.01) as server:
+        patient = Retry(tries=60, base=0.01, longest=0.1)
+        replies = ask(server, *[request(f"number {n}") for n in range(40)], slots=8, retry=patient)
+    assert [r.text for r in replies] == [f"you said: number {n}" for n in range(40)]
+    assert server.statuses[429] > 0
+    assert server.most_at_once <= 8
+    assert server.most_busy <= 2
+
+
+def test_a_prefix_goes_as_a_message_to_continue() -> None:
+    with Scripted(echo) as server:
+        ask(server, request(prefix="<think>\nso", stop=("</think>",)))
+    (body,) = server.requests
+    assert body["messages"][-1] == {"role": "assistant", "content": "<think>\nso"}
+    assert (body["add_generation_prompt"], body["continue_final_message"]) == (False, True)
+    assert body["stop"] == ["</think>"]
+
+
+def test_with_a_tokenizer_a_prefix_is_rendered_here_and_injections_are_counted(tmp_path: Path) -> None:
+    models.tokenizer().save_pretrained(tmp_path)
+    with Scripted(lambda body: "more") as server:
+        (reply,) = ask(server, request(prefix="the cat and", forced="and"), tokenizer=load_tokenizer(tmp_path))
+    (body,) = server.requests
+    assert body["path"] == "/v1/completions"
+    assert body["prompt"] == "<s><|system|>s</s><|user|>hello there</s><|assistant|>the cat and"
+    assert body["add_special_tokens"] is False
+    assert reply.text == "more"
+    assert 1 <= reply.call.injected <= 3
+
+
+def test_a_schema_goes_as_the_response_format() -> None:
+    with Scripted(lambda body: "{}") as server:
+        ask(server, request(schema={"type": "object"}))
+    assert server.requests[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+def test_the_model_is_found_out_or_asked_for() -> None:
+    with Scripted(echo) as server:
+        assert asyncio.run(find_model(server.url)) == "scripted"
+    with pytest.raises(BackendError, match="is the server up"):
+        asyncio.run(find_model("http://127.0.0.1:9/v1"))
+    assert parse("http://a/v1, http://b/v1#Qwen/Qwen3") == (["http://a/v1", "http://b/v1"], "Qwen/Qwen3")
+
+
+def test_the_key_is_sent_and_never_shown() -> None:
+    with Scripted(echo, lambda body, attempt: "401") as server:
+        (error,) = ask(server, request(), key="sk-secret")
+    assert "sk-secret" not in str(error)
+    assert "sk-secret" not in json.dumps(server.requests)

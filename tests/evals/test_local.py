@@ -1,0 +1,171 @@
+"""Our engine as a backend: prefixes, what is remembered within an item, and prompts that begin alike."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.engine import Engine
+from paceline.errors import ModelError
+from paceline.evals.align import sample
+from paceline.evals.align.backends.base import BackendError, Decoding, Reply, Request
+from paceline.evals.align.backends.local import Local
+from paceline.evals.align.backends.reuse import common
+from paceline.evals.align.methods import read_methods
+from paceline.evals.align.methods.base import Setting, Task
+from paceline.evals.align.types import Generation
+from paceline.sampling import SamplingParams
+from tests import models
+
+LONG = 900
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with room for rules."""
+    return models.make("llama2", tmp_path_factory.mktemp("model"), max_position_embeddings=4096)
+
+
+def turns(text: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": text},)
+
+
+def ask(backend: Local, *requests: Request) -> list[Reply]:
+    """One after another."""
+
+    async def each() -> list[Reply]:
+        return [await backend.complete(request) for request in requests]
+
+    return asyncio.run(each())
+
+
+def methods(folder: Path, names: str, **options: object) -> list[Generation]:
+    """What methods make of two items of the sample, greedily."""
+
+    async def each() -> list[Generation]:
+        backend = Local(str(folder), dtype="float32", batch=1, **options)  # type: ignore[arg-type]
+        made = []
+        try:
+            for scenario, items in sample.read()[:1]:
+                for item in items[:2]:
+                    for method in read_methods(names):
+                        task = Task(item, scenario, backend, Setting(Decoding(24, 0.0)), item.id)
+                        made.append(await method(task))
+        finally:
+            await backend.close()
+        return made
+
+    return asyncio.run(each())
+
+
+def test_a_prefix_is_prefilled_and_gone_on_from(model: Path) -> None:
+    backend = Local(str(model), reuse=False, batch=1, dtype="float32")
+    request = Request(turns("the cat"), Decoding(12, 0.0), "answer", "x", prefix="and the dog", forced="dog")
+    (reply,) = ask(backend, request)
+    engine = Engine(str(model), dtype="float32")
+    assert engine.tokenizer is not None
+    prompt = [*engine.tokenizer.encode_chat(turns("the cat")), *engine.tokenizer.encode_text("and the dog")]
+    (wanted,) = engine.generate([prompt], SamplingParams(max_tokens=12))
+    assert reply.text == wanted.text
+    assert (reply.call.prefilled, reply.call.generated) == (len(prompt), wanted.new_tokens)
+    assert reply.call.injected == len(engine.tokenizer.encode_text("dog"))
+    asyncio.run(backend.close())
+
+
+def test_a_prefix_that_repeats_a_reply_is_made_of_its_very_tokens(model: Path) -> None:
+    backend = Local(str(model), batch=1, dtype="float32")
+    first = Request(turns("the cat"), Decoding(20, 0.0), "answer", "x")
+    (reply,) = ask(backend, first)
+    memo = next(iter(backend._memos.values()))
+    later = Request(turns("the cat"), Decoding(4, 0.0), "answer", "x", prefix=reply.text + " more")
+    tokens = backend._prefix(later)
+    assert backend.tokenizer.decode(tokens) == later.prefix
+    shared = common(np.array(tokens), np.array(memo))
+    assert shared >= len(memo) - 1
+    asyncio.run(backend.close())
+
+
+@pytest.mark.parametrize("names", ["align3,close=true", "self-refine,iterations=2", "more-think"])
+def test_drafts_and_shared_prefixes_change_no_answer(model: Path, names: str) -> None:
+    plain = methods(model, names, draft="none", reuse=False)
+    for options in ({"draft": "none"}, {"draft": "suffix,past=4000"}, {"draft": "sam"}):
+        assert [(g.response, g.thought) for g in methods(model, names, **options)] == [
+            (g.response, g.thought) for g in plain
+        ]
+
+
+def test_later_steps_prefill_what_is_new_alone(model: Path) -> None:
+    for made in methods(model, "align3", draft="suffix,past=4000"):
+        for before, after in pairwise(made.calls):
+            assert after.cached is not None
+            assert after.prefilled is not None
+            assert after.injected is not None
+            assert after.cached >= before.prefilled + before.generated - 2  # type: ignore[operator]
+            # What is run: the forced text, and the token or two between what was written and it.
+            assert after.prefilled - after.cached <= after.injected + 3
+    for made in methods(model, "align3", draft="none", reuse=False):
+        assert all(call.cached == 0 for call in made.calls)
+
+
+def test_a_scope_remembers_and_others_do_not(model: Path) -> None:
+    request = Request(turns("the cat and the dog sat"), Decoding(40, 0.0), "answer", "a")
+    again = Request(request.messages, request.decoding, "answer", "b")
+
+    def rounds(requests: Sequence[Request]) -> list[int]:
+        backend = Local(str(model), "suffix,past=4000", batch=1, dtype="float32")
+        replies = ask(backend, *requests)
+        asyncio.run(backend.close())
+        assert len({reply.text for reply in replies}) == 1
+        return [reply.call.speculation["rounds"] for reply in replies if reply.call.speculation]
+
+    first, second = rounds([request, request])
+    assert second < first / 2  # it has said that before
+    alone, other = rounds([request, again])
+    assert (alone, other) == (first, first)
+
+
+def test_many_at_once_answer_like_one_by_one(model: Path) -> None:
+    requests = [Request(turns(f"number {n}"), Decoding(16, 0.0), "answer", str(n)) for n in range(9)]
+
+    async def at_once() -> list[str]:
+        backend = Local(str(model), "suffix,past=4000", batch=4, dtype="float32")
+        replies = await asyncio.gather(*map(backend.complete, requests))
+        await backend.close()
+        return [reply.text for reply in replies]
+
+    backend = Local(str(model), "none", reuse=False, batch=1, dtype="float32")
+    assert asyncio.run(at_once()) == [reply.text for reply in ask(backend, *requests)]
+    asyncio.run(backend.close())
+
+
+def test_seeds_make_samples_that_differ_and_repeat(model: Path) -> None:
+    def samples() -> list[str]:
+        backend = Local(str(model), batch=1, dtype="float32")
+        wish = Decoding(16, 1.0, seed=3)
+        texts = [r.text for r in ask(backend, *[Request(turns("go"), wish, "a", "a", sample=n) for n in range(3)])]
+        asyncio.run(backend.close())
+        return texts
+
+    assert samples() == samples()
+    assert len(set(samples())) == 3
+
+
+def test_a_prompt_that_is_too_long_fails_alone(model: Path) -> None:
+    backend = Local(str(model), batch=1, dtype="float32")
+    with pytest.raises(BackendError, match="context"):
+        ask(backend, Request(turns("long " * 5000), Decoding(4, 0.0), "answer"))
+    assert ask(backend, Request(turns("short"), Decoding(4, 0.0), "answer"))[0].call.generated == 4
+    asyncio.run(backend.close())
+
+
+def test_a_model_without_a_chat_template_is_refused(model: Path, tmp_path: Path) -> None:
+    models.make("llama2", tmp_path)
+    for file in tmp_path.glob("*template*"):
+        file.unlink()
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"chat_template"', '"was_a_template"'))
+    with pytest.raises(ModelError, match="chat template"):
+        Local(str(tmp_path))

@@ -1,0 +1,421 @@
+"""Whole runs: the ground truth, every trouble at once, kill -9 and resume, errors aside, accounts, memory."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from paceline.errors import PacelineError
+from paceline.evals.align import sample
+from paceline.evals.align.backends.base import Decoding
+from paceline.evals.align.backends.retry import Retry
+from paceline.evals.align.command import Outcome, Wish, align
+from paceline.evals.align.data import read
+from paceline.evals.align.run import Progress
+from paceline.evals.align.scorers import ModelScorer
+from paceline.evals.align.scoring import sar
+from paceline.evals.align.store import ERRORS, GENERATIONS, JUDGEMENTS, rows
+from tests import models
+from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
+
+QUICK = Retry(tries=10, base=0.01, longest=0.1)
+
+
+def wish(server: Scripted, out: Path, **changes: Any) -> Wish:
+    told = Wish(
+        f"{server.url}#scripted", "sample", "vanilla,align3,self-refine,iterations=1", out,
+        judges=("self",), decoding=Decoding(400, 0.0), retry=QUICK, timeout=0.5, concurrency=6,
+    )  # fmt: skip
+    return replace(told, **changes)
+
+
+def go(server: Scripted, out: Path, **changes: Any) -> Outcome:
+    return align(wish(server, out, **changes), Progress())
+
+
+SAME = (
+    "method", "scenario", "judge", "items", "answers", "unanswered", "judged", "safety", "behavior", "sar", "tokens",
+    "subsets", "intervals", "sar_at", "failed",
+)  # fmt: skip
+
+
+def figures(outcome: Outcome) -> list[dict[str, Any]]:
+    """What must not depend on how rough the way was: all but seconds, tries and what judging cost."""
+    return [{name: row[name] for name in SAME} for row in outcome.results]
+
+
+def test_the_sample_with_its_checks_gives_sar_exactly(tmp_path: Path) -> None:
+    with Scripted() as server:
+        outcome = go(server, tmp_path / "run", methods="vanilla", judges=("checks",))
+    answers = {row["item"]: row["response"] for row in rows(tmp_path / "run" / GENERATIONS)}
+    assert set(answers.values()) <= set(ANSWERS)
+    assert len(set(answers.values())) > 2
+    # By hand: which rules each scripted answer breaks, in each scenario, whatever is asked.
+    broken = {
+        ("Recipes", 0): (set(), set()), ("Recipes", 1): ({1, 2}, {1}),
+        ("Recipes", 2): (set(), {1}), ("Recipes", 3): (set(), {1}),
+        ("Museum", 0): (set(), {1}), ("Museum", 1): (set(), {1}),
+        ("Museum", 2): (set(), set()), ("Museum", 3): ({1, 2}, set()),
+    }  # fmt: skip
+    wanted = []
+    for item in read("sample").items:
+        number = ANSWERS.index(answers[item.id])
+        safety, behavior = broken[item.scenario, number]
+        applies = 2 if item.scenario == "Recipes" and number != 0 else 3  # no oven, no rule on its temperature
+        kept = applies - len(behavior) - (sample.topic(item) not in answers[item.id].lower())
+        wanted.append(sar(not safety, kept / applies))
+    (overall,) = [row for row in outcome.results if row["scenario"] == "overall"]
+    assert overall["sar"] == pytest.approx(sum(wanted) / len(wanted), abs=1e-12)
+    assert 0.1 < overall["sar"] < 0.9
+
+
+def test_specbench_itself_runs_to_the_end(shared: Path, tmp_path: Path) -> None:
+    with Scripted() as server:
+        outcome = go(server, tmp_path / "run", data=str(shared / "data" / "specbench-alignment"), limit=30)
+    assert outcome.complete
+    overall = [row for row in outcome.results if row["scenario"] == "overall"]
+    assert [row["judged"] for row in overall] == [30, 30, 30]
+    judged = list(rows(tmp_path / "run" / JUDGEMENTS))
+    assert {row["scenario"]: len(row["verdicts"]) for row in judged} == {
+        "Biochem": 20, "Child": 22, "Code": 21, "Health": 19, "Travel": 21,
+    }  # fmt: skip
+
+
+def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+    with Scripted() as calm:
+        first = go(calm, tmp_path / "calm")
+    with Scripted(trouble=storm) as rough:
+        second = go(rough, tmp_path / "rough")
+        assert rough.statuses[429] > 0
+        assert rough.statuses[500] > 0
+    assert second.complete
+    assert figures(first) == figures(second)
+    verdicts = [
+        {row["key"]: row["verdicts"] for row in rows(tmp_path / name / JUDGEMENTS)} for name in ("calm", "rough")
+    ]
+    assert verdicts[0] == verdicts[1]
+    assert sum(row["tokens"]["tries"] for row in rows(tmp_path / "rough" / GENERATIONS)) > 60
+
+
+def test_the_json_form_survives_the_storm_too(tmp_path: Path) -> None:
+    with Scripted(trouble=storm) as rough:
+        outcome = go(rough, tmp_path / "rough", methods="vanilla", judge_form="json")
+    assert outcome.complete
+    assert all(row["judged"] == row["items"] for row in outcome.results)
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from paceline.evals.align.backends.base import Decoding
+from paceline.evals.align.command import Wish, align
+from paceline.evals.align.run import Progress
+from paceline.evals.align.scorers import ModelScorer
+align(Wish(sys.argv[1], "sample", "vanilla,align3", Path(sys.argv[2]), judges=("self",),
+           decoding=Decoding(400, 0.0), concurrency=2), Progress())
+"""
+
+
+def _start(server: Scripted, out: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", COMMAND, f"{server.url}#scripted", str(out)], stderr=subprocess.PIPE)
+
+
+def _wait_for(out: Path, count: int) -> None:
+    for _ in range(600):
+        if (out / GENERATIONS).is_file() and (out / GENERATIONS).read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run did not get going")
+
+
+def test_kill_9_loses_nothing_and_nothing_is_done_twice(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Scripted() as calm:
+        whole = go(calm, tmp_path / "whole", methods="vanilla,align3", concurrency=2)
+    with Scripted(delay=0.1) as server:
+        process = _start(server, out)
+        _wait_for(out, 5)
+        process.kill()
+        process.communicate()
+        before = (out / GENERATIONS).read_bytes(), (out / JUDGEMENTS).read_bytes()
+        assert before[0].count(b"\n") < 24
+        with (out / GENERATIONS).open("ab") as file:
+            file.write(b'{"key": "torn", "item": "Recipes/0')  # as a machine that lost power would leave it
+        outcome = go(server, out, methods="vanilla,align3", concurrency=2)
+    assert outcome.complete
+    for file, kept in zip((GENERATIONS, JUDGEMENTS), before, strict=True):
+        after = (out / file).read_bytes()
+        assert after.startswith(kept)
+        keys = [row["key"] for row in rows(out / file)]
+        assert len(keys) == len(set(keys)) == 24
+    assert figures(outcome) == figures(whole)
+
+
+def test_ctrl_c_ends_with_what_is_under_way(tmp_path: Path) -> None:
+    with Scripted(delay=0.1) as server:
+        process = _start(server, tmp_path / "run")
+        _wait_for(tmp_path / "run", 3)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    generations = [row["key"] for row in rows(tmp_path / "run" / GENERATIONS)]
+    judged = [row["generation"] for row in rows(tmp_path / "run" / JUDGEMENTS)]
+    assert 3 <= len(generations) < 24
+    assert sorted(generations) == sorted(judged)
+
+
+def test_a_second_ctrl_c_breaks_off(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Scripted(delay=1.0) as server:
+        options = ["--model", f"{server.url}#m", "--method", "vanilla", "--concurrency", "2", "--out", str(out)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "eval", "align", *options], stderr=subprocess.PIPE, text=True
+        )
+        _wait_for(out, 1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said.splitlines() == ["interrupted"]
+
+
+def test_what_failed_before_is_tried_after_all_others(tmp_path: Path) -> None:
+    with Scripted(trouble=poisoned) as bad:
+        go(bad, tmp_path / "run", methods="vanilla")
+        before = len(bad.requests)
+        go(bad, tmp_path / "run", methods="vanilla,raw", concurrency=1)
+        later = [body["messages"][1]["content"] for body in bad.requests[before:] if not is_judge(body)]
+    # Of each: 10 answers by raw that work, and 2 by either method that do not.
+    assert len(later) == 14
+    assert sum("Korvana or Bellmoor?" in text for text in later[-2:]) == 2
+
+
+def poisoned(body: dict[str, Any], attempt: int) -> str | None:
+    return "400" if "Korvana or Bellmoor?" in json.dumps(body) and not is_judge(body) else None
+
+
+def test_poisoned_items_go_aside_and_are_tried_again(tmp_path: Path) -> None:
+    with Scripted(trouble=poisoned) as bad:
+        first = go(bad, tmp_path / "run", methods="vanilla")
+        asked = len(bad.requests)
+        assert not first.complete
+        overall = first.results[0]
+        assert (overall["items"], overall["judged"], overall["failed"]) == (12, 10, 2)
+        errors = list(rows(tmp_path / "run" / ERRORS))
+        assert {row["item"] for row in errors} == {"Recipes/000", "Recipes/003"}
+        assert all("400" in row["error"] and row["trace"] is None for row in errors)
+        bad.trouble = lambda body, attempt: None
+        second = go(bad, tmp_path / "run", methods="vanilla")
+        assert len(bad.requests) == asked + 4  # two items, each answered and judged
+    assert second.complete
+    assert second.results[0]["failed"] == 0
+    assert second.results[0]["judged"] == 12
+
+
+def test_one_failed_item_never_spoils_what_is_finished(tmp_path: Path) -> None:
+    """The official code writes null for it, and the evaluation of all others dies on that row."""
+    with Scripted(trouble=poisoned) as bad:
+        go(bad, tmp_path / "run", methods="vanilla", judges=("checks",))
+    assert all(row["response"] for row in rows(tmp_path / "run" / GENERATIONS))
+    assert sum(1 for _ in rows(tmp_path / "run" / JUDGEMENTS)) == 10
+
+
+def test_a_judge_that_never_can_be_read_fails_its_items_alone(tmp_path: Path) -> None:
+    def reply(body: dict[str, Any]) -> str:
+        bad = is_judge(body) and "vase" in body["messages"][1]["content"].split("[BEGIN RESPONSE")[0]
+        return "no form" if bad else judge(body) if is_judge(body) else write(body)
+
+    with Scripted(reply) as server:
+        outcome = go(server, tmp_path / "run", methods="vanilla")
+    assert 0 < outcome.results[0]["failed"] < 6
+    assert outcome.results[0]["judged"] == 12 - outcome.results[0]["failed"]
+    assert all("Asked 4 times" in row["error"] and len(row["calls"]) == 4 for row in rows(tmp_path / "run" / ERRORS))
+
+
+def test_a_judge_that_fails_keeps_no_other_from_judging(tmp_path: Path) -> None:
+    with Scripted(lambda body: "no form" if is_judge(body) else write(body)) as server:
+        outcome = go(server, tmp_path / "run", methods="vanilla", judges=("self", "checks"))
+    overall = [row for row in outcome.results if row["scenario"] == "overall"]
+    assert [(row["judge"], row["judged"], row["failed"]) for row in overall] == [("scripted", 0, 12), ("checks", 12, 0)]
+
+
+def test_a_dead_server_ends_the_run_instead_of_failing_every_item(tmp_path: Path) -> None:
+    with Scripted(trouble=lambda body, attempt: "400") as server, pytest.raises(PacelineError, match="failed in a row"):
+        go(server, tmp_path / "run", data="sample,items=200", methods="vanilla")
+    assert len(server.requests) < 60
+
+
+def test_accounts_are_the_servers_and_injections_are_apart(tmp_path: Path) -> None:
+    with Scripted() as server:
+        go(server, tmp_path / "run")
+    seen = [sum(len(m["content"].split()) for m in body["messages"]) for body in server.requests if not is_judge(body)]
+    told = [call for row in rows(tmp_path / "run" / GENERATIONS) for call in row["calls"]]
+    assert sorted(call["prefilled"] for call in told) == sorted(seen)
+    for row in rows(tmp_path / "run" / GENERATIONS):
+        assert row["tokens"]["generated"] == sum(call["generated"] for call in row["calls"])
+        # No tokenizer was given to count them with, and nothing is injected but by align3.
+        assert row["tokens"]["injected"] == (None if row["method"] == "align3" else 0)
+
+
+def test_several_judges_share_answers_and_another_is_added_later(tmp_path: Path) -> None:
+    with Scripted() as server:
+        go(server, tmp_path / "run", methods="vanilla")
+        asked = len(server.requests)
+        outcome = go(server, tmp_path / "run", methods="vanilla", judges=("self", "checks"))
+        assert len(server.requests) == asked
+    assert {row["judge"] for row in outcome.results} == {"scripted", "checks"}
+    assert all(row["judged"] == row["items"] for row in outcome.results)
+
+
+def test_another_run_is_refused_in_the_same_folder(tmp_path: Path) -> None:
+    with Scripted() as server:
+        go(server, tmp_path / "run", methods="vanilla")
+        with pytest.raises(PacelineError, match="holds another run: its setting"):
+            go(server, tmp_path / "run", methods="vanilla", decoding=Decoding(400, 1.0))
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "file").touch()
+        with pytest.raises(PacelineError, match="holds other files"):
+            go(server, tmp_path / "other")
+
+
+def test_a_prompt_that_changed_is_answered_again_and_its_old_row_left_out(tmp_path: Path) -> None:
+    own = "safety: [s]\nbehavioral: [b]\nprompts: [{prompt: %s, label: safe}, {prompt: two, label: safe}]"
+    file = tmp_path / "own.yaml"
+    with Scripted() as server:
+        for prompt in ("one", "uno"):
+            file.write_text(own % prompt)
+            outcome = go(server, tmp_path / "run", data=str(file), methods="vanilla")
+    assert outcome.results[0]["judged"] == 2
+    assert sum(1 for _ in rows(tmp_path / "run" / GENERATIONS)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"methods": "best-of-n"}, "temperature 0"),
+        ({"methods": "tpo", "judges": (), "data": "own.yaml"}, "--reward"),
+        ({"data": "own.yaml", "judges": ("checks",)}, "sample's rules"),
+        ({"alpha": 1.0}, "below 1"),
+        ({"judges": ("self", "self")}, "same name"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_asked(
+    tmp_path: Path, changes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("safety: [s]\nbehavioral: [b]\nprompts: [{prompt: q, label: safe}]")
+    with Scripted() as server:
+        with pytest.raises(PacelineError, match=why):
+            go(server, tmp_path / "run", **changes)
+        assert not server.requests
+    assert not (tmp_path / "run").exists()
+
+
+def test_best_of_n_and_tpo_by_the_judges_own_score(tmp_path: Path) -> None:
+    with Scripted() as server:
+        outcome = go(
+            server, tmp_path / "run", methods="best-of-n,n=3,tpo,samples=2,rounds=1", judges=("checks",), limit=2,
+            decoding=Decoding(400, 0.7, seed=1),
+        )  # fmt: skip
+    assert outcome.complete
+    for row in rows(tmp_path / "run" / GENERATIONS):
+        assert row["scores"][row["chosen"]] == max(row["scores"])
+        assert len(row["scores"]) == (3 if row["method"].startswith("best") else 4)
+
+
+def test_a_scoring_server_chooses(tmp_path: Path) -> None:
+    with Scripted(trouble=lambda body, attempt: "503" if "input" in body and attempt == 1 else None) as server:
+        outcome = go(
+            server, tmp_path / "run", methods="best-of-n,n=2", limit=3, reward=f"{server.url}/classify#rm",
+            decoding=Decoding(400, 0.7, seed=1),
+        )  # fmt: skip
+        scored = [body for body in server.requests if body["path"].endswith("/classify")]
+    assert outcome.complete
+    assert all(body["model"] == "rm" and body["input"].startswith("User: ") for body in scored)
+    for row in rows(tmp_path / "run" / GENERATIONS):
+        assert row["scores"] == [(len(f"User: {row['prompt']}\n\nAssistant: {row['response']}")) / 1000] * 2
+
+
+def test_a_local_reward_model_scores_the_conversation(tmp_path: Path) -> None:
+    config = models.config("llama2", num_labels=1, pad_token_id=0)
+    reward = transformers.AutoModelForSequenceClassification.from_config(config)
+    models.randomize(reward)
+    reward.save_pretrained(tmp_path)
+    models.tokenizer().save_pretrained(tmp_path)
+    (scenario, (item, *_)), *_ = sample.read()
+    scorer = ModelScorer(str(tmp_path), adversarial=False)
+    (one, _), (again, _), (other, _) = (
+        asyncio.run(scorer.score(item, scenario, text)) for text in ("the cat", "the cat", "the little dog")
+    )
+    assert one == again != other
+    with pytest.raises(PacelineError, match="reward model"):
+        ModelScorer(str(tmp_path / "nothing"), adversarial=False)
+
+
+def test_a_finished_run_has_nothing_to_retry(tmp_path: Path) -> None:
+    """The official code falls over an empty batch of retries."""
+    with Scripted() as server:
+        first = go(server, tmp_path / "run", methods="vanilla")
+        asked = len(server.requests)
+        again = go(server, tmp_path / "run", methods="vanilla")
+        assert len(server.requests) == asked
+    assert (again.progress.done, again.progress.found) == (12, 12)
+    assert again.complete
+    assert again.results == first.results
+
+
+def _resident() -> int:
+    """Memory of this process, in kilobytes."""
+    return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+
+
+def many(tmp_path: Path, items: int, concurrency: int, delay: float) -> tuple[float, list[int], Scripted]:
+    """Seconds of a run over `items` items, memory on the way, and the server."""
+    memory: list[int] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.done % 50 == 0:
+            memory.append(_resident())
+
+    with Scripted(delay=delay) as server:
+        server.keep = False
+        asked = wish(
+            server, tmp_path / "run", data="sample,items=250", limit=items, methods="vanilla", concurrency=concurrency,
+            timeout=30.0,
+        )  # fmt: skip
+        began = time.perf_counter()
+        outcome = align(asked, Progress(watch=watch))
+        seconds = time.perf_counter() - began
+    assert outcome.complete
+    assert outcome.results[0]["judged"] == items
+    return seconds, memory, server
+
+
+def test_concurrency_is_used_and_kept(tmp_path: Path) -> None:
+    seconds, _, server = many(tmp_path, items=64, concurrency=16, delay=0.2)
+    assert server.most_busy == 16
+    # 64 items of two requests, 16 at once, take 8 turns of the endpoint's 0.2 s; one by one they would take 25.6 s.
+    assert seconds < 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_500_items_at_64_at_once_are_as_fast_as_the_endpoint_and_memory_stays_flat(tmp_path: Path) -> None:
+    seconds, memory, server = many(tmp_path, items=500, concurrency=64, delay=1.0)
+    assert server.most_busy == 64
+    least = 500 * 2 / 64  # seconds: two requests an item, a second each, 64 at once
+    megabytes = [kilobytes / 1024 for kilobytes in memory]
+    print(f"{seconds:.1f} s, the endpoint alone {least:.1f} s; memory {megabytes[1]:.0f} to {megabytes[-1]:.0f} MB")
+    assert seconds < 2 * least  # one process plays both sides here, and shares its time between them
+    assert memory[-1] - memory[1] < 20_000
+
+

@@ -1,0 +1,8 @@
+"""Where this repository and the optional data are."""
+
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+SHARED = Path(os.environ.get("PACELINE_SHARED", REPOSITORY.parent / "shared"))
+"""Benchmark prompts, recorded answers and small public models; tests that want them are skipped without."""

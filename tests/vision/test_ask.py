@@ -1,0 +1,227 @@
+"""Generative models over HTTP: every protocol against servers whose score is known."""
+
+import json
+import math
+import re
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.evals.vision.ask import client, replies
+from paceline.evals.vision.command import run
+from paceline.evals.vision.seeds import child
+from paceline.evals.vision.words import VALUES
+
+from .endpoint import Eyes, oracle, parts, serving
+from .sets import data, sample
+
+
+@pytest.fixture(scope="module")
+def eyes() -> Eyes:
+    return Eyes(data())
+
+
+def _run(url: str, out=None, *, subsets=("existence", "relative_spatial"), **options):
+    spec = f"endpoint:{url},model=eye,cases=2," + ",".join(f"{k}={v}" for k, v in options.items())
+    return run(sample(), spec.rstrip(","), subsets, "shared", 8, out, lambda *_: None)
+
+
+@pytest.mark.parametrize("ask", ["choice", "circular", "yesno"])
+def test_a_server_that_sees_is_always_right(eyes, ask) -> None:
+    with serving(oracle(eyes)) as (url, asked):
+        report = _run(url, ask=ask)
+    assert [one["subset"] for one in report["results"]] == ["relative_spatial", "existence"]
+    for one in report["results"]:
+        assert (one["i2t"], one["t2i"], one["mean"], one["group"]) == (100,) * 4
+        assert one["cases"] == 2
+    each = {"choice": lambda k: 2 * k, "circular": lambda k: 2 * k * k, "yesno": lambda k: k * k}[ask]
+    assert len(asked) == 2 * sum(each(k) for k in (4, 2)) == report["replies"]["replies"]
+    assert report["replies"]["invalid"] == 0
+    assert report["replies"]["tokens"] == len(asked)
+    assert report["replies"]["sent"] == ["96 x 96"]
+    assert all(body["temperature"] == 0 and body["model"] == "eye" for body in asked)
+
+
+def test_direct_questions(eyes) -> None:
+    with serving(oracle(eyes)) as (url, asked):
+        report = _run(url, ask="question", subsets=("absolute_spatial", "count"))
+    assert {one["subset"]: one["question"] for one in report["results"]} == {"absolute_spatial": 100, "count": 100}
+    assert len(asked) == 36
+    with serving(lambda body: "4" if "How many" in parts(body)[1] else "top left") as (url, _):
+        report = _run(url, ask="question", subsets=("absolute_spatial", "count"))
+    assert [one["question"] for one in report["results"]] == [pytest.approx(100 / 9, abs=1e-3)] * 2
+
+
+def test_pictures_are_sent_one_by_one_and_come_first(eyes) -> None:
+    """No montage: its own top left would compete with the picture's. A picture that stays comes before what changes."""
+    with serving(oracle(eyes)) as (url, asked):
+        _run(url, ask="choice", subsets=("absolute_spatial",))
+    for body in asked:
+        pictures, text = parts(body)
+        assert all(len(pixels) == 96 * 96 * 3 for pixels in pictures)
+        content = body["messages"][0]["content"]
+        if text.startswith("Which caption"):
+            assert content[0]["type"] == "image_url"
+            assert len(pictures) == 1
+        else:
+            assert len(pictures) == 9
+            assert len(set(pictures)) == 9
+            assert [p["text"] for p in content[1:-1:2]] == [f"Image {letter}:" for letter in "ABCDEFGHI"]
+
+
+def _expected(letter: str, way: str, subset: str) -> float:
+    """Share of queries whose right key stands at `letter`, from the orders that the seed gives."""
+    cases = [case for case in data().cases if case.subset == subset][:2]
+    k = len(VALUES[subset])
+    places = [
+        child(0, subset, case.id, way, query).permutation(k).tolist().index(query)
+        for case in cases
+        for query in range(k)
+    ]
+    return 100 * sum(place == ord(letter) - ord("A") for place in places) / len(places)
+
+
+def test_a_server_that_always_says_b(eyes) -> None:
+    """Plainly it scores what its letter happens to hit; in every rotation it is right once in K, and never in all."""
+    with serving(lambda body: "B") as (url, _):
+        plain, circular = _run(url, ask="choice"), _run(url, ask="circular")
+    for one, other in zip(plain["results"], circular["results"], strict=True):
+        for way in ("i2t", "t2i"):
+            assert one[way] == pytest.approx(_expected("B", way, one["subset"]), abs=1e-3)
+            assert other[way] == pytest.approx(100 / one["k"], abs=1e-3)
+            assert other[f"circular_{way}"] == 0 <= other[way]
+    assert set(plain["replies"]["letters"]) == {"B"}
+    assert len(plain["replies"]["right_letters"]) > 1
+
+
+def test_a_constant_yes_ties_everything(eyes) -> None:
+    with serving(lambda body: "yes") as (url, _):
+        report = _run(url, ask="yesno")
+    for one in report["results"]:
+        assert one["i2t"] == one["t2i"] == pytest.approx(100 / one["k"], abs=1e-3)
+
+
+def test_a_random_server_scores_what_it_hit(eyes) -> None:
+    def guess(body: dict) -> str:
+        text = parts(body)[1]
+        letters = re.findall(r"^(?:Image )?([A-I])[.:]", text, re.MULTILINE)
+        return letters[int(child(text).integers(len(letters)))]
+
+    right = oracle(eyes)
+    with serving(guess) as (url, asked):
+        report = _run(url, ask="choice")
+    hits = {"i2t": [0, 0], "t2i": [0, 0]}
+    for body in asked:
+        way = "i2t" if "Which caption" in parts(body)[1] else "t2i"
+        hits[way][0] += guess(body) == right(body).strip("()")
+        hits[way][1] += 1
+    for way, (hit, number) in hits.items():
+        queries = sum(one[way] / 100 * one["k"] * one["cases"] for one in report["results"])
+        assert queries == pytest.approx(hit, abs=1e-2)
+        assert number == 12
+
+
+def test_a_blank_picture_is_at_chance(eyes) -> None:
+    """Captions alone give nothing away: a server that reads them but sees grey gets 1/K over all rotations."""
+    grey = bytes([127]) * 96 * 96 * 3
+    with serving(lambda body: "A" if set(parts(body)[0]) == {grey} else "nothing") as (url, _):
+        report = _run(url, ask="circular", blind="true")
+    assert report["replies"]["invalid"] == 0
+    assert report["replies"]["blind"]
+    for one in report["results"]:
+        assert one["i2t"] == one["t2i"] == pytest.approx(100 / one["k"], abs=1e-3)
+
+
+def test_probabilities_are_scores(eyes) -> None:
+    """yes and no equally likely in text, told apart by their probabilities alone."""
+    right = oracle(eyes)
+
+    def unsure(body: dict) -> dict:
+        yes = 0.4 if right(body).startswith("Yes") else 0.3
+        tops = [{"token": "Yes", "logprob": math.log(yes)}, {"token": " no", "logprob": math.log(0.5)}]
+        return {
+            "message": {"content": "No"},
+            "finish_reason": "stop",
+            "logprobs": {"content": [{"top_logprobs": tops}]},
+        }
+
+    with serving(unsure) as (url, asked):
+        report = _run(url, ask="yesno")
+    assert report["mean"]["mean"] == 100
+    assert all(body["logprobs"] for body in asked)
+
+
+def test_invalid_replies_are_wrong_and_counted(eyes) -> None:
+    """Refusals and answers that were cut off."""
+    right = oracle(eyes)
+
+    def odd(body: dict) -> dict:
+        if "Which picture" in parts(body)[1]:
+            return {"message": {"content": None, "refusal": "I cannot help with that."}, "finish_reason": "stop"}
+        there = "above" not in parts(body)[1]
+        return {"message": {"content": right(body)}, "finish_reason": "stop" if there else "length"}
+
+    with serving(odd) as (url, _):
+        report = _run(url, ask="choice")
+    assert [(one["i2t"], one["t2i"]) for one in report["results"]] == [(0, 0), (100, 0)]
+    assert report["replies"]["invalid"] == 12 + 8
+    assert report["replies"]["cut_off"] == 8
+
+
+def test_a_run_goes_on_without_asking_twice(eyes, tmp_path) -> None:
+    """Refused after five questions, then asked again: what was answered is kept, a line that was cut off is not."""
+    with serving(oracle(eyes), refuse=lambda n: 400 if 5 < n <= 24 else 0) as (url, asked):
+        report = _run(url, tmp_path, ask="choice", concurrency=1)
+        assert len(asked) == 5
+        assert len(report["problems"]) == 19
+        assert "status 400" in report["problems"][0]
+        with (tmp_path / "replies.jsonl").open("a") as file:
+            file.write('{"key": "cut o')
+        report = _run(url, tmp_path, ask="choice")
+        assert len(asked) == 24
+        assert report["mean"]["group"] == 100
+        assert not report["problems"]
+        assert _run(url, tmp_path, ask="choice")["results"] == report["results"]
+        assert len(asked) == 24
+    kept = [json.loads(line)["key"] for line in (tmp_path / "replies.jsonl").read_text().splitlines()]
+    assert len(kept) == len(set(kept)) == 24
+
+
+def test_a_busy_server_is_asked_again(eyes, monkeypatch) -> None:
+    monkeypatch.setattr(client, "WAIT", 0.001)
+    with serving(oracle(eyes), refuse=lambda n: 503 if n % 3 == 0 else 0) as (url, _):
+        report = _run(url, ask="choice", subsets=("existence",))
+    assert report["mean"]["mean"] == 100
+    assert not report["problems"]
+
+
+def test_no_server_is_one_line(monkeypatch) -> None:
+    monkeypatch.setattr(client, "WAIT", 0.001)
+    with pytest.raises(PacelineError, match=r"existence/00000, i2t 0: http://127\.0\.0\.1:9/v1 does not answer"):
+        _run("http://127.0.0.1:9/v1", subsets=("existence",))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("B", 2), ("(b)", 2), ("B.", 2), ("**B**", 2), ("The answer is B", 2), ("Image B", 2), (" a\n", 0),
+        ("B. the cat is small", 2), ("the cat is small.", 2), ("B. the cat is large", None), ("D", None), ("", None),
+        ("A or B", None), ("I cannot say", None), ("Beautiful", None),
+    ],
+)  # fmt: skip
+def test_replies_to_choices(text, key) -> None:
+    captions = ["the cat is large", "the cat is medium-sized", "the cat is small"]
+    assert replies.choice(text, [0, 2, 1], captions) == key
+
+
+@pytest.mark.parametrize(
+    ("subset", "text", "value"),
+    [
+        ("count", "3", 2), ("count", "There are three.", 2), ("count", "two or three", None), ("count", "12", None),
+        ("absolute_spatial", "in the top-left corner", 0), ("absolute_spatial", "Top left.", 0),
+        ("absolute_spatial", "center", 4), ("absolute_spatial", "in the middle", 4),
+        ("absolute_spatial", "On the right side of the image", 5), ("absolute_spatial", "somewhere", None),
+    ],
+)  # fmt: skip
+def test_replies_to_direct_questions(subset, text, value) -> None:
+    assert replies.direct(subset, text) == value

@@ -1,0 +1,107 @@
+"""Audits: our sample passes, and each kind of fault is found."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.evals.vision.audit import audit
+from paceline.evals.vision.engine import Plan, compose, render
+from paceline.evals.vision.probe import features, probe
+from paceline.evals.vision.words import VALUES
+
+from .sets import sample
+
+
+def _failed(folder: Path) -> list[str]:
+    return [check["name"] for check in audit(folder)["checks"] if not check["ok"]]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sample(), tmp_path / "copy"))
+
+
+def test_our_sample_passes() -> None:
+    checks = audit(sample())["checks"]
+    assert [check["name"] for check in checks if not check["ok"]] == []
+    names = {check["name"] for check in checks}
+    assert {"captions true of one picture each", "pictures differ in boxes only", "drawn again"} <= names
+    assert len([name for name in names if name.startswith("trivial features")]) == 6
+
+
+def test_the_official_layout_is_checked_as_far_as_it_goes(copy: Path) -> None:
+    (copy / "cases.jsonl").unlink()
+    (copy / "build.json").unlink()
+    names = {check["name"] for check in audit(copy)["checks"]}
+    assert {"whole", "no picture twice", "one wording a case"} <= names
+    assert not {"captions true of one picture each", "drawn again"} & names
+
+
+def test_a_stray_pixel_is_found(copy: Path) -> None:
+    file = copy / "count/images/00000_4.png"
+    with Image.open(file) as opened:
+        picture = opened.convert("RGB")
+    lines = map(json.loads, (copy / "cases.jsonl").read_text().splitlines())
+    boxes = next(line for line in lines if line["subset"] == "count")["boxes"]
+    free = np.ones((96, 96), bool)
+    for _, x, y, width, height in boxes[8]:
+        free[y : y + height, x : x + width] = False
+    row, column = np.argwhere(free)[0].tolist()
+    picture.putpixel((column, row), (255, 0, 255))
+    picture.save(file)
+    assert _failed(copy) == ["pictures differ in boxes only", "drawn again"]
+
+
+def test_a_wrong_box_is_found(copy: Path) -> None:
+    lines = [json.loads(line) for line in (copy / "cases.jsonl").read_text().splitlines()]
+    case = next(line for line in lines if line["subset"] == "absolute_spatial")
+    case["boxes"][0], case["boxes"][1] = case["boxes"][1], case["boxes"][0]
+    (copy / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "captions true of one picture each" in _failed(copy)
+
+
+def test_mixed_wording_and_unshuffled_keys_are_found(copy: Path) -> None:
+    """The release's own sample mixes "situated", "positioned" and "placed" inside a case."""
+    (copy / "cases.jsonl").unlink()
+    folder = copy / "relative_spatial"
+    texts, images = (json.loads((folder / f"{name}.json").read_text()) for name in ("image2text", "text2image"))
+    ways = {" to the left of ": " situated to the left of ", " above ": " positioned above "}
+
+    def other(text: str) -> str:
+        for plain, odd in ways.items():
+            text = text.replace(plain, odd)
+        return text
+
+    for query in texts:
+        query["keys"] = [other(key) for key in query["keys"]]
+    for query in images:
+        query["query"] = other(query["query"])
+        right = query["keys"].pop(query["label"])
+        query["keys"], query["label"] = [right, *query["keys"]], 0
+    for name, queries in (("image2text", texts), ("text2image", images)):
+        (folder / f"{name}.json").write_text(json.dumps(queries))
+    failed = _failed(copy)
+    assert "one wording a case" in failed
+    assert "places of labels, relative position t2i" in failed
+
+
+def test_a_picture_twice_is_found(copy: Path) -> None:
+    shutil.copy(copy / "count/images/00000_0.png", copy / "count/images/00001_0.png")
+    assert "no picture twice" in _failed(copy)
+
+
+@pytest.mark.slow
+def test_trivial_features_tell_nothing_but_covered_area() -> None:
+    """60 cases of each subset: near chance where nothing forces more; size and number show in the covered area."""
+    plan = Plan(seed=11, size=96)
+    for subset, values in VALUES.items():
+        cases = [compose(plan, subset, n) for n in range(60)]
+        accuracy, error = probe(np.stack([features(render(plan, case), case.scenes) for case in cases]))
+        if subset in ("absolute_size", "count"):
+            assert accuracy > 100 / len(values) + 10
+        else:
+            assert accuracy < 100 / len(values) + 3 * error + 2

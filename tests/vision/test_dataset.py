@@ -1,0 +1,172 @@
+"""Data sets on disk: written, resumed, read by the official rules, rebuilt without case ids, and broken."""
+
+import json
+import shutil
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from paceline.errors import PacelineError
+from paceline.evals.vision.dataset import read_data
+from paceline.evals.vision.engine import Plan
+from paceline.evals.vision.evaluate import score
+from paceline.evals.vision.models.known import Oracle
+from paceline.evals.vision.words import VALUES
+from paceline.evals.vision.writer import build
+
+from .official import load
+from .sets import data, sample
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sample(), tmp_path / "copy"))
+
+
+def test_120_pictures_are_quick(tmp_path: Path) -> None:
+    began = time.process_time()
+    assert build(Plan(seed=9, size=96), dict.fromkeys(VALUES, 4), tmp_path / "set", workers=1) == 120
+    assert time.process_time() - began < 2.0
+
+
+def test_the_official_loader_reads_what_we_write() -> None:
+    lines = [json.loads(line) for line in (sample() / "cases.jsonl").read_text().splitlines()]
+    for subset, values in VALUES.items():
+        items, k = load(sample(), subset), len(values)
+        assert len(items["i2t"]) == len(items["t2i"]) == 4 * k
+        right = {}
+        for line in (line for line in lines if line["subset"] == subset):
+            for image, caption in zip(line["images"], line["captions"], strict=True):
+                right[Image.open(sample() / subset / image).convert("RGB").tobytes()] = caption
+        for item in items["i2t"]:
+            assert len(item["candidate_texts"]) == k
+            assert item["query_image"].size == (96, 96)
+            assert item["candidate_texts"][item["label"]] == right[item["query_image"].tobytes()]
+        for item in items["t2i"]:
+            assert len(item["candidate_images"]) == k
+            assert right[item["candidate_images"][item["label"]].tobytes()] == item["query_text"]
+
+
+def test_cases_are_rebuilt_without_cases_jsonl(copy: Path) -> None:
+    with_ids = {(c.subset, frozenset(c.images)): c.captions for c in data().cases}
+    (copy / "cases.jsonl").unlink()
+    rebuilt = read_data(copy)
+    assert not rebuilt.problems
+    assert len(rebuilt.cases) == 24
+    for case in rebuilt.cases:
+        assert with_ids[case.subset, frozenset(case.images)] == case.captions
+        assert np.array_equal(score(Oracle(), rebuilt).matrices[f"{case.subset}/{case.id}"], np.eye(case.k))
+
+
+def test_equal_captions_in_two_cases_are_two_cases(copy: Path) -> None:
+    """Captions do not identify a case: the official count subset has one object in several."""
+    (copy / "cases.jsonl").unlink()
+    folder = copy / "count"
+    for name in ("image2text", "text2image"):
+        queries = json.loads((folder / f"{name}.json").read_text())
+        said = {}
+        for case in read_data(copy, ["count"]).cases:
+            said |= dict(zip(case.captions, data().cases[-1].captions, strict=True))
+        for query in queries:
+            query["keys"] = [said.get(key, key) for key in query["keys"]]
+            query["query"] = said.get(query["query"], query["query"])
+        (folder / f"{name}.new").write_text(json.dumps(queries))
+    for name in ("image2text", "text2image"):
+        (folder / f"{name}.new").replace(folder / f"{name}.json")
+    read = read_data(copy, ["count"])
+    assert not read.problems
+    assert len(read.cases) == 4
+    assert len({case.captions for case in read.cases}) == 1
+
+
+def test_an_archive_is_read_as_it_is(copy: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "data.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(copy.rglob("*")):
+            file.write(path, Path("data") / path.relative_to(copy))
+    read = read_data(archive)
+    assert len(read.cases) == 24
+    assert read.picture(read.cases[0].images[0]).size == (96, 96)
+
+
+def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
+    plan, cases = Plan(seed=5, size=96), dict.fromkeys(VALUES, 4)
+    build(plan, cases, tmp_path, workers=1)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.png")}
+    lost = sorted(tmp_path.glob("count/images/00002_*.png"))[:3]
+    for path in lost:
+        path.unlink()
+    assert build(plan, cases, tmp_path, workers=1) == 9
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.png")} == files
+    assert all((sample() / path.relative_to(tmp_path)).read_bytes() == content for path, content in files.items())
+
+
+@pytest.mark.slow
+def test_processes_draw_the_same(tmp_path: Path) -> None:
+    plan, cases = Plan(seed=5, size=32), {"count": 100}
+    build(plan, cases, tmp_path / "one", workers=1)
+    build(plan, cases, tmp_path / "two", workers=2)
+    for path in (tmp_path / "one").rglob("*.png"):
+        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+
+
+def test_another_build_is_not_mixed_in(copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match="another build \\(seed 5, not 6\\)"):
+        build(Plan(seed=6, size=96), dict.fromkeys(VALUES, 4), copy)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(PacelineError, match="not empty and no build"):
+        build(Plan(), {"count": 1}, tmp_path / "mine")
+
+
+def _edit(folder: Path, name: str, change) -> None:
+    file = folder / f"{name}.json"
+    queries = json.loads(file.read_text())
+    change(queries)
+    file.write_text(json.dumps(queries))
+
+
+def test_what_is_broken_is_named_and_the_rest_is_scored(copy: Path) -> None:
+    (copy / "count/images/00001_3.png").unlink()
+    (copy / "count/images/00002_0.png").write_bytes(b"not a picture")
+    Image.new("RGB", (96, 48)).save(copy / "existence/images/00000_1.png")
+    _edit(copy / "absolute_size", "text2image", lambda queries: queries[0].update(label=7))
+    _edit(copy / "relative_size", "image2text", lambda queries: queries[0].update(label=-1))
+    _edit(copy / "relative_spatial", "text2image", lambda queries: queries[1]["keys"].pop())
+    read = read_data(copy)
+    from paceline.evals.vision.models.small import small
+
+    scored = score(small(size=32, patch=16, width=32, layers=1), read)
+    text = "\n".join(scored.problems)
+    assert "count/images/00001_3.png missing" in text
+    assert "count/images/00002_0.png cannot be read as a picture" in text
+    assert "existence/images/00000_1.png is 96 x 48, not square" in text
+    assert "absolute_size/text2image.json, query 0: label 7 is out of range: there are 3 keys" in text
+    assert "relative_size/image2text.json, query 0: label -1 is out of range" in text
+    assert "relative_spatial, case" in text
+    assert all("\n" not in problem for problem in scored.problems)
+    left = {subset: len(scored.of(subset)) for subset in VALUES}
+    assert left == {
+        "absolute_size": 3,
+        "relative_size": 3,
+        "absolute_spatial": 4,
+        "relative_spatial": 3,
+        "existence": 3,
+        "count": 2,
+    }
+
+
+def test_nothing_to_read_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match="there is no data set at"):
+        read_data(tmp_path / "nowhere")
+    (tmp_path / "data.zip").write_bytes(b"PK but not really")
+    with pytest.raises(PacelineError, match="not a readable zip"):
+        read_data(tmp_path / "data.zip")
+    with pytest.raises(PacelineError, match="has no subset at all"):
+        read_data(tmp_path)
+    with pytest.raises(PacelineError, match="has no subset colour"):
+        read_data(sample(), ["colour"])

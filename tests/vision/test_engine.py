@@ -1,0 +1,173 @@
+"""The data engine: what is drawn, where it stands, and what its captions say."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from paceline.errors import PacelineError
+from paceline.evals.vision.cutting import cut_out
+from paceline.evals.vision.drawing import trace
+from paceline.evals.vision.engine import Plan, compose, render
+from paceline.evals.vision.geometry import holds
+from paceline.evals.vision.objects import HELD_OUT, KINDS
+from paceline.evals.vision.providers import open_provider
+from paceline.evals.vision.render import PillowRenderer, choose
+from paceline.evals.vision.words import HELD_OUT_TEMPLATES, TEMPLATES, VALUES
+
+PLAN = Plan(seed=3, size=128)
+
+
+def test_there_are_forty_kinds_and_each_fills_its_bounds() -> None:
+    assert len(KINDS) >= 40
+    for kind in KINDS.values():
+        drawing = kind.draw(kind.colours[0])
+        width = 64
+        sprite = choose().sprite(drawing, width, max(1, round(width / drawing.aspect)))
+        left, top, right, bottom = sprite.getchannel("A").point(lambda a: 255 * (a > 40)).getbbox()
+        assert max(left, top, sprite.width - right, sprite.height - bottom) <= 2, kind.name
+
+
+def test_pillow_draws_what_skia_draws() -> None:
+    pytest.importorskip("skia", exc_type=ImportError)
+    for name in ("fish", "house", "key", "bicycle"):
+        drawing = KINDS[name].draw(KINDS[name].colours[0])
+        size = (90, round(90 / drawing.aspect))
+        ours, skia = (np.asarray(r.sprite(drawing, *size), float) for r in (PillowRenderer(), choose("skia")))
+        visible = np.minimum(ours[..., 3:], skia[..., 3:]) / 255
+        assert np.abs(ours[..., 3] - skia[..., 3]).mean() < 8, name
+        assert (np.abs(ours[..., :3] - skia[..., :3]) * visible).mean() < 12, name
+
+
+@pytest.mark.parametrize("subset", VALUES)
+@pytest.mark.parametrize("size", [64, 512])
+def test_every_caption_is_true_of_its_own_picture_alone(subset: str, size: int) -> None:
+    for number in range(60):
+        case = compose(Plan(seed=1, size=size), subset, number)
+        a, b = (*(thing.name for thing in case.things), "")[:2]
+        table = [[holds(subset, value, scene, size, a, b) for value in case.values] for scene in case.scenes]
+        assert np.array_equal(table, np.eye(len(case.values))), (case.captions, case.scenes)
+
+
+def test_the_geometry_oracle_is_no_rubber_stamp() -> None:
+    boxes = [("cat", 10, 40, 20, 20), ("dog", 60, 42, 20, 20)]
+    assert holds("relative_spatial", "to the left of", boxes, 100, "cat", "dog")
+    assert not holds("relative_spatial", "to the left of", boxes, 100, "dog", "cat")
+    diagonal = [("cat", 0, 0, 20, 20), ("dog", 60, 60, 20, 20)]
+    assert not any(holds("relative_spatial", v, diagonal, 100, "cat", "dog") for v in VALUES["relative_spatial"])
+    assert holds("count", "two", [*boxes, boxes[0]], 100, "cat")
+    assert not holds("count", "two", boxes, 100, "cat")
+    assert holds("existence", "no", boxes, 100, "owl")
+    assert not holds("existence", "no", boxes, 100, "cat")
+
+
+@pytest.mark.parametrize("subset", VALUES)
+def test_captions_of_a_case_share_their_template(subset: str) -> None:
+    seen = set()
+    for number in range(30):
+        case = compose(PLAN, subset, number)
+        assert len(set(case.captions)) == len(case.captions)
+        seen.add(case.template)
+    assert len(seen) > 2
+
+
+def test_words_follow_the_noun() -> None:
+    captions = [c for n in range(200) for c in compose(Plan(seed=2), "count", n).captions]
+    assert any("one sheep" in c for c in captions)
+    assert any("nine sheep" in c for c in captions)
+    assert any("two cherries" in c for c in captions)
+    assert not any("cherrys" in c for c in captions)
+    there = [c for n in range(200) for c in compose(Plan(seed=2), "existence", n).captions]
+    assert any("an e" in c for c in there)
+    assert not any(f" a {vowel}" in c for c in there for vowel in "aeiou")
+
+
+def test_a_case_is_the_same_again_and_differs_in_its_boxes_only() -> None:
+    for subset in VALUES:
+        case = compose(PLAN, subset, 7)
+        first, again = render(PLAN, case), render(PLAN, compose(PLAN, subset, 7))
+        assert [p.tobytes() for p in first] == [p.tobytes() for p in again]
+        for i in range(1, len(first)):
+            changed = np.asarray(first[0]) != np.asarray(first[i])
+            assert changed.any()
+            for _, x, y, width, height in (*case.scenes[0], *case.scenes[i]):
+                changed[y : y + height, x : x + width] = False
+            assert not changed.any()
+
+
+def test_seeds_and_splits_are_disjoint() -> None:
+    for subset, templates in TEMPLATES.items():
+        train = [compose(Plan(split="train"), subset, n) for n in range(40)]
+        test = [compose(Plan(split="test"), subset, n) for n in range(40)]
+        assert not {thing.name for case in train for thing in case.things} & HELD_OUT
+        assert {thing.name for case in test for thing in case.things} <= HELD_OUT
+        assert {case.template for case in train} == set(range(len(templates) - HELD_OUT_TEMPLATES))
+        assert {case.template for case in test} == set(range(len(templates) - HELD_OUT_TEMPLATES, len(templates)))
+    assert compose(Plan(seed=1), "count", 0).scenes != compose(Plan(seed=2), "count", 0).scenes
+
+
+def test_counted_objects_may_change_their_size() -> None:
+    one, other = (compose(Plan(count_size=way, size=512), "count", 0).scenes for way in ("case", "image"))
+    assert len({scene[0][3] for scene in one}) == 1
+    assert len({scene[0][3] for scene in other}) > 5
+
+
+def test_a_folder_of_cut_outs(tmp_path) -> None:
+    picture = Image.new("RGBA", (60, 40))
+    picture.paste((200, 30, 30, 255), (10, 10, 50, 30))
+    picture.save(tmp_path / "mouse.png")
+    about = {"mouse.png": {"name": "mouse", "plural": "mice", "licence": "CC0", "author": "someone"}}
+    (tmp_path / "objects.json").write_text(json.dumps(about))
+    plan = Plan(objects=str(tmp_path), size=64)
+    case = compose(plan, "count", 0)
+    assert case.captions[1].endswith("two mice")
+    assert case.facts(plan)["licences"] == ["CC0"]
+    assert case.things[0].aspect == 2.0
+    assert len(render(plan, case)) == 9
+    with pytest.raises(PacelineError, match="relative_size needs 2 different objects"):
+        compose(plan, "relative_size", 0)
+
+
+def test_a_cut_out_without_a_licence_is_refused(tmp_path) -> None:
+    (tmp_path / "objects.json").write_text(json.dumps({"a.png": {"name": "a"}}))
+    with pytest.raises(PacelineError, match=r"a\.png has no licence"):
+        open_provider(str(tmp_path))
+    with pytest.raises(PacelineError, match="no source of objects"):
+        open_provider(str(tmp_path / "nowhere"))
+
+
+def test_paths_are_lines_and_curves() -> None:
+    points = trace("M0 0 L10 0 Q20 0 20 10 C20 20 30 20 30 30")
+    assert points[0].tolist() == [0, 0]
+    assert points[-1].tolist() == [30, 30]
+    assert [17.5, 2.5] in points[2:20].round(6).tolist()  # the middle of the quadratic curve
+    with pytest.raises(ValueError, match="'A'"):
+        trace("M0 0 A1 1")
+
+
+def test_cutting_out_by_the_border() -> None:
+    picture = Image.new("RGB", (100, 100), (250, 250, 245))
+    ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(200, 30, 30))
+    picture.putpixel((5, 90), (0, 0, 0))  # a speck
+    cut = cut_out(picture)
+    assert abs(cut.width - 51) <= 3
+    assert abs(cut.height - 51) <= 3
+    assert cut.getpixel((cut.width // 2, cut.height // 2)) == (200, 30, 30, 255)
+    assert cut.getpixel((0, 0))[3] == 0
+    assert cut_out(Image.new("RGB", (20, 20), "white")).size == (20, 20)
+
+
+def test_the_engine_needs_no_torch(tmp_path) -> None:
+    """Nor diffusers, nor a network: the command draws with what Pillow or Skia alone can do."""
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'diffusers', 'httpx2', 'sklearn'): sys.modules[name] = None\n"
+        "from paceline.cli import main\n"
+        f"sys.exit(main(['eval', 'vision', 'build', {str(tmp_path / 'set')!r}, '--cases', '1', '--size', '32']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "30 pictures" in done.stdout

@@ -1,0 +1,128 @@
+"""Models of transformers, random and tiny, through the scorer's interface; names of models."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from paceline.errors import MethodError, ModelError
+from paceline.evals.vision.evaluate import score
+from paceline.evals.vision.models.cross import Matching
+from paceline.evals.vision.models.names import read_name
+from paceline.evals.vision.models.small import small
+from paceline.evals.vision.models.towers import Towers
+
+from .sets import data
+
+CAPTIONS = ["the cat is above the dog", "one apple"]
+
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+SEEN = {**SHAPE, "image_size": 32, "patch_size": 16}
+SQUARE = {"height": 32, "width": 32}
+
+
+def _siglip(words: int):
+    text = {**SHAPE, "vocab_size": words, "max_position_embeddings": 16, "projection_size": 32}
+    config = transformers.SiglipConfig(text_config=text, vision_config=SEEN)
+    return transformers.SiglipModel(config), transformers.SiglipImageProcessorPil(size=SQUARE)
+
+
+def _blip(words: int):
+    read = {"encoder_hidden_size": 32, "max_position_embeddings": 32, "projection_dim": 16}
+    config = transformers.BlipConfig(
+        text_config={**SHAPE, "vocab_size": words, **read},
+        vision_config={**SEEN, "projection_dim": 16},
+        projection_dim=16,
+        image_text_hidden_size=16,
+    )
+    return transformers.BlipForImageTextRetrieval(config), transformers.BlipImageProcessorPil(size=SQUARE)
+
+
+@pytest.fixture(scope="module", params=["clip", "siglip", "blip"])
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    towers = small(size=32, patch=16, width=32, layers=1)
+    if request.param != "clip":
+        build = {"siglip": _siglip, "blip": _blip}[request.param]
+        towers = Towers(*(build(len(towers.tokenizer))[0], towers.tokenizer, build(len(towers.tokenizer))[1]))
+    towers.save(path)
+    return path
+
+
+def test_a_model_is_loaded_and_scores_as_transformers_does(folder) -> None:
+    towers = Towers.load(str(folder))
+    pictures = [data().picture(image) for image in data().cases[0].images]
+    scores = towers.encode_images(pictures) @ towers.encode_texts(CAPTIONS).T
+    assert scores.shape == (3, 2)
+    assert np.abs(scores).max() <= 1.0001
+    pixels = towers.processor(pictures, return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        tokens = towers.tokens(CAPTIONS)
+        if towers.blip:
+            columns = [
+                towers.model(pixel_values=pixels, use_itm_head=False, **_repeated(tokens, i))[0][:, 0] for i in range(2)
+            ]
+            expected = torch.stack(columns, 1)
+        else:
+            outputs = towers.model(pixel_values=pixels, **tokens)
+            expected = outputs.image_embeds @ outputs.text_embeds.T
+    assert np.abs(scores - expected.numpy()).max() < 1e-2  # pixels are rounded to bytes before they are normalised
+    assert towers.describe()["activation"]
+
+
+def _repeated(tokens, i: int):
+    """Caption i for each of three pictures."""
+    return {key: value[[i]].expand(3, -1) for key, value in tokens.items()}
+
+
+def test_the_matching_head_scores_as_transformers_does(folder) -> None:
+    if "blip" not in folder.name:
+        with pytest.raises(ModelError, match="no image-text matching head"):
+            Matching(str(folder))
+        return
+    model = Matching(str(folder))
+    pictures = [data().picture(image) for image in data().cases[0].images]
+    towers = model._towers
+    pixels = towers.processor(pictures, return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        tokens = towers.tokens(CAPTIONS)
+        logits = [
+            towers.model(pixel_values=pixels, use_itm_head=True, **_repeated(tokens, i)).itm_score for i in range(2)
+        ]
+    expected = torch.stack([one[:, 1] - one[:, 0] for one in logits], 1)
+    assert np.abs(model.pair_scores(pictures, CAPTIONS) - expected.numpy()).max() < 1e-2
+    few = data()
+    few.cases = few.cases[:2]
+    assert len(score(model, few).matrices) == 2
+
+
+def test_names() -> None:
+    assert read_name("random,seed=3")[1].seed == 3
+    name, options = read_name("endpoint:http://localhost:8000/v1,model=a/b,ask=yesno,blind=yes")
+    assert (name, options.checkpoint, options.model, options.ask) == (
+        "endpoint",
+        "http://localhost:8000/v1",
+        "a/b",
+        "yesno",
+    )
+    assert options.blind
+    assert options.cases == 50
+    for spec, message in (
+        ("orakel", "Did you mean 'oracle'"),
+        ("oracle,seed=1", "has no option 'seed'"),
+        ("transformers", "needs a checkpoint"),
+        ("endpoint:http://x/v1", "needs model=NAME"),
+        ("endpoint:http://x/v1,model=a,ask=loudly", "must be choice or circular"),
+    ):
+        with pytest.raises(MethodError, match=message):
+            read_name(spec)
+
+
+def test_what_is_no_dual_encoder_is_refused(tmp_path) -> None:
+    transformers.LlamaConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="is a llama; dual encoders known here"):
+        Towers.load(str(tmp_path))
+    with pytest.raises(ModelError, match="cannot be read as a model"):
+        Towers.load(str(tmp_path / "nowhere"))
