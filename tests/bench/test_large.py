@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.bench import large
 from paceline.bench.large import enlarge, large_folder
-from paceline.bench.proportions import Enlargement, parse_size
+from paceline.bench.proportions import Enlargement, choose_shape, num_parameters, parse_size
 from paceline.engine import Engine
 from paceline.errors import ModelError, PacelineError
 from paceline.sampling import SamplingParams
@@ -192,8 +192,8 @@ def test_nothing_is_left_when_writing_fails(tmp_path: Path, monkeypatch: pytest.
 def test_proportions_are_ordinary_where_they_can_be(demo: Path) -> None:
     small = large.Source(demo).shape
     for size in (10**8, 3 * 10**8, 10**9):
-        chosen = large._choose(small, size, "demo")
-        assert large._parameters(chosen) == pytest.approx(size, rel=0.05)
+        chosen = choose_shape(small, size, "demo")
+        assert num_parameters(chosen) == pytest.approx(size, rel=0.05)
         assert 1.5 < chosen.intermediate_size / chosen.hidden_size < 8.5  # 100M: neither this width nor four times it
         assert 15 < chosen.hidden_size / chosen.num_layers < 260
 

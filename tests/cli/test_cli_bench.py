@@ -47,7 +47,7 @@ def test_a_whole_run(
             assert one["identical"] == 1.0
             assert one["tokens_per_second"] > 0
             assert one["speedup"] > 0
-            assert one["predicted"] > 0
+            assert one["predicted"] is None if method.startswith("peer:") else one["predicted"] > 0
         overall = found[method, "overall"]
         assert overall["answers"] == 8
         assert overall["speedup_low"] <= overall["speedup_high"]

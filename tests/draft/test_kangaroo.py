@@ -443,7 +443,7 @@ def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World]) -> No
     assert [done.rounds for done in first] == [done.rounds for done in second]
     assert not drafter._pending
     assert not drafter._slots
-    assert not drafter._states
+    assert not drafter._drafts
 
 
 # The draft itself ---------------------------------------------------------------------------------------------------
@@ -635,7 +635,7 @@ def test_what_does_not_fit_is_refused_in_one_line(world: Callable[..., World], t
     assert "its o_proj.weight is missing where [64, 64] is wanted" in refusal(here.target, tmp_path / "less")
     save(tmp_path / "narrow", here.target, 2, good | {"q_proj.weight": torch.zeros(64, 32)})
     assert "its q_proj.weight is [64, 32] where [64, 64]" in refusal(here.target, tmp_path / "narrow")
-    assert "at least 1 token" in refusal(here.target, here.folder / "trained", draft=0)
+    assert "draft is 0; it must be 1 or more" in refusal(here.target, here.folder / "trained", draft=0)
     assert "threshold is 1.5" in refusal(here.target, here.folder / "trained", threshold=1.5)
     with pytest.raises(MethodError, match="needs a checkpoint: write kangaroo:PATH"):
         registry.create("kangaroo")

@@ -652,7 +652,7 @@ def test_wrong_checkpoints_are_one_clear_line(world: World, tmp_path: Path) -> N
     refused(other, "has another tokenizer than the target: ")
     refused(checkpoint(world, tmp_path / "kind", paceline_drafter="kangaroo"), "kind kangaroo where s2d is wanted")
     refused(checkpoint(world, tmp_path / "exits", exits=[]), "does not say after which layers it has exits")
-    refused(checkpoint(world, tmp_path / "words", thresholds=["high"]), "has thresholds that are no numbers")
+    refused(checkpoint(world, tmp_path / "words", thresholds=["high"]), "has thresholds that are not numbers")
     refused(checkpoint(world, tmp_path / "below", thresholds=[-1, 0.5]), "a threshold is -1; it is between 0")
     refused(checkpoint(world, tmp_path / "many", thresholds=[0.5] * 3), "one for each exit but the last")
     cut = checkpoint(world, tmp_path / "cut") / "model.safetensors"

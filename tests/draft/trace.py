@@ -65,5 +65,5 @@ def turns(shared: Path, every: int = 1) -> Iterator[Turn]:
 def replay(drafter: Drafter, turn: Turn, id: int) -> Replayed:
     """What a drafter would have had accepted of one turn."""
     tally = walk.Tally()
-    walk.replay(drafter, tokens.Turn(np.array(turn.prompt), np.array(turn.answer)), id, tally)
+    walk.replay(drafter, tokens.RecordedAnswer(np.array(turn.prompt), np.array(turn.answer)), id, tally)
     return Replayed(tally.new_tokens, tally.rounds, tally.drafted, tally.draft_rounds)
