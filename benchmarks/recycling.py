@@ -6,8 +6,8 @@
     python benchmarks/recycling.py topk                             # and of the 8 best of 81 nodes' logits
 
 A prompts file is JSON Lines with "prompt", "messages" or "turns" (Spec-Bench's question.jsonl: the first turn is
-asked); --every N takes each Nth line, --characters cuts long texts. Greedy, batch 1. Answers that run into a loop are
-the easiest to draft, so what the others alone give has a column of its own.
+asked); --every N takes each Nth line, --characters cuts long texts. Greedy, batch 1 unless --batch says otherwise.
+Answers that run into a loop are the easiest to draft, so what the others alone give has a column of its own.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ def first_turn(line: dict[str, Any]) -> str:
     return str(line["turns"][0] if "turns" in line else line["prompt"])
 
 
-def accept(target: Target, tokenizer: Tokenizer, prompts: list[list[int]], specs: list[str], new: int) -> None:
+def accept(
+    target: Target, tokenizer: Tokenizer, prompts: list[list[int]], specs: list[str], new: int, batch: int
+) -> None:
     """One line a drafter, all over the same prompts, each from a cold start."""
     print("| | mean accepted | not looping | nodes a round | positions a token |")
     print("|---|---:|---:|---:|---:|")
     for spec in specs:
-        engine = Engine(target, spec, tokenizer=tokenizer, max_batch=1)
+        engine = Engine(target, spec, tokenizer=tokenizer, max_batch=batch)
         done = engine.generate(prompts, SamplingParams(max_tokens=new))
         calm = [one for one in done if not is_looping(one.tokens)]
         rounds, tokens = sum(one.rounds for one in done), sum(one.new_tokens for one in done)
@@ -167,6 +169,7 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=1500, help="of a text, at most (default 1500)")
     parser.add_argument("--max-tokens", type=int, default=96, help="new tokens, at most (default 96)")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch", type=int, default=1, help="answers at a time (default 1); for accept")
     given = parser.parse_args()
     if given.what in ("time", "topk"):
         timings() if given.what == "time" else topk_timings()
@@ -176,7 +179,7 @@ def main() -> None:
     if given.what == "shapes":
         shapes(target, tokenizer, prompts, given.max_tokens)
     else:
-        accept(target, tokenizer, prompts, given.drafters, given.max_tokens)
+        accept(target, tokenizer, prompts, given.drafters, given.max_tokens, given.batch)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def registered() -> list[str]:
         for choice in option.choices
         if choice != option.default
     ]
-    return [*(info.name for info in alone), *variants, "sam+prompt-lookup"]
+    return [*(info.name for info in alone), *variants, "sam+prompt-lookup", "jacobi,tree=0,retrieve=none"]
 
 
 def drafter_of(name: str, answers: Answers) -> Drafter:
@@ -74,8 +74,8 @@ def worked(name: str, out: Sequence[Completion]) -> None:
     """A drafter that drafts nothing, or of which nothing is ever accepted, would prove nothing."""
     if name != "none":
         assert sum(done.stats.draft_tokens for done in out) > 0
-    accepts = ("oracle", "probes", "sam", "prompt-lookup", "hierarchy", "recycling", "blend")
-    if name.startswith(accepts) and "vllm" not in name:
+    accepts = ("oracle", "probes", "sam", "prompt-lookup", "hierarchy", "recycling", "blend", "jacobi")
+    if name.startswith(accepts) and "vllm" not in name and "retrieve=none" not in name:
         assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
 
 

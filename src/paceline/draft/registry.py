@@ -32,6 +32,7 @@ _BUILT_IN = {
     "recycling": "paceline.draft.recycling:Recycling",
     "blend": "paceline.draft.blend:Blend",
     "ngram-pool": "paceline.draft.ngram_pool:NgramPool",
+    "jacobi": "paceline.draft.jacobi:Jacobi",
     "model": "paceline.draft.model:Model",
     "s2d": "paceline.draft.s2d:Sorted",
     "kangaroo": "paceline.draft.kangaroo:Kangaroo",

@@ -56,6 +56,7 @@ later("card", f"{ZOO}:card", "Write the model card.")
 later("draft", "paceline.train.draft:command", "Train a draft model on the target's own answers.")
 later("vocab", "paceline.train.vocab:command", "Count which tokens the target writes, for `vocab=K`.")
 later("sorted", "paceline.train.s2d:sorted_command", "Cut a draft with several exits from a model's first layers.")
+later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so that it drafts for itself.")
 later("kangaroo", "paceline.train.kangaroo:kangaroo_command", "Train an adapter with which a target drafts for itself.")
 later("vision", "paceline.evals.vision.train:train_command", "Tune a dual encoder on size, position, existence, count.")
 

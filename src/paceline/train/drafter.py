@@ -9,6 +9,7 @@
 Doesn't know: what is trained.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from paceline.errors import ModelError, PacelineError
 from paceline.target.fingerprint import fingerprint
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.loop import Batch, train
+from paceline.train.loop import Batch, Stream, train
 from paceline.train.plan import LoopConfig
 from paceline.train.replies import split_rows
 from paceline.train.rows import Mixture, MixtureConfig, Rows, first_batch, row_counts
@@ -65,17 +66,23 @@ class Lesson:
         return cls(target, answers, tokenizer, teacher, training, held, config, state.is_main_process, console)
 
     def train(
-        self, module: nn.Module, loop: LoopConfig, run: Path, validation: dict[str, list[Batch]] | None = None
+        self,
+        module: nn.Module,
+        loop: LoopConfig,
+        run: Path,
+        validation: dict[str, list[Batch]] | None = None,
+        wrap: Callable[[Mixture], Stream] | None = None,
     ) -> bool:
         """Train `module` on batches of the rows. False when interrupted; the same call goes on.
 
-        validation  batches by name; None: the first held-out rows of every source."""
+        validation  batches by name; None: the first held-out rows of every source.
+        wrap        another stream around the batches."""
         weights: dict[str, float] = {name: len(ids) for name, (ids, _) in self.training.items()}
         length = next((ids.shape[1] for ids, _ in self.training.values()), self.config.length)
-        stream = Mixture(self.training, MixtureConfig(length, self.config.rows, weights, weights, seed=loop.seed))
+        rows = Mixture(self.training, MixtureConfig(length, self.config.rows, weights, weights, seed=loop.seed))
         if validation is None:
             validation = {name: [first_batch(rows)] for name, rows in self.held.items()}
-        return train(module, stream, loop, run, validation)
+        return train(module, wrap(rows) if wrap else rows, loop, run, validation)
 
     def facts(self, stage: str, loop: LoopConfig, **measured: Any) -> dict[str, Any]:
         """What config.json says about the training: recipe, data, and what was measured."""

@@ -1,0 +1,248 @@
+"""jacobi: draft what the target itself predicts after guesses that turned out to be wrong. No model, nothing added.
+
+Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference Capability through Noisy Training"
+(EMNLP 2024, arXiv 2406.17404), which calls the tree form TR-Jacobi; the linear form is Santilli et al. 2023
+(arXiv 2305.10427). Below the last accepted node hang nodes that were rejected: the first of them sits where the next
+root will be, so the logits there propose what follows the next root, those of the node below it the token after that,
+and so on: each is a slot. Their best `candidates` fill a table, a row for each depth, and a tree of fixed shape reads
+its tokens from it, by depth and rank. Beside it hangs one chain copied from the text (`retrieve`). Rows that no slot
+has filled hold tokens of the text at random.
+
+    draft     root ── a ── b ── c ── d        the target says: x after root; nothing of the draft stands
+    slots             a    b    c    d        the logits at a are the guess after x, those at b the one after that
+    next      x ── ? ── ? ── ? ── ?           and so every rejected node drafts for the next round
+
+An ordinary model expects its last tokens to be right, so what it says in a slot is of little use. A model fine-tuned
+with noise (`paceline train noise`) has learnt to look past them. That training changes the model: decoding is exact for
+the weights that decode.
+
+`tree=0` is linear Jacobi decoding: one chain of `window` guesses, of which those that a round did not reach are kept.
+
+Lossless: the drafts are point masses, all of them fixed before the target decides a token.
+
+Where we differ from the authors' code (github.com/wyxstriker/MakeSomeNoiseInference), and why:
+* a path is compared as far as it is long. Theirs pads short paths with the root, and accepts the padding where the
+  target says the root's token again: the text is then no longer that of greedy decoding;
+* siblings with the same token are one node;
+* without a match nothing is copied (theirs: the beginning of the prompt), a copy that runs into the end of the text
+  goes on from itself (theirs: random tokens), and the first draft copies too;
+* sampling, batches, drafts cut to the room that the row has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.draft.shapes import RankPath, best_paths, chain, published, read_accuracies
+from paceline.draft.text.copying import continuation
+from paceline.errors import MethodError
+from paceline.kernels.topk import top_tokens
+from paceline.round import Round
+from paceline.row import Request
+from paceline.target.base import Facts
+from paceline.tree import DraftTree, IntArray
+
+NGRAM = "ngram"
+
+_HEADS = ((0.56, 0.78), (0.32, 0.56), (0.20, 0.42), (0.15, 0.34), (0.12, 0.30))
+SLOTS = [[best] + [(five - best) * 8 / 15 / 2**rank for rank in range(9)] for best, five in _HEADS]
+"""How often the candidates of each slot are right, for trees of other sizes than the published one where nothing was
+measured: as often as those of Medusa's heads for Vicuna-7B in its authors' training logs, the best and all of the best
+five, each of these half as often as the one before it."""
+
+
+@dataclass(frozen=True)
+class JacobiConfig:
+    """Options of jacobi."""
+
+    checkpoint: str | None = field(
+        default=None,
+        metadata={"help": "a folder of `paceline train noise`: the tree is built from its slots' accuracies"},
+    )
+    tree: int = field(
+        default=63,
+        metadata={"help": "nodes of the tree, the copied chain not counted; 0: a chain of `window`; paper: 63"},
+    )
+    window: int = field(default=5, metadata={"help": "guesses in the chain with tree=0 (linear Jacobi)"})
+    candidates: int = field(default=10, metadata={"help": "candidates kept for each depth; paper: 10"})
+    depth: int = field(
+        default=5, metadata={"help": "depths that have candidates, and most tokens of the copied chain; paper: 5"}
+    )
+    retrieve: str = field(
+        default=NGRAM,
+        metadata={
+            "help": "the chain beside the tree: ngram, none, or a drafter that copies, such as sam; paper: ngram"
+        },
+    )
+    ngram: int = field(default=3, metadata={"help": "most tokens that must match for retrieve=ngram; paper: 3"})
+    match: Literal["earliest", "recent"] = field(
+        default="earliest", metadata={"help": "which of the longest matches retrieve=ngram copies; paper: earliest"}
+    )
+    seed: int = field(default=0, metadata={"help": "of the random tokens that fill what no slot has filled"})
+
+    def __post_init__(self) -> None:
+        least = {"window": 1, "candidates": 1, "depth": 1, "ngram": 1, "tree": 0, "seed": 0}
+        wrong = [f"{name} is {getattr(self, name)}" for name in least if getattr(self, name) < least[name]]
+        if wrong:
+            raise MethodError(
+                f"jacobi: {', '.join(wrong)}; tree and seed must be 0 or more, "
+                "window, candidates, depth and ngram 1 or more."
+            )
+
+
+class Jacobi(Drafter):
+    """Drafts what the target says after rejected guesses (Jacobi); training with noise helps, and changes the model."""
+
+    name = "jacobi"
+    lossless = "yes"
+    paper = "Wang et al. 2024, Make Some Noise, arXiv 2406.17404"
+    Config = JacobiConfig
+
+    def __init__(self, config: JacobiConfig = JacobiConfig()):
+        self.config = config
+        self.depth = config.depth if config.tree else config.window
+        self.paths = _paths(config)
+        self._candidates = config.candidates if config.tree else 1
+        self._shape: list[tuple[int, int, int]] = []
+        self._copier = _copier(config.retrieve)
+        self._tables: dict[int, list[list[int]]] = {}
+        self._random: dict[int, np.random.Generator] = {}
+
+    def bind(self, target: Facts) -> None:
+        """Lay out the shape; bind what copies. Raises MethodError if that has a model of its own."""
+        self._candidates = min(self._candidates, target.vocab_size)
+        self._shape = laid_out(self.paths, self.depth, self._candidates)
+        if self._copier is not None:
+            self._copier.bind(target)
+            self.needs = self._copier.needs
+            if self._copier.weight_bytes:
+                raise MethodError(
+                    f"jacobi: retrieve is {self.config.retrieve!r}, which runs a model; it must be {_CHOICES}."
+                )
+
+    def start(self, row: Request) -> None:
+        self._tables[row.id] = []
+        self._random[row.id] = np.random.default_rng(self.config.seed)
+        if self._copier is not None:
+            self._copier.start(row)
+
+    def drop(self, row: Request) -> None:
+        self._tables.pop(row.id, None)
+        self._random.pop(row.id, None)
+        if self._copier is not None:
+            self._copier.drop(row)
+
+    def draft(self, row: Request) -> DraftTree:
+        """The copied chain, then the shape with the table's tokens; each token once among its siblings."""
+        copied = self._copied(row)
+        if row.max_draft < 1:
+            return DraftTree.root(row.last_token)
+        table = self._filled(row)
+        tokens, parent = [row.last_token], [-1]
+        known: dict[tuple[int, int], int] = {}
+
+        def add(above: int, token: int) -> int:
+            node = known.setdefault((above, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parent.append(above)
+            return node
+
+        node = 0
+        for token in copied:
+            node = add(node, token)
+        nodes = [0]
+        for above, slot, rank in self._shape:
+            nodes.append(add(nodes[above], table[slot][rank]))
+        return DraftTree(np.array(tokens), np.array(parent), source=self.name)
+
+    def observe(self, round: Round) -> None:
+        """Fill the tables from the slots of the round's trees, whoever drafted them."""
+        decided = [i for i, done in enumerate(round.accepted) if done.tokens and not round.is_prompt(i)]
+        nodes = [slots(round.trees[i], round.accepted[i].path[-1])[: self.depth] for i in decided]
+        wanted = [round.logits(i)[at] for i, at in zip(decided, nodes, strict=True)]
+        if any(nodes):
+            best = top_tokens(torch.cat(wanted), self._candidates)[1].tolist()
+        for i, at in zip(decided, nodes, strict=True):
+            self._tables[round.rows[i].id] = [best.pop(0) for _ in at]
+        if self._copier is not None:
+            self._copier.observe(round)
+
+    def _filled(self, row: Request) -> list[list[int]]:
+        """The row's table [depth][candidates], with random tokens of the text before its last where there are none."""
+        table = self._tables[row.id]
+        context = row.tokens[:-1] if len(row) > 1 else row.tokens
+        size = self.depth - len(table), self._candidates
+        return [*table, *self._random[row.id].choice(context, size).tolist()]
+
+    def _copied(self, row: Request) -> list[int]:
+        """The copied chain, at most `depth` tokens."""
+        if self._copier is not None:
+            (tree,) = self._copier.propose([row])
+            return tree.trunk()[: self.depth].tolist()
+        return after_match(row.tokens, self.config.ngram, self.depth, self.config.match == "recent").tolist()
+
+
+def _paths(config: JacobiConfig) -> list[RankPath]:
+    """The shape that the options ask for."""
+    if not config.tree:
+        return chain(config.window)
+    if config.checkpoint is not None:
+        return best_paths(read_accuracies(config.checkpoint), config.tree)
+    paths = published()
+    return paths if config.tree == len(paths) else best_paths(SLOTS, config.tree)
+
+
+_CHOICES = "ngram, none, or a drafter that copies from the text, such as sam"
+
+
+def _copier(name: str) -> Drafter | None:
+    """The drafter of the copied chain; None: n-grams, which need none."""
+    try:
+        return None if name == NGRAM else create(name)
+    except MethodError as error:
+        raise MethodError(f"jacobi: retrieve is {name!r}; it must be {_CHOICES}. {error}") from None
+
+
+def laid_out(paths: Sequence[RankPath], depth: int, candidates: int) -> list[tuple[int, int, int]]:
+    """(number of the parent, slot, rank) of each path that is at most `depth` deep and takes ranks below `candidates`.
+    Parents come first; number 0 is the root, 1 the first entry."""
+    kept = sorted((path for path in paths if len(path) <= depth and max(path) < candidates), key=lambda p: (len(p), p))
+    number = {path: i for i, path in enumerate([(), *kept])}
+    return [(number[path[:-1]], len(path) - 1, path[-1]) for path in kept]
+
+
+def slots(tree: DraftTree, last: int) -> list[int]:
+    """Nodes of the longest way down from `last`, the last accepted node, without it; the first of equally long ones.
+
+    The round rejected them: their logits say what follows the next root, and so on."""
+    parent = tree.parent.tolist()
+    height, below = [0] * len(parent), [0] * len(parent)
+    for node in range(len(parent) - 1, 0, -1):  # children come after their parents
+        if height[node] + 1 >= height[parent[node]]:
+            height[parent[node]], below[parent[node]] = height[node] + 1, node
+    way = []
+    while height[last]:
+        last = below[last]
+        way.append(last)
+    return way
+
+
+def after_match(text: IntArray, ngram: int, count: int, recent: bool) -> IntArray:
+    """`count` tokens that followed where most of the last `ngram` tokens of `text` stood before, compared from the last
+    one back; the earliest such place, or the most recent. Empty where even the last token is new."""
+    places = np.flatnonzero(text[:-1] == text[-1]) + 1
+    for back in range(2, min(ngram, len(text)) + 1):
+        longer = places[places >= back]
+        longer = longer[text[longer - back] == text[-back]]
+        if not len(longer):
+            break
+        places = longer
+    return continuation(text, int(places[-1 if recent else 0]), count) if len(places) else text[:0]

@@ -1,0 +1,125 @@
+"""Fine-tuning with noise: the model learns to predict past junk, and what is written is a model with a tree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from paceline.draft.neural.checkpoint import TargetFacts
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.target.load import load
+from paceline.train.__main__ import app
+from paceline.train.corrupt import NoiseConfig
+from paceline.train.log import read_log
+from paceline.train.noise import NoisyConfig, clean_loss, slot_accuracies, train_noisy
+from paceline.train.plan import LoopConfig
+from paceline.train.replies import split_rows
+from tests import models
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+TOKENS = 120 * 128
+
+
+@pytest.fixture(autouse=True)
+def _own_precision() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def answers(file: Path) -> Path:
+    """Texts that count on from a random token: what comes can be told past any junk, from what was before it."""
+    rng = np.random.default_rng(0)
+    with file.open("w") as out:
+        for n in range(60):
+            text = [int(4 + (start + i) % 36) for start in [rng.integers(36)] for i in range(25)]
+            row = {"id": f"answer {n}", "source": "made", "prompt_tokens": text[:5], "tokens": text[5:]}
+            out.write(json.dumps(row) + "\n")
+    return file
+
+
+def tuned(tmp_path: Path, name: str, lengths: tuple[int, int], **more: object) -> Path:
+    target = tmp_path / "target"
+    if not target.exists():
+        models.make("llama2", target, **SMALL)
+    loop = LoopConfig(tokens=TOKENS, mixed_precision="no", optimiser="adamw", peak_lr=1e-2, warmup_steps=5, log_every=5)
+    config = NoisyConfig(noise=NoiseConfig(lengths), length=32, rows=4, held_out=0.2, **more)  # type: ignore[arg-type]
+    made = answers(tmp_path / "answers.jsonl")
+    assert train_noisy(target, made, tmp_path / name, tmp_path / f"{name}-run", loop, config, [target], compiled=False)
+    return tmp_path / name
+
+
+def test_noise_makes_a_model_that_drafts_for_itself(tmp_path: Path) -> None:
+    """The same start, data, order and steps, with noise and without."""
+    plain, noisy = tuned(tmp_path, "plain", (0, 0)), tuned(tmp_path, "noisy", (5, 5))
+    records = [json.loads((folder / "noise.json").read_text()) for folder in (plain, noisy)]
+    assert records[1]["tuned_from"]["name"] == "target"
+    weights = [
+        TargetFacts.of(load(folder, device="cpu")).weights_fingerprint for folder in (tmp_path / "target", noisy)
+    ]
+    assert records[1]["tuned_from"]["weights_fingerprint"] == weights[0] != weights[1]
+    assert records[1]["recipe"]["config"]["noise"]["lengths"] == [5, 5]
+    assert records[1]["losses"]["target"] > records[1]["loss"] + 1
+    slots = [json.loads((folder / "slots.json").read_text())["accuracies"] for folder in (plain, noisy)]
+    assert np.shape(slots[1]) == (5, 10)
+    first = [np.array(table)[:, 0].mean() for table in slots]
+    assert first[1] > first[0] + 0.1
+    mean = []
+    for folder in (plain, noisy):
+        prompts = [[4 + (s + i) % 36 for i in range(3)] for s in range(0, 36, 3)]
+        params = SamplingParams(max_tokens=16, ignore_eos=True)
+        spec = f"jacobi:{folder},tree=8,retrieve=none"
+        expected, done = (Engine(folder, draft, dtype="float32").generate(prompts, params) for draft in ("none", spec))
+        assert [one.tokens for one in done] == [one.tokens for one in expected]
+        mean.append(sum(one.new_tokens for one in done) / sum(one.rounds for one in done))
+    assert mean[1] > mean[0] + 0.2
+
+
+def test_adapters_are_merged_into_a_plain_model(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    tuned(tmp_path, "adapted", (3, 6), lora=4)
+    before, after = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("target", "adapted"))
+    names = dict(before.named_parameters())
+    moved = {name for name, p in after.named_parameters() if not torch.equal(p, names[name])}
+    assert moved
+    assert all("layers" in name and p_is_matrix(names[name]) for name in moved)
+    _, held = split_rows(tmp_path / "answers.jsonl", 32, 0, 0.2)
+    assert clean_loss(after.eval(), held) < clean_loss(before.eval(), held)
+
+
+def p_is_matrix(weight: torch.Tensor) -> bool:
+    return weight.ndim == 2
+
+
+def test_slots_are_those_of_the_model_itself(tmp_path: Path) -> None:
+    """A model that sees its last token alone is right only in slots whose token stands where it was; chance else."""
+    folder = models.make("llama2", tmp_path / "m", **SMALL)
+    _, held = split_rows(answers(tmp_path / "answers.jsonl"), 32, 0, 0.2)
+    network = AutoModelForCausalLM.from_pretrained(folder).eval()
+    table = slot_accuracies(network, held, NoiseConfig(), 0)
+    assert table == slot_accuracies(network, held, NoiseConfig(), 0)
+    assert all(0 <= sum(row) <= 1 for row in table)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    models.make("llama2", tmp_path / "target", **SMALL)
+    data = answers(tmp_path / "answers.jsonl")
+    out = tmp_path / "out"
+    base = ["noise", str(tmp_path / "target"), "--out", str(out), "--length", "32", "--rows", "4", "--no-compiled"]
+    done = CliRunner().invoke(app, [*base, "--data", str(data), "--tokens", "640", "--noise", "3-6", "--every", "8"])
+    assert done.exit_code == 0, done.output
+    assert "slot 5  right" in done.output
+    assert (out / "slots.json").exists()
+    assert read_log(tmp_path / "out-run" / "log.jsonl")[-1]["tokens"] == 640
+    for wrong, says in ((["--noise", "some"], "--noise is 'some'"), (["--source", "air"], "no noise from 'air'")):
+        done = CliRunner().invoke(app, [*base, "--data", str(data), *wrong])
+        assert done.exit_code
+        assert says in str(done.exception)
