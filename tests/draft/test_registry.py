@@ -243,7 +243,8 @@ def mentions(source: str, known: list[str]) -> list[str]:
 
     A name that is also an English word counts only where a spec begins with it."""
     spec = re.compile(rf"^({'|'.join(map(re.escape, known))})(?:[:,+](?:\S.*)?)?$")
-    modules = {registry._table()[name].partition(":")[0] for name in known}
+    table = registry._table()
+    modules = {table[name].partition(":")[0] for name in known}
     tree = ast.parse(source)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     prose = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, documented) and ast.get_docstring(n)}
