@@ -1,0 +1,166 @@
+"""GRPO on the demo's task, with rollouts by one rule: a run of some epochs that can be stopped and goes on.
+
+Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): a group of answers to each prompt, an answer's
+advantage is its reward less the group's mean over the group's standard deviation. One update for each batch, so that
+the ratio of the policies is 1 and nothing is clipped. No KL term.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from paceline.errors import PacelineError
+from paceline.rollout.demo.start import policy, save
+from paceline.rollout.demo.task import EOS, MAX_NEW, PAD, Problem, problems
+from paceline.rollout.policy import Policy
+from paceline.rollout.run import Figures, Rollout
+from paceline.rollout.store import RolloutStore
+from paceline.sampling import SamplingParams
+
+PROMPTS, GROUP, STEPS = 64, 8, 4
+"""Prompts of an epoch, answers to each, and batches they come in."""
+RATE = 1e-4
+HELD_OUT, TEST_EVERY = 512, 4
+"""Problems that are never trained on, and epochs between two looks at them."""
+SAMPLING = SamplingParams(temperature=1.0, max_tokens=MAX_NEW)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run does. rule: a name of `paceline.rollout.rules.RULES`, or plain:LOG_LENIENCE."""
+
+    task: str
+    rule: str
+    seed: int
+    epochs: int
+    draft: str
+
+    @property
+    def rule_name(self) -> str:
+        """The rule without its lenience."""
+        return self.rule.partition(":")[0]
+
+    @property
+    def lenience(self) -> float | None:
+        """Of plain: e to the number after the colon, 1 without it. PacelineError if that is not a number."""
+        name, colon, log_lenience = self.rule.partition(":")
+        if not colon:
+            return None
+        try:
+            return math.exp(float(log_lenience))
+        except (ValueError, OverflowError):
+            raise PacelineError(f"{self.rule}: {log_lenience!r} is not a number; write {name}:0.5 for e^0.5.") from None
+
+
+class Run:
+    """A model on its way through the epochs; `rows` has one record for each epoch that is done."""
+
+    def __init__(self, plan: Plan, start: LlamaForCausalLM, folder: Path):
+        self.plan = plan
+        self.rows: list[dict[str, Any]] = []
+        self.store = RolloutStore()
+        self._file = folder / f"{plan.task}-{plan.rule.replace(':', '-')}-{plan.seed}.pt"
+        rng = random.Random(1000 + plan.seed)
+        self.train = problems(plan.task, PROMPTS, rng)
+        self.held_out = problems(plan.task, HELD_OUT, rng, frozenset(p.question for p in self.train))
+        self.model = policy(plan.seed)
+        self.model.load_state_dict(start.state_dict())
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), RATE, weight_decay=0.0)
+        draft = "none" if plan.rule == "vanilla" else plan.draft
+        self.policy = Policy(self.model, draft, eos_token_ids=(EOS,), max_batch=PROMPTS * GROUP // STEPS)
+        if self._file.exists():
+            self._restore()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every epoch is there."""
+        return len(self.rows) >= self.plan.epochs
+
+    def epoch(self, progress: Callable[[], None]) -> dict[str, Any]:
+        """One pass over the prompts in an order of its own; its record. `progress` is called after each batch."""
+        number = len(self.rows) + 1
+        order = self.train.copy()
+        random.Random(self.plan.seed * 1009 + number).shuffle(order)
+        figures = Figures()
+        rewards: list[float] = []
+        for begin in range(0, PROMPTS, PROMPTS // STEPS):
+            of_step, got = self._step(order[begin : begin + PROMPTS // STEPS], number)
+            figures, rewards = figures + of_step, rewards + got
+            progress()
+        row = asdict(figures) | {"epoch": number, "reward": sum(rewards) / len(rewards), "decoded": figures.decoded}
+        if number % TEST_EVERY == 0 or number == self.plan.epochs:
+            row["accuracy"] = self._accuracy(number)
+        self.rows.append(row)
+        self._save()
+        return row
+
+    def _step(self, batch: list[Problem], epoch: int) -> tuple[Figures, list[float]]:
+        """One batch: rollouts, rewards, an update."""
+        with self.policy.engine() as engine:
+            rollouts = engine.rollout(
+                [p.prompt for p in batch],
+                self.store,
+                copies=GROUP,
+                params=SAMPLING,
+                rule=self.plan.rule_name,
+                lenience=self.plan.lenience,
+                version=epoch,
+                seed=self.plan.seed,
+            )
+        rewards = [batch[i // GROUP].reward(answer.tokens) for i, answer in enumerate(rollouts.answers)]
+        update(self.model, self.optimiser, rollouts.answers, advantages(rewards))
+        return rollouts.figures, rewards
+
+    def _accuracy(self, epoch: int) -> float:
+        """Share of the held-out problems that one sampled answer solves. The same noise for every rule."""
+        with self.policy.engine() as engine:
+            rollouts = engine.rollout(
+                [p.prompt for p in self.held_out], RolloutStore(), params=SAMPLING, rule="vanilla", seed=epoch
+            )
+        right = [p.reward(answer.tokens) for p, answer in zip(self.held_out, rollouts.answers, strict=True)]
+        return sum(right) / len(right)
+
+    def _save(self) -> None:
+        parts = {"model": self.model, "optimiser": self.optimiser, "store": self.store}
+        states = {name: part.state_dict() for name, part in parts.items()}  # type: ignore[attr-defined]
+        save(self._file, {**states, "rows": self.rows})
+
+    def _restore(self) -> None:
+        state = torch.load(self._file, weights_only=True)
+        self.rows = state["rows"]
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.store.load_state_dict(state["store"])
+
+
+def advantages(rewards: list[float]) -> torch.Tensor:
+    """Rewards of groups one after another, float [B], centred and scaled in each group."""
+    groups = torch.tensor(rewards).view(-1, GROUP)
+    return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+def update(
+    model: LlamaForCausalLM, optimiser: torch.optim.Optimizer, answers: list[Rollout], advantage: torch.Tensor
+) -> None:
+    """One step up the policy gradient; every token of the batch counts the same."""
+    texts = [[*answer.prompt, *answer.tokens] for answer in answers]
+    width = max(map(len, texts))
+    ids = torch.tensor([text + [PAD] * (width - len(text)) for text in texts])
+    is_answer = torch.tensor(
+        [[0] * len(a.prompt) + [1] * len(a.tokens) + [0] * (width - len(a.prompt) - len(a.tokens)) for a in answers]
+    )[:, 1:]
+    logits = model.train()(ids).logits[:, :-1]
+    logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    loss = -(logprobs * advantage[:, None] * is_answer).sum() / is_answer.sum()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    optimiser.zero_grad()

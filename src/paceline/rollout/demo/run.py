@@ -1,0 +1,116 @@
+"""All runs of the demo, one after another: every seed's start, then every rule from it. Stopped anywhere, it goes on.
+
+DIR/start-*.pt   supervised starts      DIR/sums-RULE-SEED.pt  a run after its last whole epoch
+DIR/results.json what `results` returns, when all is done
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.records import write_whole
+from paceline.rollout.demo import grpo
+from paceline.rollout.demo.grpo import Plan, Run
+from paceline.rollout.demo.start import supervised
+from paceline.rollout.demo.task import TASKS
+from paceline.rollout.rules import rule_of
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the steps done of it, and those there are."""
+
+
+def plans(task: str, rules: Sequence[str], seeds: Sequence[int], epochs: int, draft: str) -> list[Plan]:
+    """The runs, seed by seed. PacelineError for a rule or a task that does not exist."""
+    if task not in TASKS:
+        raise PacelineError(f"There is no task {task!r}; tasks: {', '.join(TASKS)}.")
+    wanted = [Plan(task, rule, seed, epochs, draft) for seed in seeds for rule in rules]
+    for plan in wanted[: len(rules)]:
+        rule_of(plan.rule_name, lenience=plan.lenience)
+    return wanted
+
+
+def run(wanted: Sequence[Plan], start_steps: int, folder: Path, progress: Progress) -> list[dict[str, Any]]:
+    """Do what is not done yet; a record for every epoch of every run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed, of_seed in groupby(wanted, key=lambda plan: plan.seed):
+        first, *_ = of_seed_plans = list(of_seed)
+
+        def of_start(done: int, steps: int, _: str, seed: int = seed) -> None:
+            progress(f"start, seed {seed}", done, steps)
+
+        start = supervised(first.task, seed, start_steps, folder, of_start)
+        for plan in of_seed_plans:
+            rows += _epochs(plan, start, folder, progress)
+    return rows
+
+
+def _epochs(plan: Plan, start: Any, folder: Path, progress: Progress) -> list[dict[str, Any]]:
+    torch.manual_seed(plan.seed)
+    going = Run(plan, start, folder)
+    total = plan.epochs * grpo.STEPS
+    while not going.is_done:
+        done = len(going.rows) * grpo.STEPS
+        steps = iter(range(done + 1, total + 1))
+        going.epoch(lambda: progress(f"{plan.rule}, seed {plan.seed}", next(steps), total))  # noqa: B023
+    return [{"rule": plan.rule, "seed": plan.seed, **row} for row in going.rows[: plan.epochs]]
+
+
+def results(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One record for each rule, over its seeds: sums over all epochs, and means over seeds."""
+    of_rule: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        of_rule.setdefault(row["rule"], []).append(row)
+    return [_result(rule, of) for rule, of in of_rule.items()]
+
+
+def _result(rule: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    seeds = sorted({row["seed"] for row in rows})
+    last = [max((r for r in rows if r["seed"] == seed), key=lambda r: r["epoch"]) for seed in seeds]
+
+    def total(name: str) -> float:
+        return sum(row[name] for row in rows)
+
+    def share(part: str, whole: str) -> float:
+        return round(total(part) / total(whole), 4) if total(whole) else 0.0
+
+    made = rule_of(rule.partition(":")[0], lenience=Plan("", rule, 0, 0, "").lenience)
+    return {
+        "rule": rule,
+        "name": made.name,
+        "lossless": made.lossless,
+        "seeds": len(seeds),
+        "epochs": max(row["epoch"] for row in rows),
+        "rollouts": round(total("answers")),
+        "tokens": round(total("tokens") / len(seeds)),
+        "tokens_decoded": round(total("decoded") / len(seeds)),
+        "reuse": share("reused", "old_tokens"),
+        "full_reuse": share("full", "offered"),
+        "drift": share("drift", "looked"),
+        "final_reward": round(mean(row["reward"] for row in last), 4),
+        "final_accuracy": round(mean(row["accuracy"] for row in last), 4),
+        "accuracy_noise": round(stdev(row["accuracy"] for row in last), 4) if len(last) > 1 else None,
+        "seconds": round(total("seconds") / len(seeds), 2),
+        "cpu_seconds": round(total("cpu_seconds") / len(seeds), 2),
+    }
+
+
+def write_results(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """results.json, and what is in it: `results`, and every epoch of every run."""
+    whole = {"results": results(rows), "epochs": list(rows)}
+    write_whole(folder / "results.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    return whole
+
+
+def rule_label(rule: str) -> str:
+    """How tables call a rule."""
+    name, _, log_lenience = rule.partition(":")
+    return f"plain, e^{log_lenience or 0} (not lossless)" if name == "plain" else name

@@ -1,0 +1,76 @@
+"""A model that is being trained, as the engine's target: with the weights it has now.
+
+The native decoder keeps weights in an order of its own, so it is made anew after every step; that is a copy of the
+weights, small beside a rollout. On accelerators, where two copies may not fit, and for models that the native decoder
+does not know, transformers' own code runs on the weights themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.draft.base import Drafter
+from paceline.engine import Engine
+from paceline.target.base import Target
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.shape import unsupported, weight_shapes
+
+
+class Policy:
+    """One engine for a model whose weights change; its drafter keeps what it has learnt.
+
+    model      a transformers causal language model.
+    max_batch  answers decoded at once."""
+
+    def __init__(
+        self,
+        model: Any,
+        draft: str | Drafter,
+        *,
+        eos_token_ids: Sequence[int],
+        max_batch: int,
+        prefill_chunk: int = 4096,
+    ):
+        self.model, self.eos_token_ids = model, tuple(eos_token_ids)
+        self._native = model.device.type == "cpu" and _fits(model)
+        with _evaluating(model):
+            self._engine = Engine(self._target(), draft, max_batch=max_batch, prefill_chunk=prefill_chunk)
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        """The engine, for as long as the weights stay as they are. No row may be left over at the end."""
+        with _evaluating(self.model):
+            target = self._engine.target
+            if self._native:
+                target = self._target()
+                target.threads = self._engine.target.threads  # what it has learnt of this machine
+            self._engine.with_weights_of(target)
+            yield self._engine
+
+    def _target(self) -> Target:
+        if not self._native:
+            return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
+        config, state = self.model.config, self.model.state_dict()
+        weights = {name: state[name].detach().clone() for name in weight_shapes(config)}
+        return Decoder(config, weights, name="the policy", dtype=self.model.dtype, eos_token_ids=self.eos_token_ids)
+
+
+def _fits(model: Any) -> bool:
+    """Whether the native decoder can run it: a plain model of its families, without adapters."""
+    return unsupported(model.config) is None and set(weight_shapes(model.config)) <= set(model.state_dict())
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode, and back to what it was."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)

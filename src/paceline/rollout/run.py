@@ -1,0 +1,253 @@
+"""Rollouts of a batch of prompts: old answers are verified, the rest is generated, and the store has the new answers.
+
+    engine = Engine(model, draft="past-answer+sam,past=65536", max_batch=512)
+    store = RolloutStore("runs/answers.rollouts")
+    rollouts = engine.rollout(prompts, store, copies=8, params=SamplingParams(temperature=1.0, max_tokens=1024))
+    rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse
+
+A row's randomness is made of the seed, its prompt, its copy's number, the policy's version and how many answers it has
+had. So it is fresh in every epoch, the same for any order of prompts and any number of processes, and after a resume it
+is never that of the answer that is in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.errors import PacelineError
+from paceline.prompt import Prompt
+from paceline.rollout.entry import Entry, Key, digest, law, numbered
+from paceline.rollout.rules import RolloutRule, Trail, rule_of
+from paceline.rollout.store import RolloutStore
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.tree import IntArray
+
+if TYPE_CHECKING:
+    from paceline.engine import Engine
+
+log = logging.getLogger("paceline")
+
+
+class Rollout(NamedTuple):
+    """One answer.
+
+    tokens    the end token included. logprobs float [n]: of each token under the policy, temperature and filters
+              applied; for reused tokens too it is the policy of now.
+    reused    tokens that are the old answer's, from the first on; old: tokens of the old answer, 0 if there was none.
+    finished  it ended by itself; else it was cut.
+    """
+
+    key: Key
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: NDArray[np.floating]
+    reused: int
+    old: int
+    finished: bool
+    text: str
+
+    @property
+    def is_full_reuse(self) -> bool:
+        """Whether it is the old answer, unchanged."""
+        return 0 < self.old == self.reused == len(self.tokens)
+
+
+@dataclass
+class Figures:
+    """Sums over rollouts.
+
+    tokens        of all answers; reused of them are old, and `decoded` are new.
+    old_tokens    of the old answers to these prompts; offered: how many there were; full: those reused whole.
+    looked        places where an old token was compared; drift: the sum of |p - q| there.
+    rounds        forwards of the target in which the answers grew, added up over rows.
+    seconds       from the first forward to the last, verification included; cpu_seconds of this process likewise.
+    """
+
+    answers: int = 0
+    tokens: int = 0
+    reused: int = 0
+    old_tokens: int = 0
+    offered: int = 0
+    full: int = 0
+    looked: int = 0
+    drift: float = 0.0
+    rounds: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that were generated."""
+        return self.tokens - self.reused
+
+    @property
+    def reuse(self) -> float:
+        """Share of the old answers' tokens that were kept."""
+        return self.reused / self.old_tokens if self.old_tokens else 0.0
+
+    @property
+    def full_reuse(self) -> float:
+        """Share of the old answers that were kept whole."""
+        return self.full / self.offered if self.offered else 0.0
+
+    @property
+    def mean_drift(self) -> float:
+        """Mean of |p - q| over the old tokens that were compared."""
+        return self.drift / self.looked if self.looked else 0.0
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+@dataclass
+class Rollouts:
+    """Answers in the order of the prompts, all copies of the first one before the second; and their figures.
+
+    rule      the name of the rule; lossless: whether answers have the policy's distribution."""
+
+    answers: list[Rollout]
+    rule: str
+    lossless: bool
+    figures: Figures = field(default_factory=Figures)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, index: int) -> Rollout:
+        return self.answers[index]
+
+
+def rollout(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    store: RolloutStore,
+    *,
+    copies: int = 1,
+    params: SamplingParams,
+    rule: str | RolloutRule = "residual",
+    lenience: float | None = None,
+    version: int = 0,
+    seed: int = 0,
+    keys: Sequence[Key] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Rollouts:
+    """Answer every prompt `copies` times, with the last answers in `store` where they stand, and put the new ones in.
+
+    params    temperature must be above 0; `seed` of it does not count.
+    rule      as in `paceline.rollout.rules`; lenience is of the rule plain alone, which is not lossless.
+    version   of the policy: a number that grows when the weights change.
+    seed      of all randomness.
+    keys      one for each prompt, where the caller numbers the copies; then `copies` must be 1.
+    progress  called with the number of new tokens after every round.
+
+    An answer that is interrupted or fails leaves the store as it was. Raises PacelineError for parameters that do not
+    fit, and if an answer fails."""
+    if params.is_greedy:
+        raise PacelineError("Rollouts are sampled: temperature is 0; it must be above 0.")
+    if copies < 1 or (keys is not None and (copies != 1 or len(keys) != len(prompts))):
+        raise PacelineError(f"copies is {copies}; it must be 1 or more, and 1 with a key for every prompt.")
+    if isinstance(rule, str):
+        rule = rule_of(rule, lenience=lenience, seed=seed)
+    encoded = [engine.encode(prompt) for prompt in prompts for _ in range(copies)]
+    given = [prompt for prompt in prompts for _ in range(copies)]
+    keys = numbered([digest(prompt) for prompt in encoded]) if keys is None else keys
+    store.refresh()
+    olds = [_usable(store.get(key, version), rule, params, engine.target.vocab_size) for key in keys]
+    begun, cpu = perf_counter(), process_time()
+    before = rule.others = engine.rule
+    engine.rule = rule
+    rows: list[Row] = []
+    trails: list[Trail] = []
+    try:
+        for prompt, key, old in zip(given, keys, olds, strict=True):
+            row = engine.add(prompt, replace(params, seed=_seed_of(seed, key, version, old)))
+            rows.append(row)
+            trails.append(rule.begin(row, key, old))
+            row.past = _NOTHING if (past := trails[-1].old) is None else past.tokens.astype(np.int64)
+        for delta in engine.follow(rows):
+            if delta.row.error:
+                raise PacelineError(delta.row.error)
+            if progress is not None:
+                progress(len(delta.tokens))
+    finally:
+        engine.rule = before
+        for row in rows:
+            engine.abort(row)
+            rule.end(row)
+    figures = Figures(seconds=perf_counter() - begun, cpu_seconds=process_time() - cpu)
+    answers = [_answer(row, trail) for row, trail in zip(rows, trails, strict=True)]
+    dtype = np.float64 if engine.target.dtype == torch.float64 else np.float32  # as distributions are
+    of_now = law(params)
+    store.put((t.key, _entry(row, t, version, of_now, dtype)) for row, t in zip(rows, trails, strict=True))
+    for row, trail, answer in zip(rows, trails, answers, strict=True):
+        figures += _figures(row, trail, answer)
+    if figures.reused and not any(row.stats.draft_tokens for row in rows):
+        log.warning("old answers were verified token by token: the engine's drafter does not propose them")
+    return Rollouts(answers, rule.name, rule.lossless, figures)
+
+
+_NOTHING: IntArray = np.empty(0, np.int64)
+
+
+def _usable(old: Entry | None, rule: RolloutRule, params: SamplingParams, vocab_size: int) -> Entry | None:
+    """The old answer if this policy can be asked about it. PacelineError if its probabilities are of another law."""
+    if old is None or not len(old) or max(old.tokens.max(), old.top_ids.max(initial=0)) >= vocab_size:
+        return None
+    if rule.same_law and old.law != (now := law(params)):
+        raise PacelineError(
+            f"The store's answers were sampled with {_changes(old.law, now)}: their probabilities are of another law, "
+            f"and the rule {rule.name} compares them. Keep these parameters, begin a new store, or use one-hot."
+        )
+    return old
+
+
+def _changes(then: str, now: str) -> str:
+    pairs = zip(then.split(" "), now.split(" "), strict=False)
+    return ", ".join(f"{a} and are to be verified with {b}" for a, b in pairs if a != b)
+
+
+def _seed_of(seed: int, key: Key, version: int, old: Entry | None) -> int:
+    """See the module's docstring."""
+    visit = old.visit + 1 if old is not None else 0
+    words = [seed, *np.frombuffer(key.digest, "<u4").tolist(), key.copy, version, visit]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+def _entry(row: Row, trail: Trail, version: int, law: str, dtype: type) -> Entry:
+    count, width = row.num_new, len(trail.top_ids[0]) if trail.top_ids else 0
+    ids = np.array(trail.top_ids[:count], np.int32).reshape(count, width)
+    best: Any = np.array(trail.top_probs[:count], dtype).reshape(count, width)
+    probs: Any = np.array(trail.probs[:count], dtype)
+    tokens = row.new_tokens.astype(np.int32)
+    return Entry(tokens, probs, ids, best, version, trail.visit, row.finish_reason == "stop", law)
+
+
+def _answer(row: Row, trail: Trail) -> Rollout:
+    # What was decided after the end of the answer does not count.
+    reused, old = min(trail.reused, row.num_new), 0 if trail.old is None else len(trail.old)
+    prompt, tokens = row.tokens[: row.prompt_length].tolist(), row.new_tokens.tolist()
+    logprobs = np.log(np.array(trail.probs[: row.num_new]))
+    return Rollout(trail.key, prompt, tokens, logprobs, reused, old, row.finish_reason == "stop", row.text)
+
+
+def _figures(row: Row, trail: Trail, answer: Rollout) -> Figures:
+    return Figures(
+        answers=1,
+        tokens=len(answer.tokens),
+        reused=answer.reused,
+        old_tokens=answer.old,
+        offered=int(answer.old > 0),
+        full=int(answer.is_full_reuse),
+        looked=trail.looked,
+        drift=trail.drift,
+        rounds=row.stats.rounds,
+    )

@@ -1,0 +1,151 @@
+"""Rollouts with reuse inside TRL's GRPOTrainer, in any number of processes.
+
+    from paceline.rollout import RolloutStore
+    from paceline.rollout.trl import RolloutReuse
+
+    trainer = GRPOTrainer(..., rollout_func=RolloutReuse(RolloutStore("answers.rollouts")))
+
+Answers come from our engine, which runs the trainer's own model, so that old answers are verified and new tokens drawn
+by the same code. `rollout_func` is experimental in TRL; this is written for TRL 1.16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from paceline.errors import PacelineError
+from paceline.rollout.entry import Key, digest, numbered
+from paceline.rollout.policy import Policy
+from paceline.rollout.rules import rule_of
+from paceline.rollout.run import Figures, Rollouts, rollout
+from paceline.rollout.store import RolloutStore
+from paceline.sampling import SamplingParams
+
+DRAFT = "past-answer+sam,past=65536"
+"""Old answers first; after the first other token, what other answers say at such a place."""
+
+EVALUATION = 0x5EED
+"""Makes another seed of a seed: evaluation must not have the noise of training."""
+
+
+class RolloutReuse:
+    """Pass it as `rollout_func`. Evaluation neither uses nor changes the store.
+
+    rule, lenience  as in `paceline.rollout.rules`; only the rule plain, which is not lossless, takes a lenience.
+    seed       of all randomness, beside the trainer's step.
+    max_batch  answers decoded at once.
+    figures    what was reused so far, of this process; `last` of the last call."""
+
+    def __init__(
+        self,
+        store: RolloutStore,
+        *,
+        rule: str = "residual",
+        lenience: float | None = None,
+        draft: str = DRAFT,
+        seed: int = 0,
+        max_batch: int = 64,
+    ):
+        self.rule = rule_of(rule, lenience=lenience, seed=seed)
+        self.store, self.draft, self.seed, self.max_batch = store, draft, seed, max_batch
+        self.figures = self.last = Figures()
+        self._policy: Policy | None = None
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
+        """TRL's contract: `prompts` are this process's slice, repeated already; one answer for each of them."""
+        _refuse(trainer)
+        ids, _, multimodal = trainer._tokenize_prompts(prompts)
+        if multimodal:
+            raise PacelineError("Rollouts with reuse are for text; these prompts have images or other fields.")
+        answers = self._answer(ids, trainer) if trainer.model.training else self._fresh(ids, trainer)
+        return {
+            "prompt_ids": [list(prompt) for prompt in ids],
+            "completion_ids": [answer.tokens for answer in answers.answers],
+            "logprobs": [answer.logprobs.tolist() for answer in answers.answers],
+        }
+
+    def _answer(self, ids: Sequence[Sequence[int]], trainer: Any) -> Rollouts:
+        keys = _keys(ids, trainer.accelerator)
+        with self._engine(trainer).engine() as engine:
+            rollouts = rollout(
+                engine,
+                ids,
+                self.store,
+                params=sampling_of(trainer),
+                rule=self.rule,
+                version=trainer.state.global_step,
+                seed=self.seed,
+                keys=keys,
+            )
+        if trainer.accelerator.num_processes > 1 and not self.store.is_shared:
+            # A group may straddle processes, and its copies come to others in the next epoch.
+            mine = [(key, self.store.get(key)) for key in keys]
+            self.store.put((key, entry) for key, entry in gather_object(mine) if entry is not None)
+        self.last, self.figures = rollouts.figures, self.figures + rollouts.figures
+        self._log(rollouts, trainer)
+        return rollouts
+
+    def _fresh(self, ids: Sequence[Sequence[int]], trainer: Any) -> Rollouts:
+        """Answers for evaluation."""
+        with self._engine(trainer).engine() as engine:
+            return rollout(
+                engine,
+                ids,
+                RolloutStore(),
+                params=sampling_of(trainer),
+                rule="vanilla",
+                version=trainer.state.global_step,
+                seed=self.seed ^ EVALUATION,
+            )
+
+    def _engine(self, trainer: Any) -> Policy:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if self._policy is None or self._policy.model is not model:
+            ends = trainer.eos_token_ids
+            self._policy = Policy(model, self.draft, eos_token_ids=ends, max_batch=self.max_batch)
+        return self._policy
+
+    def _log(self, rollouts: Rollouts, trainer: Any) -> None:
+        """Into the trainer's own log, beside its rewards."""
+        of, name = rollouts.figures, "rollout" if rollouts.lossless else "rollout_not_lossless"
+        values = {"reuse": of.reuse, "full_reuse": of.full_reuse, "decoded_tokens": of.decoded, "drift": of.mean_drift}
+        for key, value in values.items():
+            trainer._metrics["train"][f"{name}/{key}"].append(float(value))
+
+
+def sampling_of(trainer: Any) -> SamplingParams:
+    """How the trainer samples. What changes the distribution and is not known here is refused by `_refuse`."""
+    return SamplingParams(
+        temperature=trainer.temperature,
+        top_p=trainer.top_p if trainer.top_p is not None else 1.0,
+        top_k=max(trainer.top_k or 0, 0),
+        min_p=trainer.min_p or 0.0,
+        repetition_penalty=trainer.repetition_penalty or 1.0,
+        max_tokens=trainer.max_completion_length,
+    )
+
+
+def _refuse(trainer: Any) -> None:
+    """PacelineError for settings under which old and new probabilities would not be of the law that is sampled."""
+    given = trainer.args.generation_kwargs
+    if given:
+        raise PacelineError(
+            f"generation_kwargs has {', '.join(given)}, which rollouts with reuse do not know; set temperature, top_p, "
+            "top_k, min_p and repetition_penalty by their own names."
+        )
+    if trainer.use_vllm:
+        raise PacelineError("use_vllm is on, but these rollouts run in Paceline's own engine; set use_vllm=False.")
+    plugin = trainer.accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
+    if trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3):
+        raise PacelineError("The model's weights are spread over processes (FSDP, ZeRO-3); rollouts need them whole.")
+
+
+def _keys(ids: Sequence[Sequence[int]], accelerator: Any) -> list[Key]:
+    """Keys of this process's prompts: copies are numbered over all processes, in the order of their ranks."""
+    mine = [digest(prompt) for prompt in ids]
+    slices = gather_object([mine])
+    before = sum(len(part) for part in slices[: accelerator.process_index])
+    return numbered([name for part in slices for name in part])[before : before + len(mine)]

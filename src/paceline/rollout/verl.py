@@ -1,0 +1,143 @@
+"""Rollouts with reuse as an agent loop of verl, over its servers. Needs verl (tested with 0.9.1), and its trainer's own
+rollout at temperature 1 without top-p and top-k.
+
+In a file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
+
+    - name: rollout_reuse
+      _target_: paceline.rollout.verl.RolloutReuseLoop
+      store: /shared/answers.rollouts
+      rule: residual
+
+and `actor_rollout_ref.rollout.agent.default_agent_loop=rollout_reuse`. The servers must allow as many prompt
+log-probabilities as `top`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import exp
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from paceline.errors import PacelineError
+from paceline.rollout.entry import Key, digest
+from paceline.rollout.served import BANNED, Scored, ServedRule, answer
+from paceline.rollout.store import RolloutStore
+from paceline.sampling import RowRandom
+
+
+@cache
+def opened(path: str) -> RolloutStore:
+    """The store of a path, one for each process: verl makes an agent loop for every sample."""
+    return RolloutStore(path)
+
+
+class RolloutReuseLoop(AgentLoopBase):
+    """One turn: a prompt, and an answer that keeps what stands of the last one.
+
+    store           a path that all agent-loop workers see.
+    rule, lenience  residual, one-hot or plain; plain is not lossless and alone takes a lenience.
+    top             best tokens that are kept of each place, for residual.
+    seed            of the rules' randomness.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        store: str,
+        rule: str = "residual",
+        lenience: float | None = None,
+        top: int = 20,
+        seed: int = 0,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        self.store = opened(store)
+        self.rule, self.seed = ServedRule(rule, lenience, top), seed
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        """As verl's single-turn loop. A request that is not sampled as in training (validation) is answered afresh."""
+        budget = self.rollout_config.response_length
+        prompt = list(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
+        server = VerlServer(self.server_manager, sampling_params)
+        if not _is_plain_law(sampling_params):
+            if _is_training(sampling_params, self.rollout_config):
+                raise PacelineError(
+                    "verl's servers score at temperature 1 without filters, and these rollouts are sampled otherwise "
+                    f"({sampling_params}); set temperature=1, top_p=1, top_k=-1."
+                )
+            tokens, reused, logprobs = await server.generate(prompt, budget, ()), 0, None
+        else:
+            # verl repeats each prompt n times in a row and numbers the rows of a batch by their priority.
+            row = int(kwargs.get("priority", 0))
+            key = Key(digest(prompt), row % int(self.rollout_config.n))
+            self.store.refresh()
+            old = self.store.get(key)
+            words = [self.seed, *np.frombuffer(key.digest, "<u4").tolist(), row, old.visit + 1 if old else 0]
+            random = RowRandom(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0]))
+            ends = frozenset([self.tokenizer.eos_token_id])
+            version = old.version + 1 if old else 0
+            done = await answer(
+                server, prompt, old, self.rule, budget=budget, ends=ends, random=random, version=version
+            )
+            self.store.put([(key, done.entry)])
+            tokens, reused = done.tokens, done.reused
+            wanted = bool(sampling_params.get("logprobs"))
+            logprobs = await server.logprobs(prompt, tokens) if wanted else None
+        return AgentLoopOutput(
+            prompt_ids=prompt,
+            response_ids=tokens[:budget],
+            response_mask=[1] * len(tokens[:budget]),
+            response_logprobs=logprobs,
+            num_turns=2,
+            metrics=AgentLoopMetrics(),
+            extra_fields={"turn_scores": [], "tool_rewards": [], "reused_tokens": reused},
+        )
+
+
+class VerlServer:
+    """verl's client as `paceline.rollout.served.Server`."""
+
+    def __init__(self, client: Any, sampling_params: dict[str, Any]):
+        self._client, self._params = client, sampling_params
+        self._id = uuid4().hex  # the same for all requests of a row: they go to one server, whose cache has the prompt
+
+    async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
+        """See `Server`."""
+        more = {"logit_bias": dict.fromkeys(banned, BANNED)} if banned else {}
+        output = await self._ask(tokens, max_tokens=count, **more)
+        return list(output.token_ids)
+
+    async def score(self, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
+        """See `Server`. verl leaves out the token that is there where it is not among the `top` best."""
+        fields = (await self._ask(tokens, max_tokens=1, prompt_logprobs=top)).extra_fields
+        # Entry i of both lists is about token i + 1; the last one is padding.
+        places = zip(fields["prompt_ids"][begin - 1 : -1], fields["prompt_logprobs"][begin - 1 : -1], strict=True)
+        scored = []
+        for token, (ids, logprobs) in zip(tokens[begin:], places, strict=True):
+            best = {i: exp(logprob) for i, logprob in zip(ids, logprobs, strict=True)}
+            scored.append(Scored(best, best.get(int(token))))
+        return scored
+
+    async def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """Of every token of the answer under the policy of now."""
+        scored = await self.score([*prompt, *tokens], len(prompt), 0)
+        return [float(np.log(place.token or 0.0)) for place in scored]
+
+    async def _ask(self, tokens: Sequence[int], **changes: Any) -> Any:
+        params = {**self._params, **changes}  # a copy: servers take entries out
+        return await self._client.generate(self._id, prompt_ids=list(tokens), sampling_params=params)
+
+
+def _is_plain_law(params: dict[str, Any]) -> bool:
+    filters = params.get("top_p", 1.0) == 1.0 and params.get("top_k", -1) in (-1, 0)
+    return params.get("temperature", 1.0) == 1.0 and filters and params.get("repetition_penalty", 1.0) == 1.0
+
+
+def _is_training(params: dict[str, Any], config: Any) -> bool:
+    """Whether a request is sampled as the trainer's rollouts are."""
+    return all(params.get(name) == config.get(name) for name in ("temperature", "top_p", "top_k"))

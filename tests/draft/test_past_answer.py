@@ -1,0 +1,59 @@
+"""past-answer: the answer to the same prompt, in pieces, until it differs."""
+
+import numpy as np
+
+from paceline.draft.registry import create
+from paceline.tree import IntArray
+from tests.draft.rows import draft_of, letters, row, target, tokens
+
+
+def taught(spec: str = "past-answer", *answers: tuple[str, str]):
+    drafter = create(spec)
+    drafter.bind(target())
+    for id, (prompt, answer) in enumerate(answers):
+        one = row(prompt, id=100 + id)
+        drafter.start(one)
+        one.extend(tokens(answer))
+        one.finish_reason = "stop"
+        drafter.drop(one)
+    return drafter
+
+
+def test_it_proposes_the_whole_answer_to_the_same_prompt() -> None:
+    drafter = taught("past-answer", ("who?", "the cat"), ("what?", "a hat"))
+    assert draft_of(drafter, "who?") == "the cat"
+    assert draft_of(drafter, "who? ") == ""
+    assert draft_of(drafter, "who?", room=4) == "the"
+
+
+def test_it_goes_on_where_the_answer_is_the_same_and_is_silent_after() -> None:
+    drafter = taught("past-answer,draft=3", ("who?", "the cat sat"))
+    one = row("who?")
+    drafter.start(one)
+    for gained, proposed in (("", "the"), ("the ", "cat"), ("c", "at "), ("u", ""), ("t sat", "")):
+        one.extend(tokens(gained))
+        [tree] = drafter.propose([one])
+        assert letters(tree.tokens[1:]) == proposed
+
+
+def test_the_last_answer_counts_and_the_oldest_is_forgotten() -> None:
+    drafter = taught("past-answer,past=8", ("a", "old"), ("b", "1234"), ("a", "new"), ("c", "xx"))
+    assert [draft_of(drafter, prompt) for prompt in "abc"] == ["new", "", "xx"]
+
+
+def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered() -> None:
+    drafter = taught("past-answer", ("a", "remembered"))
+    one = row("a")
+    one.past = np.array(tokens("brought"))
+    drafter.start(one)
+    [tree] = drafter.propose([one])
+    assert letters(tree.tokens[1:]) == "brought"
+    one.extend(tokens("xyz"))
+    one.finish_reason = "stop"
+    drafter.drop(one)
+    assert draft_of(drafter, "a") == "remembered"
+    none: IntArray = np.empty(0, np.int64)
+    two = row("a", id=2)
+    two.past = none
+    drafter.start(two)
+    assert drafter.propose([two])[0].num_drafted == 0

@@ -1,0 +1,92 @@
+"""Exact rules over three epochs of a real model whose weights drift: chi-square on its answers; and what a frozen seed
+would do to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from paceline.rollout import RolloutStore
+from paceline.rollout.policy import Policy
+from paceline.rollout.run import rollout
+from paceline.sampling import SamplingParams
+from tests import models
+
+COPIES, EPOCHS, LENGTH = 4000, 3, 2
+SYMBOLS = 6
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH)
+PROMPT = [1, 2, 3]
+
+
+@pytest.fixture
+def drifting() -> Any:
+    """A Llama of one layer and six symbols, and a step that moves all of its weights."""
+    model = models.model("llama2", vocab_size=SYMBOLS, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    return model
+
+
+def step(model: Any, epoch: int) -> None:
+    generator = torch.Generator().manual_seed(epoch)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.05)
+
+
+@torch.no_grad()
+def law_of(model: Any) -> np.ndarray:
+    """Probability of every answer of two symbols, [SYMBOLS * SYMBOLS], by transformers."""
+    model.eval()
+    first = model(torch.tensor([PROMPT])).logits[0, -1].double().softmax(-1)
+    texts = torch.tensor([[*PROMPT, token] for token in range(SYMBOLS)])
+    second = model(texts).logits[:, -1].double().softmax(-1)
+    return (first[:, None] * second).flatten().numpy()
+
+
+def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], float]:
+    """Of the hypothesis that an epoch's answers are the policy's, for every epoch; and the reuse of the last one."""
+    policy = Policy(model, "past-answer", eos_token_ids=(), max_batch=500)
+    store, values, reuse = RolloutStore(), [], 0.0
+    for epoch in range(EPOCHS):
+        with policy.engine() as engine:
+            options = {"version": 0 if frozen else epoch, "seed": 7}
+            rollouts = rollout(engine, [PROMPT], store, copies=COPIES, params=SAMPLED, rule=rule, **options)  # type: ignore[arg-type]
+        reuse = rollouts.figures.reuse
+        counts = Counter(answer.tokens[0] * SYMBOLS + answer.tokens[1] for answer in rollouts.answers)
+        expected = law_of(model) * COPIES
+        often = expected >= 5
+        observed = np.array([counts[i] for i in range(SYMBOLS**2)])
+        pooled = np.append(observed[often], observed[~often].sum()), np.append(expected[often], expected[~often].sum())
+        keep = pooled[1] > 0
+        values.append(float(chisquare(pooled[0][keep], pooled[1][keep]).pvalue))
+        step(model, epoch)
+    return values, reuse
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["residual", "one-hot", "coupled"])
+def test_every_epoch_has_its_policys_law(drifting: Any, rule: str) -> None:
+    values, reuse = p_values(drifting, rule)
+    assert min(values) > 1e-3
+    assert reuse > (0.2 if rule == "one-hot" else 0.5)
+
+
+@pytest.mark.slow
+def test_the_published_rule_fails_this_test(drifting: Any) -> None:
+    values, _ = p_values(drifting, "plain")
+    assert min(values[1:]) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_frozen_seed_fails_this_test(drifting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same noise in every epoch, as published: a token that survived once would survive again."""
+    from paceline.rollout import run
+
+    fresh = run._seed_of
+    monkeypatch.setattr(run, "_seed_of", lambda seed, key, version, old: fresh(seed, key, 0, None))
+    values, _ = p_values(drifting, "residual", frozen=True)
+    assert min(values[1:]) < 1e-6

@@ -1,0 +1,122 @@
+"""Reuse through a server that scores and generates: exact where it says so, over a table for a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.rollout.entry import Entry
+from paceline.rollout.served import Scored, ServedRollout, ServedRule, answer
+from tests.fakes import TableTarget
+from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
+from tests.rollout import toys
+
+LENGTH = 2
+"""Tokens of an answer here: each request is enumerated anew."""
+
+
+class Table:
+    """A server of a policy whose draws are branches of an enumeration; like verl's, it leaves out tokens that are not
+    among the best."""
+
+    def __init__(self, policy: TableTarget, branches: Branches):
+        self.policy, self.branches = policy, branches
+        self.requests = 0
+
+    def _after(self, tokens: Sequence[int]) -> list[float]:
+        return self.policy.probabilities_after(tokens, toys.SAMPLED).tolist()
+
+    async def score(self, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
+        self.requests += 1
+        places = []
+        for i in range(begin, len(tokens)):
+            p = self._after(tokens[:i])
+            best = sorted(range(len(p)), key=lambda t: -p[t])[:top] if top else [tokens[i]]
+            places.append(Scored({t: p[t] for t in best}, p[tokens[i]] if tokens[i] in best else None))
+        return places
+
+    async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
+        self.requests += 1
+        made: list[int] = []
+        for _ in range(count):
+            p = self._after([*tokens, *made])
+            made.append(self.branches.decide([0.0 if t in banned else p[t] for t in range(len(p))]))
+        return made
+
+
+def served(policy: TableTarget, old: Entry | None, rule: ServedRule, branches: Branches) -> ServedRollout:
+    return asyncio.run(
+        answer(
+            Table(policy, branches),
+            toys.PROMPT,
+            old,
+            rule,
+            budget=LENGTH,
+            ends=frozenset(),
+            random=BranchingRandom(branches),
+            version=1,
+        )
+    )
+
+
+def law_over_a_server(world: SimpleNamespace, rule: ServedRule) -> tuple[toys.Law, float]:
+    """The law of an answer of LENGTH tokens, and the mean number of reused ones."""
+    law: toys.Law = defaultdict(float)
+    reused = 0.0
+    for tokens, weight in toys.shortened(world.old_law, LENGTH).items():
+        entry = toys.entry_of(world.old, tokens, rule.asked)
+
+        def one(branches: Branches, entry: Entry = entry) -> tuple[tuple[int, ...], int]:
+            done = served(world.new, entry, rule, branches)
+            return tuple(done.tokens), done.reused
+
+        for (result, kept), probability in outcomes(one).items():
+            law[result] += weight * probability
+            reused += weight * probability * kept
+    return law, reused
+
+
+@pytest.fixture(scope="module")
+def world() -> SimpleNamespace:
+    return toys.world()
+
+
+@pytest.mark.parametrize(
+    "rule", [ServedRule("one-hot"), *(ServedRule("residual", top=top) for top in (1, 2, 3, 4))], ids=str
+)
+def test_exact_rules_are_exact_over_a_server(world: SimpleNamespace, rule: ServedRule) -> None:
+    law, reused = law_over_a_server(world, rule)
+    assert toys.total_variation(law, toys.shortened(world.new_law, LENGTH)) < 1e-12
+    assert reused > 0.2
+    assert rule.lossless
+
+
+def test_the_published_rule_is_not(world: SimpleNamespace) -> None:
+    law, _ = law_over_a_server(world, ServedRule("plain"))
+    assert toys.total_variation(law, toys.shortened(world.new_law, LENGTH)) > 0.01
+    assert not ServedRule("plain").lossless
+
+
+def test_ends_budgets_and_what_is_kept(world: SimpleNamespace) -> None:
+    """Without an old answer it is generated; a whole old answer costs no generation; an end ends it."""
+    done = served(world.new, None, ServedRule(), Branches())
+    assert (len(done.tokens), done.reused, done.entry.visit) == (LENGTH, 0, 0)
+    assert done.entry.top_ids.shape == (LENGTH, toys.VOCAB)
+    again = served(world.new, done.entry, ServedRule(), Branches())
+    assert (again.tokens, again.reused, again.entry.visit) == (done.tokens, LENGTH, 1)
+    np.testing.assert_allclose(again.entry.probs, toys.entry_of(world.new, again.tokens, 4).probs)
+    longer = toys.entry_of(world.old, [0] * toys.LENGTH, 4)
+    assert len(served(world.new, longer, ServedRule(), Branches()).tokens) == LENGTH
+
+
+def test_rules_that_a_server_cannot_do_are_refused() -> None:
+    with pytest.raises(PacelineError, match="no rule 'coupled' over a server"):
+        ServedRule("coupled")
+    with pytest.raises(PacelineError, match="lenience is of the rule plain alone"):
+        ServedRule("residual", lenience=1.5)

@@ -1,0 +1,170 @@
+"""The store: keys, capacity, its file, several processes, kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.errors import PacelineError, StoreError
+from paceline.rollout.entry import Entry, Key, digest, numbered
+from paceline.rollout.store import RolloutStore
+
+
+def entry(tokens: list[int], version: int = 0, visit: int = 0) -> Entry:
+    n = len(tokens)
+    ids, best = np.tile(np.arange(2, dtype=np.int32), (n, 1)), np.full((n, 2), 0.25, np.float32)
+    return Entry(np.array(tokens, np.int32), np.full(n, 0.5, np.float32), ids, best, version, visit, True, "a law")
+
+
+def key(name: int, copy: int = 0) -> Key:
+    return Key(digest([name]), copy)
+
+
+def tokens(store: RolloutStore, name: int) -> list[int] | None:
+    kept = store.get(key(name))
+    return None if kept is None else kept.tokens.tolist()
+
+
+def test_copies_of_equal_prompts_are_numbered() -> None:
+    a, b = digest([1, 2]), digest([1, 2, 3])
+    assert a != b != digest([12])
+    assert numbered([a, b, a, a]) == [Key(a, 0), Key(b, 0), Key(a, 1), Key(a, 2)]
+
+
+def test_the_oldest_are_forgotten_first() -> None:
+    size = entry([1] * 10).nbytes
+    store = RolloutStore(capacity=3 * size)
+    for name in range(3):
+        store.put([(key(name), entry([name] * 10))])
+    store.put([(key(0), entry([9] * 10))])  # not the oldest any more
+    store.put([(key(3), entry([3] * 10))])
+    assert [tokens(store, name) is not None for name in range(4)] == [True, False, True, True]
+    assert store.nbytes == 3 * size
+    assert len(store) == 3
+
+
+def test_answers_of_old_policies_are_not_given_out() -> None:
+    store = RolloutStore(max_age=2)
+    store.put([(key(1), entry([1], version=5))])
+    assert store.get(key(1), 7) is not None
+    assert store.get(key(1), 8) is None
+
+
+def test_a_file_keeps_everything_bit_for_bit(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "answers")
+    one = entry([3, 1, 2], version=7, visit=4)
+    store.put([(key(1), entry([5])), (key(2), one)])
+    store.put([(key(1), entry([6, 7]))])
+    again = RolloutStore(tmp_path / "answers")
+    assert len(again) == 2
+    assert tokens(again, 1) == [6, 7]
+    back = again.get(key(2))
+    assert back is not None
+    for name in ("tokens", "probs", "top_ids", "top_probs"):
+        array, read = getattr(one, name), getattr(back, name)
+        assert array.dtype == read.dtype
+        assert np.array_equal(array, read)
+    assert (back.version, back.visit, back.finished, back.law) == (7, 4, True, "a law")
+    np.testing.assert_allclose(back.logprobs, np.log(0.5), rtol=1e-6)
+
+
+def test_processes_see_each_others_answers(tmp_path: Path) -> None:
+    one, other = RolloutStore(tmp_path / "answers"), RolloutStore(tmp_path / "answers")
+    one.put([(key(1), entry([1]))])
+    other.put([(key(2), entry([2]))])
+    assert tokens(other, 1) == [1]
+    assert tokens(one, 2) is None
+    one.refresh()
+    assert tokens(one, 2) == [2]
+
+
+def test_the_file_is_written_anew_before_it_is_twice_as_large(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    capacity = 20 * entry([0] * 50).nbytes
+    one, other = RolloutStore(path, capacity=capacity), RolloutStore(path, capacity=capacity)
+    for turn in range(100):
+        one.put([(key(name), entry([turn] * 50)) for name in range(5)])
+        assert path.stat().st_size < 2.2 * capacity
+    other.put([(key(7), entry([7]))])
+    assert tokens(other, 4) == [99] * 50
+    assert len(RolloutStore(path, capacity=capacity)) == 6
+
+
+def test_a_torn_record_at_the_end_is_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "answers"
+    RolloutStore(path).put([(key(1), entry([1]))])
+    whole = path.stat().st_size
+    RolloutStore(path).put([(key(2), entry([2]))])
+    os.truncate(path, path.stat().st_size - 3)
+    store = RolloutStore(path)
+    assert "not a whole record" in caplog.text
+    assert path.stat().st_size == whole
+    assert (len(store), tokens(store, 1)) == (1, [1])
+    store.put([(key(3), entry([3]))])
+    assert len(RolloutStore(path)) == 2
+
+
+def test_a_file_of_another_kind_is_refused_and_unharmed(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a store, and worth keeping")
+    with pytest.raises(StoreError, match=r"notes\.txt is not a store of rollouts"):
+        RolloutStore(path)
+    assert path.read_text() == "not a store, and worth keeping"
+    with pytest.raises(PacelineError, match="capacity is 0"):
+        RolloutStore(capacity=0)
+
+
+def test_a_checkpoint_brings_back_the_entries() -> None:
+    store = RolloutStore()
+    store.put([(key(1), entry([1, 2]))])
+    state = store.state_dict()
+    store.put([(key(1), entry([3])), (key(2), entry([4]))])
+    store.load_state_dict(state)
+    assert (len(store), tokens(store, 1)) == (1, [1, 2])
+    assert store.nbytes == entry([1, 2]).nbytes
+
+
+WRITER = """
+import sys
+from tests.rollout.test_store import entry, key
+from paceline.rollout.store import RolloutStore
+store = RolloutStore(sys.argv[1])
+print("go", flush=True)
+turn = 0
+while True:
+    store.put([(key(name), entry([turn] * 200, version=turn)) for name in range(40)])
+    turn += 1
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_leaves_whole_batches(tmp_path: Path) -> None:
+    """Two processes write batches of 40 keys as fast as they can and are killed: every key is there once, and whole."""
+    path = tmp_path / "answers"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "go\n"
+    time.sleep(0.3)
+    for writer in writers:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        assert writer.stdout is not None
+        writer.stdout.close()
+    store = RolloutStore(path)
+    assert len(store) == 40
+    for name in range(40):
+        kept = store.get(key(name))
+        assert kept is not None
+        assert kept.tokens.tolist() == [kept.version] * 200
+    store.put([(key(0), entry([1]))])
+    assert tokens(RolloutStore(path), 0) == [1]

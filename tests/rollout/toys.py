@@ -1,0 +1,182 @@
+"""Small policies with known distributions, and the law of a rollout worked out by enumeration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.accept import accept
+from paceline.rollout.bins import OldToken
+from paceline.rollout.entry import Entry, Key, digest, law
+from paceline.rollout.rules import RolloutRule, Trail
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.tree import DraftTree
+from tests.fakes import TableTarget
+from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
+
+VOCAB, LENGTH = 4, 5
+PROMPT = [0, 1]
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH)
+Law = dict[tuple[int, ...], float]
+
+
+def policies(drift: float, seed: int = 3) -> tuple[TableTarget, TableTarget]:
+    """An old policy, and a new one whose logits are `drift` away at random. 4 symbols; all of the text counts."""
+
+    def logits(prefix: tuple[int, ...], moved: float) -> np.ndarray:
+        old, change = np.random.default_rng([seed, len(prefix), *prefix]).normal(size=(2, VOCAB))
+        return old + moved * change
+
+    return (
+        TableTarget(VOCAB, order=None, logits=lambda prefix: logits(prefix, 0.0)),
+        TableTarget(VOCAB, order=None, logits=lambda prefix: logits(prefix, drift)),
+    )
+
+
+def law_of(policy: TableTarget) -> Law:
+    """Probability of every answer."""
+    answers: Law = {(): 1.0}
+    for _ in range(LENGTH):
+        answers = {
+            (*answer, token): before * p
+            for answer, before in answers.items()
+            for token, p in enumerate(policy.probabilities_after([*PROMPT, *answer], SAMPLED).tolist())
+        }
+    return answers
+
+
+def entry_of(policy: TableTarget, tokens: Sequence[int], top: int) -> Entry:
+    """An answer of a policy, as the store has it."""
+    places = [policy.probabilities_after([*PROMPT, *tokens[:i]], SAMPLED) for i in range(len(tokens))]
+    best = [p.topk(min(top, VOCAB)) for p in places]
+    return Entry(
+        np.array(tokens, np.int32),
+        np.array([float(p[token]) for p, token in zip(places, tokens, strict=True)]),
+        np.array([b.indices.tolist() for b in best], np.int32).reshape(len(tokens), -1),
+        np.array([b.values.tolist() for b in best]).reshape(len(tokens), -1),
+        0,
+        0,
+        False,
+        law(SAMPLED),
+    )
+
+
+def rolled_out(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int) -> tuple[Law, float]:
+    """The law of a rollout by `new` whose old answer is drawn from `old`, and the mean number of reused tokens.
+
+    Place by place, with the rule's own decision at each: while the answer is the old one, the next old token is drawn
+    from the old policy; after another token all that follows is the new policy's."""
+    result: Law = defaultdict(float)
+    reused = 0.0
+    kept: Law = {(): 1.0}
+    for place in range(LENGTH):
+        longer: Law = defaultdict(float)
+        for prefix, weight in kept.items():
+            p = new.probabilities_after([*PROMPT, *prefix], SAMPLED)
+            q = old.probabilities_after([*PROMPT, *prefix], SAMPLED)
+            best = q.topk(top)
+            for y in range(VOCAB):
+                offer = OldToken(y, float(q[y]), best.indices.numpy().astype(np.int32), best.values.numpy())
+                for (token, left), share in decisions(rule, p, offer, place).items():
+                    probability = weight * float(q[y]) * share
+                    if token == y and not left:
+                        longer[(*prefix, y)] += probability
+                        reused += probability
+                    else:
+                        go_on(new, (*prefix, token), probability, result)
+        kept = dict(longer)
+    for answer, weight in kept.items():
+        result[answer] += weight
+    return dict(result), reused
+
+
+def decisions(rule: RolloutRule, p: torch.Tensor, offer: OldToken, place: int) -> dict[tuple[int, bool], float]:
+    """Probability of every token that a rule may decide at a place, and of whether it leaves the old answer there."""
+
+    def one(branches: Branches) -> tuple[int, bool]:
+        walker: Any = SimpleNamespace(request=SimpleNamespace(random=BranchingRandom(branches)), position=place)
+        trail = Trail(Key(b"", 0), None)
+        return rule.choose(p, offer, walker, trail), trail.left
+
+    return outcomes(one)
+
+
+def go_on(policy: TableTarget, prefix: tuple[int, ...], weight: float, result: Law) -> None:
+    """Add the law of what a policy writes after `prefix`."""
+    if len(prefix) == LENGTH:
+        result[prefix] += weight
+        return
+    for token, p in enumerate(policy.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()):
+        go_on(policy, (*prefix, token), weight * p, result)
+
+
+def through_acceptance(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int, length: int) -> Law:
+    """The law of the first `length` tokens, enumerated through `accept` as the engine calls it: the first token after
+    the prompt, then drafts of the old answer."""
+    result: Law = defaultdict(float)
+    params = replace(SAMPLED, max_tokens=length)
+    for tokens, weight in shortened(law_of(old), length).items():
+        entry = entry_of(old, tokens, top)
+
+        def one(branches: Branches, entry: Entry = entry) -> tuple[int, ...]:
+            row = Row(0, PROMPT, params, max_context=64)
+            row.random = BranchingRandom(branches)
+            trail = rule.begin(row, Key(digest(PROMPT), 0), entry)
+            while row.finish_reason is None:
+                draft = entry.tokens[row.num_new :] if row.num_new and not trail.left else []
+                tree = DraftTree.chain(row.last_token, draft).clipped(row.max_draft)
+                text = row.tokens.tolist()
+                after = [new.logits_after([*text, *tree.tokens[1 : n + 1].tolist()]) for n in range(len(tree))]
+                [done] = accept([row], [tree], [torch.stack(after)], rule)
+                row.extend(done.tokens)
+            return tuple(row.new_tokens.tolist())
+
+        for answer, probability in outcomes(one).items():
+            result[answer] += weight * probability
+    return dict(result)
+
+
+def shortened(law: Law, length: int) -> Law:
+    """The law of the first tokens."""
+    short: Law = defaultdict(float)
+    for tokens, weight in law.items():
+        short[tokens[:length]] += weight
+    return dict(short)
+
+
+def total_variation(one: Law, other: Law) -> float:
+    """Half the sum of the differences."""
+    return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2
+
+
+def formula(old: TableTarget, new: TableTarget, lenience: float) -> Law:
+    """The law of the plain rule by its formula: at each place min(q, l p) is kept, and what is missing to 1 is drawn
+    from p; all that follows a rejection is the new policy's."""
+    result: Law = defaultdict(float)
+    kept: Law = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: Law = {}
+        for prefix, weight in kept.items():
+            q = old.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
+            p = new.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
+            both = [min(a, lenience * b) for a, b in zip(q, p, strict=True)]
+            for token in range(VOCAB):
+                longer[(*prefix, token)] = weight * both[token]
+                go_on(new, (*prefix, token), weight * (1 - sum(both)) * p[token], result)
+        kept = longer
+    for prefix, weight in kept.items():
+        result[prefix] += weight
+    return dict(result)
+
+
+def world() -> SimpleNamespace:
+    """Old and new policy with their laws."""
+    old, new = policies(0.35)
+    return SimpleNamespace(old=old, new=new, old_law=law_of(old), new_law=law_of(new))
