@@ -1,0 +1,278 @@
+"""Servers: an OpenAI-compatible endpoint against another one that does not speculate, or against itself.
+
+    certificate = certify_endpoint(Server(url), Server(reference_url), Plan())
+
+With a reference: greedy tokens are compared one by one, and the two samples of first tokens with each other. Without
+one: every greedy token must be the server's own best by the log-probabilities that it reports, and sampled tokens must
+fall on their ranks as often as those say. What verification itself gets wrong is then seen; a cache or a mask that is
+wrong for the log-probabilities too is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import exp
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.certify import chance
+from paceline.certify.certificate import Plan, Watch
+from paceline.certify.greedy import SHOWN
+from paceline.certify.law import LEAST
+from paceline.certify.sampled import LEVEL
+from paceline.evals.align.backends.base import Decoding, Reply, Request
+from paceline.evals.align.backends.endpoint import Endpoint, find_model, parse
+
+REQUESTS = 4000
+"""Sampled requests of a certificate where none are asked for: HTTP is slow."""
+TOP = 20
+"""Log-probabilities asked for at a place; servers allow no more."""
+RANKS = (1, 2, 5, 20)
+"""Ends of the bins of ranks; one more holds what lies below."""
+TIE = 0.25
+"""Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
+WAYS = (
+    ("temperature 1", Decoding(temperature=1.0)),
+    ("temperature 0.7, top-p 0.9", Decoding(temperature=0.7, top_p=0.9)),
+    ("temperature 1, frequency penalty 0.5", Decoding(temperature=1.0, extra={"frequency_penalty": 0.5})),
+)
+Messages = tuple[dict[str, str], ...]
+
+
+class Server:
+    """An endpoint, asked from ordinary code. spec: URL[,URL...][#model]."""
+
+    def __init__(self, spec: str, *, key: str | None = None, slots: int = 8):
+        self.urls, self.model = parse(spec)
+        self.key, self.slots = key, slots
+
+    def ask(self, prompts: Sequence[Messages], decodings: Sequence[Decoding], slots: int | None = None) -> list[Reply]:
+        """The replies, at most `slots` requests under way. Raises BackendError where one cannot be had."""
+        return asyncio.run(self._ask(prompts, decodings, slots or self.slots))
+
+    async def _ask(self, prompts: Sequence[Messages], decodings: Sequence[Decoding], slots: int) -> list[Reply]:
+        self.model = self.model or await find_model(self.urls[0], self.key)
+        endpoint = Endpoint(self.urls, self.model, key=self.key, slots=slots, stream=False)
+        try:
+            wishes = [Request(prompt, decoding, "certify") for prompt, decoding in zip(prompts, decodings, strict=True)]
+            return list(await asyncio.gather(*map(endpoint.complete, wishes)))
+        finally:
+            await endpoint.close()
+
+
+class Place(NamedTuple):
+    """One token of a reply: its text, its log-probability, and the best ones there, best first."""
+
+    token: str
+    logprob: float
+    top: list[tuple[str, float]]
+
+
+def places(reply: Reply) -> list[Place]:
+    """The tokens of a reply; empty where the server reports no log-probabilities."""
+    return [
+        Place(
+            str(one["token"]),
+            float(one["logprob"]),
+            sorted(
+                ((str(t["token"]), float(t["logprob"])) for t in one.get("top_logprobs") or ()), key=lambda t: -t[1]
+            ),
+        )
+        for one in reply.logprobs
+    ]
+
+
+def certify_endpoint(
+    server: Server, reference: Server | None, prompts: Sequence[Messages], plan: Plan, watch: Watch = Watch()
+) -> dict[str, Any]:
+    """The certificate of a server; its parts are named as those of `certificate.certify`."""
+    began = perf_counter()
+    greedy = _greedy(server, reference, prompts, plan, watch)
+    sampled, power = _sampled(server, reference, prompts, plan, watch)
+    against = "its own log-probabilities" if reference is None else ",".join(reference.urls)
+    missing = ["stop strings"]
+    if reference is None:
+        missing.append("a cache or mask that spoils the log-probabilities as well: give a reference")
+    return {
+        "lossless": greedy["lossless"] and sampled["lossless"],
+        "engine": f"{','.join(server.urls)}, {server.model}, against {against}",
+        "draft": None,
+        "greedy": greedy,
+        "stops": {"lossless": True, "answers": 0, "bugs": 0, "shown": []},
+        "sampled": sampled,
+        "power": power | {"greedy_rate": round(3 / max(greedy["tokens"], 3), 6)},
+        "acceptance": {"tokens_a_round": None, "reference": None, "collapsed": False},
+        "not_tested": missing,
+        "plan": asdict(plan),
+        "ran_on": {"endpoint": ",".join(server.urls), "model": server.model},
+        "seconds": round(perf_counter() - began, 1),
+    }
+
+
+def _greedy(
+    server: Server, reference: Server | None, prompts: Sequence[Messages], plan: Plan, watch: Watch
+) -> dict[str, Any]:
+    """Every prompt alone and all together."""
+    watch.say("greedy answers")
+    wish = Decoding(max_tokens=plan.max_tokens, temperature=0.0, extra={"logprobs": True, "top_logprobs": 2})
+    wishes = [wish] * len(prompts)
+    right = [places(one) for one in reference.ask(prompts, wishes, 1)] if reference else None
+    answers = tokens = 0
+    found: list[dict[str, Any]] = []
+    for company, slots in (("alone", 1), (f"{server.slots} at once", server.slots)):
+        for number, one in enumerate(map(places, server.ask(prompts, wishes, slots))):
+            answers, tokens = answers + 1, tokens + len(one)
+            found += [
+                {"prompt": number, "company": company} | d for d in _unlike(one, right[number] if right else None)
+            ]
+            watch.step(number + 1, len(prompts))
+    bugs = [one for one in found if one["verdict"] == "bug"]
+    ties = [one for one in found if one["verdict"] == "tie"]
+    return {
+        "lossless": not bugs and tokens > 0,
+        "answers": answers,
+        "tokens": tokens,
+        "ties": len(ties),
+        "bugs": len(bugs),
+        "shown": [*bugs[:SHOWN], *ties[:SHOWN]],
+        **({} if tokens else {"why": "the server reports no log-probabilities (logprobs, top_logprobs)"}),
+    }
+
+
+def _unlike(said: Sequence[Place], right: Sequence[Place] | None) -> list[dict[str, Any]]:
+    """Divergences of an answer: the first from the reference, or all tokens that are not the server's own best."""
+    if right is None:
+        own = [(at, place, place.top[0]) for at, place in enumerate(said) if place.top]
+        return [
+            _verdict(at, said, place.token, best, logprob - place.logprob)
+            for at, place, (best, logprob) in own
+            if place.logprob < logprob and place.token != best
+        ]
+    for at, (place, other) in enumerate(zip(said, right, strict=False)):
+        if place.token != other.token:
+            there = dict(other.top).get(place.token)
+            gap = None if there is None else abs(other.logprob - there)
+            return [_verdict(at, said, place.token, other.token, gap)]
+    if len(said) != len(right):
+        at = min(len(said), len(right))
+        return [_verdict(at, said, "", "", None, f"{len(said)} tokens, and the reference has {len(right)}")]
+    return []
+
+
+def _verdict(at: int, said: Sequence[Place], token: str, best: str, gap: float | None, why: str = "") -> dict[str, Any]:
+    """gap: in nats; None: the token is not even the reference's second."""
+    tie = gap is not None and gap <= TIE
+    before = "".join(place.token for place in said[max(0, at - 12) : at])
+    facts = {"at": at, "said": token, "best": best, "gap": gap, "noise": TIE / 2, "why": why, "before": before}
+    return facts | {"verdict": "tie" if tie else "bug"}
+
+
+def _sampled(
+    server: Server, reference: Server | None, prompts: Sequence[Messages], plan: Plan, watch: Watch
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(sampled, power)."""
+    requests = REQUESTS if plan.requests is None else plan.requests
+    ways = WAYS if reference else WAYS[:1]  # reported log-probabilities are those of temperature 1
+    asked = [(way, prompt) for way in ways for prompt in prompts[:2]]
+    each = requests // len(asked)
+    cases: list[dict[str, Any]] = []
+    for number, ((name, way), prompt) in enumerate(asked if each else ()):
+        watch.say(f"{each:,} sampled requests, {name}")
+        extra = way.extra | ({} if reference else {"logprobs": True, "top_logprobs": TOP})
+        wishes = [
+            Decoding(plan.length, way.temperature, way.top_p, seed=seed, extra=extra)
+            for seed in np.random.default_rng([plan.seed, number]).integers(1 << 31, size=each).tolist()
+        ]
+        said = server.ask([prompt] * each, wishes)
+        if reference is None:
+            case = _by_rank(said)
+        else:
+            case = _by_text(said, reference.ask([prompt] * each, [_reseeded(wish) for wish in wishes]))
+        cases.append({"name": name, "requests": each} | case)
+        watch.step(number + 1, len(asked))
+    df, statistic = sum(one["df"] for one in cases), sum(one["statistic"] for one in cases)
+    level = LEVEL / 2
+    p, worst = chance.tail(statistic, df), chance.worst([one["p"] for one in cases])
+    of = max(cases, key=lambda one: one["tv"] - one["tv_by_chance"], default={"tv": 0.0, "tv_by_chance": 0.0})
+    count, halves = each * len(cases), 2 if reference else 1
+    sampled = {
+        "lossless": min(p, worst) >= level,
+        "requests": count,
+        "p": p,
+        "p_of_worst_case": worst,
+        "looks": [{"requests": count, "p": p, "p_of_worst_case": worst, "level": level}],
+        "tv": of["tv"],
+        "tv_by_chance": of["tv_by_chance"],
+        "cases": cases,
+    }
+    found = {
+        "shift": plan.shift,
+        "power": round(chance.power(count, df, plan.shift, level, samples=halves), 4) if df else 0.0,
+        "detectable": round(chance.detectable(count, df, level, samples=halves), 4) if df else 1.0,
+        "level": LEVEL,
+        "tokens": plan.length,
+    }
+    return sampled, found
+
+
+def _reseeded(wish: Decoding) -> Decoding:
+    """The same wish with another seed: with the same one, two servers may say the same thing."""
+    return Decoding(
+        wish.max_tokens, wish.temperature, wish.top_p, seed=((wish.seed or 0) + 1) % (1 << 31), extra=wish.extra
+    )
+
+
+def _by_text(said: Sequence[Reply], others: Sequence[Reply]) -> dict[str, Any]:
+    """Two samples of texts, rare texts pooled."""
+    one, other = Counter(reply.text for reply in said), Counter(reply.text for reply in others)
+    texts = sorted(one | other)
+    counts, expected = (np.array([c[text] for text in texts], float) for c in (one, other))
+    bins = chance.pooled((counts + expected) / (counts + expected).sum(), max(LEAST, chance.ENOUGH / len(said)))
+    counts, expected = chance.bins_of(counts, bins), chance.bins_of(expected, bins)
+    statistic, df = chance.chi_square_of_two(counts, expected), len(counts) - 1
+    law = (counts + expected) / (counts + expected).sum()
+    return _case(counts, expected / expected.sum(), statistic, df, chance.noise(law, len(said)) * 2**0.5)
+
+
+def _by_rank(said: Sequence[Reply]) -> dict[str, Any]:
+    """Tokens by their rank at their place, against what the reported log-probabilities say of the ranks.
+
+    Given the tokens before it each token falls on a rank by these probabilities, so sums over all places are compared,
+    with the sum of their covariances (a central limit theorem for martingales)."""
+    bins = len(RANKS) + 1
+    counts, expected, covariance = np.zeros(bins), np.zeros(bins), np.zeros((bins, bins))
+    for reply in said:
+        for place in places(reply):
+            law = np.zeros(bins)
+            rank = bins - 1
+            for i, (token, logprob) in enumerate(place.top, 1):
+                law[int(np.searchsorted(RANKS, i))] += exp(logprob)
+                rank = int(np.searchsorted(RANKS, i)) if token == place.token else rank
+            law[-1] += max(0.0, 1 - law.sum())
+            counts[rank] += 1
+            expected += law
+            covariance += np.diag(law) - np.outer(law, law)
+    if not counts.sum():
+        return _case(counts, expected, 0.0, 0, 0.0)
+    kept = expected >= chance.ENOUGH
+    apart = (counts - expected)[kept][:-1]
+    spread = covariance[np.ix_(kept, kept)][:-1, :-1]
+    statistic = float(apart @ np.linalg.solve(spread, apart)) if len(apart) else 0.0
+    law = expected / expected.sum()
+    return _case(counts, law, statistic, len(apart), chance.noise(law, int(counts.sum())))
+
+
+def _case(counts: chance.Floats, law: chance.Floats, statistic: float, df: int, noise: float) -> dict[str, Any]:
+    return {
+        "outcomes": df + 1,
+        "df": df,
+        "statistic": statistic,
+        "p": chance.tail(statistic, df),
+        "tv": round(chance.total_variation(counts, law), 5),
+        "tv_by_chance": round(noise, 5),
+    }

@@ -1,0 +1,91 @@
+"""UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids.
+
+engine = Ours(target, tokenizer, "sam")
+said = engine.answer([[1, 2, 3]], [SamplingParams(max_tokens=8)])[0]
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from paceline import __version__
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+from paceline.target.base import Target
+from paceline.target.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer. tokens: an end token included; text: as the engine cut it, None if it gives none; lengths: tokens of
+    each round, empty if it does not tell."""
+
+    tokens: list[int]
+    text: str | None = None
+    lengths: list[int] = field(default_factory=list)
+
+
+class UnderTest(ABC):
+    """An engine with its drafter.
+
+    name, facts  for the certificate: what it is, and on which versions it runs.
+    batch        the most requests it answers at once; mixes: they may be asked for differently.
+    takes        fields of SamplingParams, beside temperature, seed and max_tokens, that it honours.
+    """
+
+    name: str
+    facts: dict[str, Any]
+    batch: int = 1
+    mixes: bool = False
+    takes: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Said]:
+        """Answer all of them, as many together as it can."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give memory and processes back."""
+
+    def honours(self, wish: SamplingParams) -> bool:
+        """Whether it takes all that `wish` changes of the defaults."""
+        plain, known = SamplingParams(), {"temperature", "seed", "max_tokens", "ignore_eos", *self.takes}
+        return all(name in known or getattr(wish, name) == getattr(plain, name) for name in wish.option_names())
+
+
+class Ours(UnderTest):
+    """Our engine. draft: a spec, or what makes the drafter of a new engine. options: others of `Engine`."""
+
+    takes = frozenset({"top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words", "stop"})
+
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Tokenizer | None,
+        draft: str | Callable[[], Drafter],
+        *,
+        batch: int = 8,
+        **options: Any,
+    ):
+        drafter = create(draft) if isinstance(draft, str) else draft()
+        self.engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=batch, **options)
+        self.batch, self.mixes = batch, True
+        self.name = f"paceline, {drafter.name}"
+        self.facts = {"engine": f"paceline {__version__}", "dtype": str(target.dtype).removeprefix("torch.")}
+
+    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Said]:
+        lengths: list[list[int]] = [[] for _ in prompts]
+        done = self.engine.generate(
+            [list(prompt) for prompt in prompts],
+            list(wishes),
+            progress=lambda delta: lengths[delta.index].append(len(delta.tokens)),
+        )
+        if failed := next((one.error for one in done if one.error), ""):
+            raise PacelineError(f"{self.name} failed: {failed}")
+        texts = [one.text if self.engine.tokenizer is not None else None for one in done]
+        return [Said(one.tokens, text, of) for one, text, of in zip(done, texts, lengths, strict=True)]

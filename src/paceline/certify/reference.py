@@ -1,0 +1,64 @@
+"""Reference: what the model alone says, by transformers' own code, whole texts at a time, without cache or drafts.
+
+It shares nothing with the engines under test but the weights, and, with ours, the definition of temperature and
+filters (`paceline.sampling.warp`), which has tests of its own against transformers' processors.
+
+    reference = Reference.load("models/demo", dtype="float32")
+    reference.after([[1, 2, 3], [1, 2, 4]])      # logits of the next token, [2, V]
+    reference.along([1, 2, 3, 4, 5], start=3)    # of tokens 3 and 4, [2, V]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from paceline.bench.peers.setup import folder_of
+from paceline.bench.peers.transformers import load_model
+from paceline.target.load import DTYPES
+
+TOKENS = 4096
+"""Most tokens in one forward."""
+
+
+class Model(Protocol):
+    """What says what should have been said."""
+
+    def after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits of the token after each text, [N, V]; the texts are equally long."""
+
+    def along(self, text: Sequence[int], start: int) -> torch.Tensor:
+        """Logits of the tokens `start`.. of a text, [len(text) - start, V]."""
+
+
+class Reference:
+    """A transformers model, in evaluation mode."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    @classmethod
+    def load(cls, model: str, *, dtype: str, device: str | torch.device = "cpu") -> Reference:
+        """The model in a folder or on the hub; ModelError if transformers cannot load it."""
+        return cls(load_model(str(folder_of(model)), DTYPES[dtype]).to(device))
+
+    @torch.inference_mode()
+    def after(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Logits of the token after each text, float32 [N, V]; the texts are equally long."""
+        at_once = max(1, TOKENS // max(len(texts[0]), 1))
+        parts = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
+        return torch.cat([self._run(part, 1)[:, -1].float().cpu() for part in parts])
+
+    @torch.inference_mode()
+    def along(self, text: Sequence[int], start: int) -> torch.Tensor:
+        """Logits of the tokens `start`.. of a text, float32 [len(text) - start, V]."""
+        if start >= len(text):
+            return torch.empty(0, 1)
+        return self._run([text[:-1]], len(text) - start)[0].float().cpu()
+
+    def _run(self, texts: Sequence[Sequence[int]], keep: int) -> torch.Tensor:
+        ids = torch.tensor([list(text) for text in texts], device=self.model.device)
+        out: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=keep).logits
+        return out

@@ -1,0 +1,215 @@
+"""A drafter in a host that verifies chains and shows tokens: rows, drafts, and what became of them.
+
+    history = History("sam", facts)
+    row = history.start(prompt, room=500)
+    chain = history.draft([row])[0]          # int64 [n]: what the host may verify
+    history.advance(row, accepted_tokens)    # what it kept, its own last token included
+    history.drop(row)
+
+The host accepts a drafted token as it would any guess: it draws from the model and keeps the draft while the two agree,
+or keeps it with the model's probability. Both leave the model's distribution as it is, whatever was drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
+
+import numpy as np
+
+from paceline.accept import Accepted
+from paceline.draft.base import Drafter, stamp
+from paceline.draft.registry import create
+from paceline.errors import MethodError
+from paceline.round import Round, Segment
+from paceline.row import Request
+from paceline.sampling import RowRandom, SamplingParams
+from paceline.target.base import Facts
+from paceline.tree import DraftTree, IntArray
+
+MAX_TOKENS = 2**31 - 1
+
+
+class HostRow:
+    """A request of another engine, as drafters see rows (`paceline.row.Request`). room: most new tokens it may have."""
+
+    def __init__(self, id: int, prompt: Sequence[int] | IntArray, room: int):
+        self.id, self.prompt_length, self.room = id, len(prompt), room
+        self.params = SamplingParams(max_tokens=max(1, min(room, MAX_TOKENS)))
+        self.is_complete = False
+        self.draft: DraftTree | None = None
+        self._tokens = np.empty(len(prompt) + 256, np.int64)
+        self._tokens[: len(prompt)] = prompt
+        self._length = len(prompt)
+        self._random: RowRandom | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> IntArray:
+        """Prompt and answer so far; a view that must not be written to."""
+        return self._tokens[: self._length]
+
+    @property
+    def random(self) -> RowRandom:
+        """Its randomness, made when a drafter asks for it; the same in every process that drafts for the row."""
+        if self._random is None:
+            self._random = RowRandom(self.id)
+        return self._random
+
+    @property
+    def last_token(self) -> int:
+        """The newest token."""
+        return int(self._tokens[self._length - 1])
+
+    @property
+    def num_new(self) -> int:
+        """Tokens of the answer so far."""
+        return self._length - self.prompt_length
+
+    @property
+    def max_draft(self) -> int:
+        """Deepest useful draft: the host adds a token after it."""
+        return self.room - self.num_new - 1
+
+    @property
+    def expected_length(self) -> int:
+        """Tokens to make room for at once."""
+        return self._length + 256
+
+    def extend(self, tokens: Sequence[int] | IntArray) -> None:
+        """Take what the host has accepted."""
+        end = self._length + len(tokens)
+        if end > len(self._tokens):
+            self._tokens = np.concatenate([self.tokens, np.empty(max(end, len(self._tokens)), np.int64)])
+        self._tokens[self._length : end] = tokens
+        self._length = end
+
+
+class Chains(Drafter):
+    """Drafts what `inner` does, and of a tree the chain that it trusts most. `inner` is bound already, or by this."""
+
+    def __init__(self, inner: Drafter):
+        self.inner, self.name = inner, inner.name
+        self.needs = inner.needs
+
+    def bind(self, target: Facts) -> None:
+        self.inner.bind(target)
+        self.needs = self.inner.needs
+
+    def start(self, row: Request) -> None:
+        self.inner.start(row)
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        trees = stamp(self.inner.propose(rows), self.inner)
+        return [_chain(tree) for tree in trees]
+
+    def observe(self, round: Round) -> None:
+        self.inner.observe(round)
+
+    def drop(self, row: Request) -> None:
+        self.inner.drop(row)
+
+
+def _chain(tree: DraftTree) -> DraftTree:
+    if tree.is_chain and tree.probe is None and tree.draft_probs is None:
+        return tree
+    return DraftTree.chain(int(tree.tokens[0]), tree.trunk(), source=tree.source, owner=tree.owner, calls=tree.calls)
+
+
+class History:
+    """The drafter that `spec` names, bound to what the host tells of its model.
+
+    Raises MethodError, one line, for a drafter that needs more than tokens: hidden states, logits, layers."""
+
+    def __init__(self, spec: str, facts: Facts):
+        _refuse(spec, facts)
+        drafter = create(spec)
+        drafter.bind(facts)
+        self._begin(drafter, facts)
+
+    @classmethod
+    def _of(cls, drafter: Drafter, facts: Facts) -> History:
+        """With a drafter that is bound already."""
+        made = cls.__new__(cls)
+        made._begin(drafter, facts)
+        return made
+
+    def _begin(self, drafter: Drafter, facts: Facts) -> None:
+        self.drafter: Drafter = Chains(drafter)
+        self.vocab_size = facts.vocab_size
+        self._watches = type(drafter).observe is not Drafter.observe
+        self._ids = count()
+
+    def start(self, prompt: Sequence[int] | IntArray, room: int) -> HostRow:
+        """A new request with at most `room` new tokens."""
+        row = HostRow(next(self._ids), prompt, room)
+        try:
+            self.drafter.start(row)
+        except BaseException:
+            self.drop(row, complete=False)
+            raise
+        return row
+
+    def draft(self, rows: Sequence[HostRow], rooms: Sequence[int] | None = None) -> list[IntArray]:
+        """What to verify after each row, best guess first and a chain; empty: decode plainly.
+
+        rooms  most tokens that the host takes for each row. Stops before a token that the model does not have."""
+        trees = self.drafter.propose(rows)
+        chains = []
+        for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
+            room = row.max_draft if rooms is None else min(rooms[i], row.max_draft)
+            chain = tree.trunk()[: max(room, 0)]
+            bad = np.flatnonzero((chain < 0) | (chain >= self.vocab_size))
+            chain = chain[: bad[0]] if len(bad) else chain
+            row.draft = DraftTree.chain(row.last_token, chain, source=tree.source, owner=tree.owner)
+            chains.append(chain)
+        return chains
+
+    def advance(self, row: HostRow, tokens: Sequence[int] | IntArray) -> None:
+        """`row` has gained `tokens`, after its last draft or without one; tells the drafter what became of that."""
+        tree, row.draft = row.draft, None
+        row.extend(tokens)
+        if self._watches and len(tokens):
+            tree = tree or DraftTree.root(int(row.tokens[-len(tokens) - 1]))
+            accepted = _accepted(tree, np.asarray(tokens, np.int64))
+            self.drafter.observe(Round([row], [tree], [Segment.tree(0, tree)], accepted=[accepted]))  # type: ignore[list-item]
+
+    def drop(self, row: HostRow, complete: bool = True) -> None:
+        """Forget `row`; drafters that learn from finished requests do so if it is `complete`."""
+        row.is_complete = complete
+        with suppress(KeyError):  # one that failed to start
+            self.drafter.drop(row)
+
+
+def _refuse(spec: str, facts: Facts) -> None:
+    """MethodError for a drafter that cannot do with tokens alone: it says so, or a short trial shows it."""
+    drafter = create(spec)
+    drafter.bind(facts)
+    wants = [name for name, value in vars(drafter.needs).items() if value not in ((), 0, None)]
+    try:
+        if not wants:
+            trial = History._of(drafter, facts)
+            row = trial.start(np.zeros(4, np.int64), 8)
+            for _ in range(2):
+                trial.draft([row])
+                trial.advance(row, [0])
+            trial.drop(row)
+            return
+    except MethodError:
+        wants = ["what the model predicts"]
+    raise MethodError(
+        f"{spec} asks the target for {', '.join(wants)}, and a host shows tokens alone; "
+        "drafters that copy from text need no more"
+    )
+
+
+def _accepted(tree: DraftTree, tokens: IntArray) -> Accepted:
+    """How far `tokens` went along a chain."""
+    drafted = tree.tokens[1:]
+    most = min(len(drafted), len(tokens) - 1)
+    unlike = np.flatnonzero(drafted[:most] != tokens[:most])
+    kept = int(unlike[0]) if len(unlike) else most
+    return Accepted(list(range(kept + 1)), tokens[: kept + 1].tolist())

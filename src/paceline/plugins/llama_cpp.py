@@ -1,0 +1,79 @@
+"""Drafters for llama-cpp-python: a `draft_model` for its `Llama`.
+
+    import paceline.plugins.llama_cpp as paceline
+    llama = Llama(model_path="model.gguf", draft_model=paceline.draft("sam"))
+    paceline.check(llama)                     # refuses models that cannot forget a rejected draft
+
+llama-cpp-python samples every position from the model and keeps the draft while the two agree, so answers are exact,
+greedy or sampled, with penalties and grammars. One request at a time; a new one is recognised by its tokens.
+Works with llama-cpp-python 0.3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp.llama_speculative import LlamaDraftModel
+from numpy.typing import NDArray
+
+from paceline.errors import ModelError
+from paceline.plugins.history import History, HostRow
+from paceline.replay.walk import Recording
+from paceline.target.tokenizer import Tokenizer
+
+ROOM = 1 << 30
+"""New tokens of a request; the host says nothing of it, and cuts what does not fit."""
+ANY = 1 << 18
+"""Vocabulary of a model that is not known: more than any has. Tokens of drafts come from the text all the same."""
+
+
+class Draft(LlamaDraftModel):
+    """Drafts for one `Llama`. most: tokens of a draft. Learns from requests as they end, if the drafter does."""
+
+    def __init__(self, history: History, most: int):
+        self.history, self.most = history, most
+        self._row: HostRow | None = None
+
+    def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
+        """The draft after `input_ids`, a live view of the whole text."""
+        row = self._follow(input_ids)
+        return self.history.draft([row], [self.most])[0].astype(np.intc)
+
+    def _follow(self, text: NDArray[np.intc]) -> HostRow:
+        """The row of this text: the one before, with what it gained, or a new one."""
+        row = self._row
+        if row is not None and len(row) < len(text) and np.array_equal(row.tokens, text[: len(row)]):
+            self.history.advance(row, text[len(row) :].astype(np.int64))
+            return row
+        if row is not None:
+            self._row = None
+            self.history.drop(row)
+        self._row = self.history.start(text.astype(np.int64), ROOM)
+        return self._row
+
+
+def draft(
+    spec: str = "sam",
+    *,
+    most: int = 16,
+    tokenizer: Tokenizer | None = None,
+    vocab_size: int = ANY,
+    eos_token_ids: tuple[int, ...] = (),
+) -> Draft:
+    """A draft model that drafts as `spec` says, at most `most` tokens. On a CPU each verified token costs nearly a
+    forward of its own for quantised weights, and fewer pay.
+
+    tokenizer  of the model (`paceline.target.load.load_tokenizer`), for drafters with a corpus; eos_token_ids of it.
+    Raises MethodError for a drafter that needs more than tokens."""
+    return Draft(History(spec, Recording(tokenizer, eos_token_ids, vocab_size, name="a GGUF model")), most)
+
+
+def check(llama: Any) -> None:
+    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back: recurrent and hybrid ones.
+
+    llama-cpp-python does not look whether taking it back worked, and would go on from a wrong state."""
+    kinds = {"recurrent": llama_cpp.llama_model_is_recurrent, "hybrid": llama_cpp.llama_model_is_hybrid}
+    if kind := next((kind for kind, applies in kinds.items() if applies(llama.model)), ""):
+        raise ModelError(f"this model is {kind}: it cannot forget a rejected draft, so draft_model must be None")

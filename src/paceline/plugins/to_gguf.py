@@ -1,0 +1,149 @@
+"""A model of the Llama family as a GGUF file for llama.cpp, whatever its tokenizer.
+
+    python -m paceline.plugins.to_gguf models/demo demo.gguf --dtype f32
+
+llama.cpp's own converter looks a tokenizer up in a table and refuses those it does not know. Here the vocabulary is
+written as it is, so token ids are right; how llama.cpp splits text may differ from the tokenizer ("default" stands for
+GPT-2's splitting), so give it token ids. Needs the package gguf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PretrainedConfig
+
+from paceline.errors import ModelError
+from paceline.target.load import find, load_tokenizer, open_weights, read_config
+
+TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
+"""NumPy's type of matrices, and llama.cpp's number of it; vectors are always float32."""
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
+    """Write `model` to `file`. Raises ModelError for another architecture than Llama, or one with scaled positions."""
+    import gguf
+
+    folder = find(model, ["*.json", "*.safetensors"])
+    config = read_config(folder)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if config.model_type != "llama" or rope.get("rope_type", "default") != "default":
+        raise ModelError(
+            f"{model} is a {config.model_type} with {rope.get('rope_type')} positions; plain Llama is written"
+        )
+    tensors = {name: value.get_tensor(name) for name, value in open_weights(folder).items()}
+    writer = gguf.GGUFWriter(str(file), "llama")
+    _describe(writer, config, float(rope.get("rope_theta", 10000.0)), TYPES[dtype][1])
+    _vocabulary(writer, folder, config)
+    for name, values in _arrays(tensors, config, TYPES[dtype][0]):
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _describe(writer: Any, config: PretrainedConfig, theta: float, kind: int) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(theta)
+    writer.add_rope_dimension_count(_head_dim(config))
+    writer.add_key_length(_head_dim(config))
+    writer.add_value_length(_head_dim(config))
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(kind)
+
+
+def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
+    """Tokens and merges of a byte-level BPE, and which tokens are special."""
+    import gguf
+
+    known = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    ids = {**known["model"]["vocab"], **{one["content"]: one["id"] for one in known["added_tokens"]}}
+    special = {one["id"] for one in known["added_tokens"] if one["special"]}
+    texts = {id: text for text, id in ids.items()}
+    tokens = [texts.get(i, f"[unused{i}]") for i in range(config.vocab_size)]
+    kinds = [
+        gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL if i in texts else gguf.TokenType.UNUSED
+        for i in range(config.vocab_size)
+    ]
+    merges = known["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
+    end = load_tokenizer(folder).eos_token_id
+    if end is not None:
+        writer.add_eos_token_id(end)
+    writer.add_add_bos_token(False)
+
+
+def _arrays(
+    tensors: dict[str, torch.Tensor], config: PretrainedConfig, matrices: Any
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """llama.cpp's names and arrays. Its rotary positions pair neighbouring rows, so queries and keys are permuted."""
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, tensor in tensors.items():
+        stem = name.removesuffix(".weight")
+        layer, _, part = stem.removeprefix("model.layers.").partition(".")
+        short = _NAMES.get(part if layer.isdigit() else stem)
+        if short is None:
+            raise ModelError(f"{name} has no place in a plain Llama")
+        if short == "output" and config.tie_word_embeddings:
+            continue
+        if short in heads:
+            half = tensor.shape[0] // heads[short] // 2
+            paired = tensor.reshape(heads[short], 2, half, tensor.shape[1]).transpose(1, 2)
+            tensor = paired.reshape(tensor.shape)
+        values = tensor.float().numpy()
+        prefix = f"blk.{layer}." if layer.isdigit() else ""
+        yield f"{prefix}{short}.weight", np.ascontiguousarray(values, np.float32 if values.ndim == 1 else matrices)
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def main() -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paceline.plugins.to_gguf", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("model", help="a folder or a Hugging Face id")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--dtype", choices=list(TYPES), default="f16")
+    given = parser.parse_args()
+    write(given.model, given.file, given.dtype)
+    print(f"wrote {given.file}")
+
+
+if __name__ == "__main__":
+    main()

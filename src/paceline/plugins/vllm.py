@@ -1,0 +1,257 @@
+"""Drafters for vLLM: every one that reads tokens only, by name. Everything we know of vLLM is in this file.
+
+    LLM(model, speculative_config={"model": "paceline.plugins.vllm.sam", "num_speculative_tokens": 16})
+
+    LLM(model,
+        speculative_config={"model": "paceline.plugins.vllm.Proposer", "num_speculative_tokens": 16},
+        additional_config={"paceline": {"draft": "blend,corpus=build/answers"}})
+
+vLLM imports what stands before the last dot and asks the module for the rest, so any drafter's name works, "_" for "-"
+and "__" for "+". It calls `propose` once a step with all rows of its batch; rows move and are reused, and no request
+has a name there, so a row is recognised by its tokens. vLLM verifies chains with a rule that is right for any draft.
+Written for vLLM 0.32 (V1 runner, `custom_class`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import MethodError
+from paceline.plugins.history import History, HostRow
+from paceline.replay.walk import Recording
+
+log = logging.getLogger("vllm.paceline")  # vLLM shows what its own loggers say
+
+OPTIONS = {"draft": str, "repair": bool}
+"""What `additional_config["paceline"]` may hold. draft: the drafter's spec. repair: mend vLLM's sampling with drafts on
+CPUs without Triton, which reads memory that nobody wrote (vllm-project/vllm issue 55005); true by default."""
+FAILURES = 3
+"""Times that a drafter may fail before it is left out."""
+
+
+class Proposer:
+    """What vLLM calls: one drafter and one memory for all requests of an engine.
+
+    spec  the drafter's; None: `additional_config["paceline"]["draft"]`.
+    Raises PacelineError for a drafter that does not exist, or needs more than tokens; vLLM then does not start."""
+
+    def __init__(self, vllm_config: Any, spec: str | None = None):
+        options = _options(vllm_config.additional_config)
+        self.spec = spec or options.get("draft")
+        if self.spec is None:
+            raise MethodError(
+                'Which drafter? Name it in additional_config={"paceline": {"draft": "sam"}}, or use '
+                "paceline.plugins.vllm.sam as the model of speculative_config."
+            )
+        self.most = vllm_config.speculative_config.num_speculative_tokens
+        self.limit = vllm_config.model_config.max_model_len
+        self.facts = _facts(vllm_config.model_config, self.spec)
+        self.history = History(self.spec, self.facts)
+        self.rows: dict[int, HostRow] = {}
+        self.failures = 0
+        if options.get("repair", True):
+            repair_cpu_sampling()
+
+    def load_model(self, target_model: Any) -> None:
+        """Called once the model is there; nothing to do, but vLLM's CPU runner asks for it."""
+
+    def propose(
+        self,
+        sampled: Sequence[Sequence[int]],
+        lengths: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """A chain for each row of the batch.
+
+        sampled  what each row gained in this step, empty inside a prompt; lengths [rows]: its tokens now;
+        tokens [rows, max_model_len]: what they are, vLLM's own buffer. An exception here would end the engine."""
+        if self.failures < FAILURES:
+            try:
+                return self._propose(sampled, lengths, tokens)
+            except Exception:
+                self._recover()
+        return [[] for _ in sampled]
+
+    def _propose(
+        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32]
+    ) -> list[list[int]]:
+        speaking = [i for i, new in enumerate(sampled) if len(new)]
+        before, self.rows = self.rows, {}
+        for i in speaking:
+            text = tokens[i, : lengths[i]].astype(np.int64)
+            self.rows[i] = self._continued(before, i, text, len(sampled[i])) or self._new(text)
+        waiting = {i for i, new in enumerate(sampled) if not len(new)}
+        for i, row in before.items():
+            if i in waiting and i not in self.rows:
+                self.rows[i] = row  # it said nothing in this step
+            else:
+                self.history.drop(row)
+        drafting = [i for i in speaking if self.rows[i].max_draft > 0]
+        rows = [self.rows[i] for i in drafting]
+        chains = self.history.draft(rows, [self.most] * len(rows)) if rows else []
+        drafts: list[list[int]] = [[] for _ in sampled]
+        for i, chain in zip(drafting, chains, strict=True):
+            drafts[i] = chain.tolist()
+        return drafts
+
+    def _continued(self, before: dict[int, HostRow], i: int, text: NDArray[np.int64], gained: int) -> HostRow | None:
+        """The row that this text goes on from, taken out of `before`: the one in the same place, or one that moved."""
+        known = len(text) - gained
+        for place in (i, *before):
+            row = before.get(place)
+            if row is not None and len(row) == known and np.array_equal(row.tokens, text[:known]):
+                del before[place]
+                self.history.advance(row, text[known:])
+                return row
+        return None
+
+    def _new(self, text: NDArray[np.int64]) -> HostRow:
+        """A row seen for the first time, right after its prompt; what it has gained counts as prompt."""
+        return self.history.start(text, self.limit - len(text))
+
+    def _recover(self) -> None:
+        """Begin again with a new drafter, or, if it keeps failing, without one."""
+        self.failures += 1
+        last = self.failures == FAILURES
+        log.exception(
+            "paceline's drafter %s failed; answers are not affected. %s", self.spec,
+            "It is left out from now on." if last else "It begins again."
+        )  # fmt: skip
+        self.rows = {}
+        if not last:
+            try:
+                self.history = History(self.spec or "", self.facts)
+            except Exception:
+                self.failures = FAILURES
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Monitor":
+        return _monitor()
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return functools.partial(Proposer, spec=name.replace("__", "+").replace("_", "-"))
+
+
+def _options(additional: Any) -> dict[str, Any]:
+    """Our part of vLLM's additional_config. Raises MethodError for an unknown option or one of another type."""
+    options = dict((additional or {}).get("paceline", {}))
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise MethodError(f'additional_config["paceline"] has {name!r}; it may have {", ".join(OPTIONS)}.')
+        if not isinstance(value, OPTIONS[name]):
+            raise MethodError(f'additional_config["paceline"]["{name}"] is {value!r}; a {OPTIONS[name].__name__} fits.')
+    return options
+
+
+def _facts(model: Any, spec: str) -> Recording:
+    """What drafters may know of the model: vocabulary, end tokens, and the tokenizer where a corpus is named."""
+    ends = getattr(model.hf_config.get_text_config(), "eos_token_id", None)
+    eos = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+    tokenizer = None
+    if "corpus" in spec or ":" in spec:  # what is on disk has token ids, and must have the model's
+        from paceline.target.load import load_tokenizer  # which brings all of transformers' models along
+
+        tokenizer = load_tokenizer(model.tokenizer)
+    return Recording(tokenizer, eos, model.get_vocab_size(), name=model.model)
+
+
+def repair_cpu_sampling() -> bool:
+    """Mend vLLM's sampling with drafts on a CPU without Triton; True if there was something to mend.
+
+    Its kernel that repeats a row's temperature, top-k and top-p for every drafted token fills a copy and drops it, so
+    that they are whatever was in memory. Does nothing elsewhere, nor in a vLLM whose function has another name."""
+    try:
+        import torch
+        from vllm.triton_utils import HAS_TRITON
+        from vllm.v1.sample import rejection_sampler
+    except ImportError:
+        return False
+    if HAS_TRITON or torch.cuda.is_available() or not hasattr(rejection_sampler, "expand_batch_to_tokens"):
+        return False
+
+    def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        kept = torch.where(x == replace_from, replace_to, x) if replace_from != replace_to else x
+        return kept.to(x.dtype).repeat_interleave(counts)
+
+    rejection_sampler.expand_batch_to_tokens = expand
+    log.info("paceline mended sampling with drafts on this CPU (vllm-project/vllm issue 55005)")
+    return True
+
+
+# How often drafts are accepted ---------------------------------------------------------------------------------------
+
+WINDOW = 1000
+"""Drafts after which acceptance is worked out."""
+COLLAPSED = 0.5
+"""Of the usual accepted tokens a draft; below that share a warning is due."""
+
+
+@dataclass
+class Acceptance:
+    """Accepted tokens by position, window by window. usual: accepted tokens a draft over the windows before."""
+
+    drafts: int = 0
+    accepted: int = 0
+    by_position: list[int] = field(default_factory=list)
+    usual: float | None = None
+
+    def add(self, drafts: int, accepted: int, by_position: Sequence[int]) -> tuple[str, bool] | None:
+        """Count one step; at the end of a window a line that says how it went, and whether acceptance collapsed."""
+        self.drafts, self.accepted = self.drafts + drafts, self.accepted + accepted
+        longer = max(len(self.by_position), len(by_position))
+        padded = [list(of) + [0] * (longer - len(of)) for of in (self.by_position, by_position)]
+        self.by_position = [a + b for a, b in zip(*padded, strict=True)]
+        if self.drafts < WINDOW:
+            return None
+        mean = self.accepted / self.drafts
+        shares = " ".join(f"{count / self.drafts:.2f}" for count in self.by_position)
+        line = f"paceline: {1 + mean:.2f} tokens a drafted step; accepted by position: {shares}"
+        collapsed = self.usual is not None and mean < COLLAPSED * self.usual
+        if collapsed:
+            line += f". Before it was {1 + (self.usual or 0):.2f}: other prompts, or something has changed"
+        self.usual = mean if self.usual is None else 0.8 * self.usual + 0.2 * mean
+        self.drafts = self.accepted = 0
+        self.by_position = []
+        return line, collapsed
+
+
+@functools.cache
+def _monitor() -> type[Any]:
+    """The stat logger, a subclass of vLLM's own."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Monitor(StatLoggerBase):
+        """Logs accepted tokens by position, and warns when acceptance collapses; silent without our drafters."""
+
+        def __init__(self, vllm_config: Any, engine_index: int = 0):
+            wanted = getattr(vllm_config.speculative_config, "model", None)
+            self.acceptance = Acceptance() if str(wanted).startswith(__name__) else None
+
+        def record(
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        ) -> None:
+            stats = getattr(scheduler_stats, "spec_decoding_stats", None)
+            if self.acceptance is None or stats is None:
+                return
+            said = self.acceptance.add(stats.num_drafts, stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos)
+            if said is not None:
+                line, collapsed = said
+                log.log(logging.WARNING if collapsed else logging.INFO, line)
+
+        def log_engine_initialized(self) -> None:
+            """vLLM calls it when an engine is up; there is nothing to report yet."""
+
+    return Monitor
+
+
+__all__ = ["Acceptance", "Proposer", "repair_cpu_sampling"]

@@ -1,0 +1,230 @@
+"""Ten bugs that engines with drafts have had, planted into ours one at a time, and the small world they live in.
+
+with planted("residual not used", world) as engine:
+    certify(engine, world.subject, world.prompts, world.starts, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from paceline.accept import Lossless, Rule, Walker, follow, residual, target_distributions
+from paceline.certify.certificate import Subject
+from paceline.certify.engines import Ours
+from paceline.certify.reference import Reference
+from paceline.draft.base import Drafter
+from paceline.round import Segment
+from paceline.row import Row
+from paceline.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.target import layout
+from paceline.target.decoder import Decoder
+from paceline.target.tokenizer import Tokenizer
+from paceline.tree import DraftTree
+from tests import drafters, models, native
+
+VOCAB = 288
+"""Of the model: no more than its tokenizer knows."""
+PAD = 5
+
+
+class World:
+    """A random model of one layer's worth of work, its tokenizer, prompts, and drafters that fit it."""
+
+    def __init__(self, seed: int = 0, family: str = "llama2"):
+        model = models.model(family, seed, vocab_size=VOCAB, **native.TINY)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "o_proj" in name or "down_proj" in name:
+                    weight.mul_(0.1)  # its tokens hang mostly on the last one: it repeats itself
+            model.get_output_embeddings().weight.mul_(2.0)
+        self.target: Decoder = native.of(model)
+        self.tokenizer = Tokenizer(models.tokenizer())
+        self.target.tokenizer = self.tokenizer
+        self.subject = Subject(Reference(model), None, self.tokenizer, self.target.eos_token_ids, VOCAB)
+        rng = np.random.default_rng(seed)
+        self.prompts = [rng.integers(4, VOCAB, n).tolist() for n in (9, 3, 14, 6)]
+        self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]
+
+    @cache  # noqa: B019
+    def table(self) -> torch.Tensor:
+        """The target's logits after every token alone, [V, V]: a drafter's q."""
+        slot = self.target.add_row(2)
+        star = np.array([-1] + [0] * VOCAB)
+        nodes = Segment(slot, np.array([1, *range(VOCAB)]), star, num_logits=VOCAB)
+        logits = self.target.verify([nodes]).logits.float()
+        self.target.drop_row(slot)
+        return logits
+
+    def drawing(self, **options: Any) -> Drafter:
+        return drafters.Drawing(self.table(), **options)
+
+    def best(self) -> Drafter:
+        return Best(self.table())
+
+
+class Best(Drafter):
+    """Drafts the best token of a table, and the best after that, as a chain; often right, and often wrong."""
+
+    name = "best"
+
+    def __init__(self, table: torch.Tensor, count: int = 4):
+        self.after, self.count = table.argmax(-1).tolist(), count
+
+    def draft(self, row: Any) -> DraftTree:
+        tokens = [row.last_token]
+        for _ in range(min(self.count, row.max_draft)):
+            tokens.append(self.after[tokens[-1]])
+        return DraftTree.chain(tokens[0], tokens[1:], source=self.name)
+
+
+class OneByOne(Lossless):
+    """A rule that decides rows one at a time, by `step`."""
+
+    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+        return [w for w in walkers if self.step(w)]
+
+    def step(self, walker: Walker) -> bool:
+        return bool(super().decide([walker]))
+
+
+class BonusFromDraft(OneByOne):
+    """After a draft that stands to its end, the last token comes from the draft's q."""
+
+    def step(self, walker: Walker) -> bool:
+        tree = walker.tree
+        if walker.node and not tree.children(walker.node) and tree.draft_probs is not None:
+            q = tree.draft_probs[tree.parent[walker.node]]
+            walker.done.tokens.append(walker.request.random.choose(q, walker.position))
+            return False
+        return super().step(walker)
+
+
+class NoResidual(OneByOne):
+    """After a rejection the token is drawn from p, not from what p has more than q."""
+
+    def step(self, walker: Walker) -> bool:
+        def unchanged(p: torch.Tensor, q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            return p, residual(p, q, *rest)[1]
+
+        with patch("paceline.accept.residual", unchanged):
+            return super().step(walker)
+
+
+class ArgmaxRoot(OneByOne):
+    """The first token of a round is the best one, also when sampling."""
+
+    def step(self, walker: Walker) -> bool:
+        if walker.node == 0 and len(walker.tree) > 1 and not walker.request.params.is_greedy:
+            return follow(walker, int(target_distributions([walker])[0].argmax()))
+        return super().step(walker)
+
+
+class PaddingAccepted(OneByOne):
+    """A drafted padding token is taken for accepted."""
+
+    def step(self, walker: Walker) -> bool:
+        if any(walker.tree.tokens[child] == PAD for child in walker.tree.children(walker.node)):
+            return follow(walker, PAD)
+        return super().step(walker)
+
+
+class Padded(Best):
+    """Pads its drafts to their full length."""
+
+    def draft(self, row: Any) -> DraftTree:
+        tokens = [*super().draft(row).tokens[1:2].tolist(), PAD, PAD][: row.max_draft]
+        return DraftTree.chain(row.last_token, tokens, source=self.name)
+
+
+class ColdWords(drafters.Drawing):
+    """Draws at temperature 1 and says that it drew at the row's temperature."""
+
+    def _draft(self, row: Row) -> DraftTree:
+        tokens, q = [row.last_token], []
+        for _ in range(min(3, row.max_draft)):
+            q.append(self._q(tokens[-1], row))
+            plain = probabilities(self.table[tokens[-1]].unsqueeze(0), HOT, [row.tokens])[0]
+            tokens.append(draw(plain, row.random.free.random()))
+        probs = torch.stack([*q, torch.zeros(self.table.shape[1])])
+        return DraftTree.chain(tokens[0], tokens[1:], draft_probs=probs, source=self.name)
+
+
+HOT = SamplingParams(temperature=1.0)
+
+
+def _rule(rule: Rule, greedy: bool = False) -> Callable[[World], Any]:
+    @contextmanager
+    def plant(world: World) -> Iterator[Ours]:
+        drafter = Padded(world.table()) if isinstance(rule, PaddingAccepted) else world.drawing()
+        yield Ours(world.target, world.tokenizer, lambda: drafter, rule=rule)
+
+    return plant
+
+
+def _patch(where: Any, name: str, value: Any, drafter: str = "best") -> Callable[[World], Any]:
+    @contextmanager
+    def plant(world: World) -> Iterator[Ours]:
+        with patch.object(where, name, value):
+            yield Ours(world.target, world.tokenizer, getattr(world, drafter))
+
+    return plant
+
+
+def _shifted(cls: Any, slot: int, tree: DraftTree) -> Segment:
+    depth = np.where(tree.depth > 0, tree.depth + 1, 0)
+    return Segment(slot, tree.tokens, tree.parent, num_logits=len(tree), depth=depth)
+
+
+def _at_the_end_only(row: Row, tokens: Sequence[int], source: str = "", logprobs: Any = None) -> int:
+    """Row.extend, looking for stop strings after a round's last token alone."""
+    stops, row.params = row.params, type(row.params)(**{**vars(row.params), "stop": ()})
+    taken = 0
+    for i, token in enumerate(tokens):
+        if i == len(tokens) - 1:
+            row.params = stops
+        taken += _extend(row, [token], "", logprobs)
+        if row.finish_reason is not None:
+            break
+    row.params = stops
+    return taken
+
+
+_extend, _emit, _commit = Row.extend, RowRandom.emit, Decoder.commit
+
+
+def _no_rollback(target: Decoder, slot: int, path: Sequence[int]) -> None:
+    """Keep as many entries as there were nodes before the path ended, wrong ones in place of the right ones."""
+    _commit(target, slot, [0, *(node + 1 for node in path[1:])] if len(path) > 1 else path)
+
+
+BUGS: dict[str, Callable[[World], Any]] = {
+    "bonus from the draft": _rule(BonusFromDraft()),
+    "residual not used": _rule(NoResidual()),
+    "argmax root when sampling": _rule(ArgmaxRoot()),
+    "mask off by one": _patch(layout, "_CHAIN", np.triu(np.full_like(layout._CHAIN, -np.inf), 2)),
+    "positions off by one": _patch(Segment, "tree", classmethod(_shifted)),
+    "padding accepted": _rule(PaddingAccepted()),
+    "temperature not applied to the draft": lambda world: _engine(world, ColdWords(world.table())),
+    "stop string missed inside a draft": _patch(Row, "extend", _at_the_end_only),
+    "seed reused": _patch(RowRandom, "emit", lambda random, position: _emit(random, 0)),
+    "cache not rolled back": _patch(Decoder, "commit", _no_rollback),
+}
+
+
+@contextmanager
+def _engine(world: World, drafter: Drafter) -> Iterator[Ours]:
+    yield Ours(world.target, world.tokenizer, lambda: drafter)
+
+
+@contextmanager
+def planted(bug: str, world: World) -> Iterator[Ours]:
+    """An engine with that bug."""
+    with BUGS[bug](world) as engine:
+        yield engine

@@ -1,0 +1,101 @@
+"""Bugs that are planted are found, and lossless engines are not accused."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from paceline.certify.certificate import Plan, certify
+from paceline.certify.engines import Ours
+from paceline.certify.law import law_of
+from paceline.pages.certificate import findings, page
+from paceline.sampling import SamplingParams
+from tests.certify.planted import BUGS, World, planted
+
+GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")
+"""Bugs that greedy answers show; the others but the one of stop strings show in sampled ones."""
+QUICK = Plan(shift=0.3, requests=128, max_tokens=24)
+
+
+@cache
+def world(seed: int = 0) -> World:
+    return World(seed)
+
+
+def test_the_law_of_first_tokens_is_exact() -> None:
+    """Against samples drawn token by token from the reference, without engine or drafts."""
+    w, wish = world(), SamplingParams(temperature=0.8, top_p=0.95, max_tokens=3, ignore_eos=True)
+    law = law_of(w.subject.exact, w.starts[0], wish, 2)
+    assert law.probs.sum() == pytest.approx(1)
+    assert len(law.probs) > 3
+    exact = law_of(w.subject.exact, w.starts[0], wish, 1)
+    first = {}
+    for outcome, bin in exact.bin_of.items():
+        first.setdefault(bin, []).append(outcome)
+    text = np.array(w.starts[0])
+    from paceline.sampling import probabilities
+
+    probs = probabilities(w.subject.exact.after([w.starts[0]]).double(), wish, [text])[0].numpy()
+    named = {outcome[0] for outcome in exact.bin_of if outcome}
+    for bin, outcomes in first.items():
+        there = sum(probs[o[0]] if o else probs.sum() - probs[list(named)].sum() for o in outcomes)
+        assert exact.probs[bin] == pytest.approx(there, abs=1e-9)
+
+
+@pytest.mark.parametrize("bug", ["mask off by one", "stop string missed inside a draft", "argmax root when sampling"])
+def test_a_planted_bug_is_found(bug: str) -> None:
+    w = world()
+    sampling = bug == "argmax root when sampling"
+    plan = Plan(shift=0.1, max_tokens=24, requests=None if sampling else 0)
+    with planted(bug, w) as engine:
+        found = certify(engine, w.subject, w.prompts, w.starts, plan)
+    assert not found["lossless"]
+    where = "sampled" if sampling else "stops" if bug.startswith("stop") else "greedy"
+    assert not found[where]["lossless"]
+    assert bool(found["greedy"]["bugs"]) == (bug in GREEDY)
+    assert findings(found)[0].startswith({"sampled": "Sampling", "stops": "Stop", "greedy": "Greedy"}[where])
+
+
+def test_a_lossless_engine_is_certified() -> None:
+    w = world()
+    found = certify(Ours(w.target, w.tokenizer, "sam"), w.subject, w.prompts, w.starts, QUICK, draft="sam")
+    assert found["lossless"]
+    assert found["greedy"]["tokens"] > 100
+    assert found["stops"]["answers"] > 0
+    assert found["sampled"]["requests"] >= 100
+    assert found["power"]["detectable"] <= 0.4
+    accepted = found["acceptance"]
+    assert accepted["tokens_a_round"] == pytest.approx(accepted["reference"], abs=0.1)
+    assert "Lossless, as far as was tested" in page({"target": "tiny", "environment": {}, **found})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("bug", BUGS)
+def test_every_planted_bug_is_found(bug: str) -> None:
+    """With three worlds each; prints the rate."""
+    found = []
+    for seed in range(3):
+        w = world(seed)
+        with planted(bug, w) as engine:
+            found.append(not certify(engine, w.subject, w.prompts, w.starts, Plan(shift=0.05, seed=seed))["lossless"])
+    print(f"{bug}: {sum(found)} of {len(found)}")
+    assert all(found)
+
+
+CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "blend", "jacobi", "ngram-pool", "drawing"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", CLEAN)
+def test_no_clean_configuration_is_accused(name: str, batch: int) -> None:
+    """Twenty configurations; prints the smallest p-value of each."""
+    w = world(batch)
+    engine = Ours(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)
+    found = certify(engine, w.subject, w.prompts, w.starts, Plan(shift=0.1, seed=batch))
+    print(f"{name}, batch {batch}: {found['sampled']['requests']} requests, p {found['sampled']['p']:.3f}")
+    assert found["lossless"], findings(found)

@@ -1,0 +1,58 @@
+"""`paceline certify` as a command: exit status, JSON, the folder, mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from tests import models
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make_repetitive(tmp_path_factory.mktemp("tiny"), vocab_size=288)
+
+
+def test_a_certificate_is_printed_and_written(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "certificate"
+    how = ["--requests", "64", "--max-tokens", "16", "--out", str(out), "--json"]
+    assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((out / "certificate.json").read_text("utf-8"))
+    assert {"lossless", "greedy", "sampled", "power", "acceptance", "not_tested", "environment"} <= found.keys()
+    assert found["lossless"]
+    assert found["sampled"]["requests"] == 64
+    assert "Lossless, as far as was tested" in (out / "certificate.html").read_text("utf-8")
+
+
+def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    how = ["--engine", "transformers", "--requests", "0", "--max-tokens", "12", "--dtype", "float32"]
+    assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
+    said = capsys.readouterr().out
+    assert "peer:transformers-paceline,draft=sam: lossless, as far as was tested" in said
+    assert "Not tested: " in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name either a TARGET, or a server by --endpoint"),
+        (["{tiny}", "--reference", "http://x"], "--reference is a server"),
+        (["{tiny}", "--engine", "vlm"], "there is no engine 'vlm'. Did you mean 'vllm'?"),
+        (["{tiny}", "-d", "samm"], "There is no drafter 'samm'"),
+        (["{tiny}", "--engine", "vllm"], "vLLM wants an environment of its own"),
+        (["--endpoint", "http://127.0.0.1:9/v1"], "is the server up?"),
+        (["{tiny}", "--prompts", "nowhere.jsonl"], "nowhere.jsonl cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], says: str, tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_VLLM_PYTHON", raising=False)
+    assert main(["certify", *(one.format(tiny=tiny) for one in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

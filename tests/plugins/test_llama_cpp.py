@@ -1,0 +1,94 @@
+"""Our drafters in llama-cpp-python: plain llama.cpp's text, in fewer forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import MethodError, ModelError
+from tests import models
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+pytest.importorskip("gguf", reason="the package gguf is not installed")
+
+NEW = 40
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [40, 41, 40, 41, 40]]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from paceline.plugins.to_gguf import write
+
+    folder = tmp_path_factory.mktemp("gguf")
+    models.make_repetitive(folder)
+    write(folder, folder / "model.gguf", "f32")
+    return folder / "model.gguf"
+
+
+def opened(file: Path, draft: Any = None) -> Any:
+    return llama_cpp.Llama(
+        model_path=str(file), n_ctx=128, n_threads=1, n_threads_batch=1, draft_model=draft, verbose=False
+    )
+
+
+def answer(llama: Any, prompt: list[int], **how: Any) -> tuple[list[int], int]:
+    """Tokens, and forwards after the prompt's."""
+    widths, evaluate = [], llama.eval
+    llama.eval = lambda tokens: (widths.append(len(tokens)), evaluate(tokens))
+    stream: Iterator[int] = llama.generate(prompt, temp=0.0, reset=True, **how)
+    tokens = [int(token) for token, _ in zip(stream, range(NEW), strict=False)]
+    stream.close()  # type: ignore[attr-defined]
+    llama.eval = evaluate
+    return tokens, len(widths)
+
+
+def test_greedy_text_is_plain_llama_cpps_own(file: Path) -> None:
+    from paceline.plugins.llama_cpp import check, draft
+
+    plain, drafted = opened(file), opened(file, draft("sam"))
+    check(drafted)
+    rounds = plainly = 0
+    for how in ({}, {"repeat_penalty": 1.3}):
+        for prompt in [*PROMPTS, PROMPTS[0]]:  # a request again is a new one
+            right, once = answer(plain, prompt, **how)
+            plainly += once
+            tokens, forwards = answer(drafted, prompt, **how)
+            assert tokens == right
+            rounds += forwards
+    assert rounds < plainly - 10
+
+
+def test_the_file_says_what_transformers_says(file: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from tests.plain import generate
+
+    model = AutoModelForCausalLM.from_pretrained(file.parent)
+    assert answer(opened(file), PROMPTS[0], repeat_penalty=1.0)[0] == generate(model, PROMPTS[0], NEW, ())[7:]
+
+
+def test_the_draft_follows_the_text_it_is_shown() -> None:
+    from paceline.plugins.llama_cpp import draft
+
+    drafts = draft("sam", most=3)
+    assert drafts(np.array([1, 2, 3, 4, 1, 2], np.intc)).tolist() == [3, 4, 1]
+    assert drafts(np.array([1, 2, 3, 4, 1, 2, 3], np.intc)).dtype == np.intc
+    assert drafts(np.array([9, 8, 9], np.intc)).tolist()[:1] == [8]
+
+
+def test_what_cannot_be_done_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.plugins.llama_cpp import check, draft
+
+    with pytest.raises(MethodError, match="asks the target for"):
+        draft("recycling")
+    llama = opened(file)
+    check(llama)
+    for kind in ("recurrent", "hybrid"):
+        monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)
+        with pytest.raises(ModelError, match=kind):
+            check(llama)
+        monkeypatch.undo()

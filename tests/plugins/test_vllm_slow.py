@@ -1,0 +1,90 @@
+"""Our drafters in vLLM itself, on the demo model. Set PACELINE_VLLM_PYTHON to the interpreter of an environment with
+vLLM, then
+
+    pytest -m slow tests/plugins/test_vllm_slow.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.contestant import Ask
+from paceline.bench.peers import create_peer
+from paceline.certify.certificate import Plan, Subject, certify
+from paceline.certify.hosts import Host
+from paceline.certify.reference import Reference
+from paceline.engine import Engine
+from paceline.pages.certificate import findings
+
+TEXTS = ("Repeat after me: one two three one two three one two three.", "Count from 1 to 9.", "Hello!", "a b a b a")
+LENGTH = 48
+
+
+@pytest.fixture(scope="module")
+def engine(demo: Path) -> Engine:
+    if not os.environ.get("PACELINE_VLLM_PYTHON"):
+        pytest.skip("set PACELINE_VLLM_PYTHON to the interpreter of an environment with vLLM")
+    return Engine(demo, dtype="float32")
+
+
+def host(spec: str, demo: Path, engine: Engine, batch: int) -> Host:
+    assert engine.tokenizer is not None
+    peer = create_peer(
+        spec,
+        str(demo),
+        dtype="float32",
+        threads=1,
+        python=os.environ["PACELINE_VLLM_PYTHON"],
+        batch=batch,
+        max_context=1024,
+        decode=engine.tokenizer.decode,
+    )
+    return Host(peer, engine.target.eos_token_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "spec", ["vllm-paceline,eager=true,draft=sam", "vllm-paceline,eager=true,draft=sam;past=9999+suffix"]
+)
+def test_greedy_text_is_plain_vllms_own(spec: str, demo: Path, engine: Engine) -> None:
+    prompts = [engine.encode([{"role": "user", "content": text}]).tolist() for text in TEXTS]
+    ask = Ask(max_tokens=LENGTH, ends=engine.target.eos_token_ids)
+    said = {}
+    for one in ("vllm,eager=true", spec):
+        under = host(one, demo, engine, 2)
+        try:
+            alone = [under.contestant.answer([prompt], ask)[0] for prompt in prompts]
+            pairs = [*under.contestant.answer(prompts[:2], ask), *under.contestant.answer(prompts[2:], ask)]
+        finally:
+            under.close()
+        assert [reply.tokens for reply in alone] == [reply.tokens for reply in pairs]
+        said[one] = [reply.tokens for reply in alone]
+        if one == spec:
+            assert max(length for reply in alone for length in reply.lengths) > 2
+    assert said[spec] == said["vllm,eager=true"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("repaired", [True, False])
+def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engine) -> None:
+    """vLLM 0.32 without Triton: wrong as it is (vllm-project/vllm issue 55005), right when mended."""
+    spec = f"vllm-paceline,eager=true,draft=sam,repair={str(repaired).lower()}"
+    under = host(spec, demo, engine, 64)
+    if under.facts["device"] != "cpu" or under.facts["triton"]:
+        under.close()
+        pytest.skip("vLLM's own sampling is right here")
+    subject = Subject(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
+    starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
+    try:
+        found = certify(under, subject, starts[:1], starts, Plan(shift=0.1, max_tokens=8))
+    finally:
+        under.close()
+    print(findings(found), found["sampled"])
+    assert found["sampled"]["lossless"] == repaired
+    if not repaired:
+        assert found["sampled"]["tv"] > 5 * found["sampled"]["tv_by_chance"]
