@@ -1,0 +1,89 @@
+"""`paceline serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.errors import PacelineError
+
+DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
+"""What requests may choose beside the server's own: drafters that need no weights."""
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
+    draft: Annotated[str, typer.Option("--draft", "-d", help="Drafter of requests that name none.")] = "sam",
+    allow_draft: Annotated[
+        list[str] | None, typer.Option(help="Another drafter that requests may choose with their field draft.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="Key that clients must send; also PACELINE_API_KEY. None: anybody may.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in answers; by default the folder's.")] = None,
+    max_batch: Annotated[int, typer.Option(help="Requests answered at once.", min=1)] = 16,
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
+    cache_memory: Annotated[str | None, typer.Option(help="Most memory for keys and values, such as 4GB.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Processor threads; by default as many as pay.")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds after which an answer is ended where it is.")] = None,
+    grace: Annotated[float, typer.Option(help="Seconds that running answers get at shutdown.", min=0)] = 30.0,
+    max_body: Annotated[int, typer.Option(help="Most bytes of a request.", min=1)] = 16 << 20,
+    metrics_prefix: Annotated[
+        str, typer.Option(help="Of the names in /metrics; vllm gives vLLM's names.")
+    ] = "paceline",
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append every prompt and answer to this JSON Lines file, as token ids; `paceline replay` reads it. "
+            "It holds all that users said. Off by default."
+        ),
+    ] = None,
+) -> int:
+    """Serve a model with OpenAI's API: chat and text completions, streaming, tools, JSON schemas, Predicted Outputs.
+
+    \b
+    paceline serve models/demo --draft sam --port 8000
+    curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello!"}]}' \\
+         -H 'Content-Type: application/json'
+
+    A page to watch it is at /, the API's description at /docs, counters at /metrics. Ctrl-C and SIGTERM let running
+    answers end.
+    """
+    import uvicorn
+
+    from paceline.draft.choice import Choice
+    from paceline.draft.fallback import Fallback
+    from paceline.draft.grammar import Forced
+    from paceline.draft.prediction import Prediction
+    from paceline.draft.registry import create
+    from paceline.engine import Engine
+    from paceline.serve.app import Settings, create_app
+    from paceline.serve.log import RequestLog
+    from paceline.serve.worker import Worker
+
+    names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
+    drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])
+    keys = tuple(api_key or filter(None, [os.environ.get("PACELINE_API_KEY")]))
+    engine = Engine(
+        model, drafter, dtype=dtype, device=device, max_batch=max_batch, cache_memory=cache_memory, threads=threads
+    )
+    if engine.tokenizer is None:
+        raise PacelineError(f"{model} has no tokenizer, and a server needs one")
+    settings = Settings(
+        name or Path(model).expanduser().resolve().name, keys, metrics_prefix, max_body, grace, names
+    )
+    requests = RequestLog(log) if log is not None else None
+    worker = Worker(engine, max_waiting, deadline)
+    app = create_app(worker, settings, requests)
+    print(f"serving {settings.model} on http://{host}:{port} with {draft}", flush=True)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)
+    if requests is not None:
+        requests.close()
+    return 0

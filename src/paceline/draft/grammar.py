@@ -1,0 +1,38 @@
+"""grammar: propose what the request's grammar forces, such as the names and punctuation of a JSON schema.
+
+Where only one text can come next, drafting it is free. It is verified like any draft, for the same text may be written
+in other tokens. Requests without a grammar get no draft.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from paceline.draft.base import Drafter
+from paceline.row import Request
+from paceline.tree import DraftTree
+
+
+@runtime_checkable
+class Forcing(Protocol):
+    """A grammar that can say what must come next."""
+
+    def forced(self, answer: list[int]) -> list[int]:
+        """Tokens that must come after the answer's."""
+
+
+class Forced(Drafter):
+    """Proposes the tokens that the request's grammar forces."""
+
+    name = "grammar"
+    lossless = "yes"
+    paper = "-"
+
+    def draft(self, row: Request) -> DraftTree:
+        grammar = row.params.grammar
+        if not isinstance(grammar, Forcing):
+            return DraftTree.root(row.last_token)
+        tokens = grammar.forced(row.tokens[row.prompt_length :].tolist())
+        return self.chain_after(row, np.array(tokens[: max(row.max_draft, 0)], np.int64))

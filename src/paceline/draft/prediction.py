@@ -1,0 +1,69 @@
+"""prediction: copy from a text that the caller expects the answer to be much like (OpenAI's Predicted Outputs).
+
+A request says what it expects in `SamplingParams.prediction`. The draft goes on in that text from where the answer last
+agreed with it; where the answer has left it, from the place after the longest repeated end of the answer, looking
+forward first. Other requests, and answers that have nothing in common with the text, get no draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.draft.base import Drafter
+from paceline.row import Request
+from paceline.spec import Options, option
+from paceline.tree import DraftTree, IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionConfig(Options):
+    """Options of prediction."""
+
+    draft: int = option(16, "most tokens a draft holds", least=1)
+    match: int = option(8, "most tokens that must agree to find the place again; one is enough at the end", least=1)
+
+
+class Prediction(Drafter):
+    """Copies from the text that the request says its answer will be much like."""
+
+    name = "prediction"
+    lossless = "yes"
+    paper = "-"
+    Config = PredictionConfig
+
+    def __init__(self, config: PredictionConfig = PredictionConfig()):
+        self.config = config
+        self._places: dict[int, int] = {}
+        self._texts: dict[int, IntArray] = {}
+
+    def start(self, row: Request) -> None:
+        self._texts[row.id] = np.asarray(row.params.prediction, np.int64)
+        self._places[row.id] = 0
+
+    def draft(self, row: Request) -> DraftTree:
+        text = self._texts[row.id]
+        if not len(text):
+            return DraftTree.root(row.last_token)
+        place = self._after(row.tokens[row.prompt_length :], text, self._places[row.id])
+        if place is None:
+            return DraftTree.root(row.last_token)
+        self._places[row.id] = place
+        return self.chain_after(row, text[place : place + min(self.config.draft, max(row.max_draft, 0))])
+
+    def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
+        """Where the text goes on after the answer: the place after the longest end of the answer that is in the text,
+        the first at or after `before` if there is one."""
+        for length in range(min(self.config.match, len(answer), len(text)), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(text, length)
+            ends = np.flatnonzero((windows == answer[-length:]).all(1)) + length
+            ends = ends[ends < len(text)]
+            if len(ends):
+                later = ends[ends >= before]
+                return int((later if len(later) else ends)[0])
+        return None
+
+    def drop(self, row: Request) -> None:
+        self._places.pop(row.id, None)
+        self._texts.pop(row.id, None)

@@ -1,0 +1,5 @@
+"""An OpenAI-compatible server round one engine.
+
+`app.py` has the routes, `fields.py` what a request may say, `worker.py` the thread in which the engine runs,
+`answers.py` what goes back, `structure.py` grammars. Knows drafters by the names that requests give them.
+"""

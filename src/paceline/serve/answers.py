@@ -1,0 +1,142 @@
+"""What goes back to a client: OpenAI's objects, whole or in pieces, with vLLM's statistics of speculation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from paceline.completion import Completion
+from paceline.row import RowStats
+from paceline.sampling import TokenLogprob
+from paceline.serve.tools import split_calls
+from paceline.target.tokenizer import Tokenizer
+
+REASONS = {"stop": "stop", "length": "length", "context": "length", "abort": "abort", "error": "error"}
+
+
+@dataclass
+class Echo:
+    """A prompt that comes back. logprobs: of its tokens, None for the first, which nothing predicts."""
+
+    text: str
+    logprobs: list[TokenLogprob | None]
+
+
+@dataclass
+class Frame:
+    """What every object of one answer has."""
+
+    kind: str  # chat.completion or text_completion
+    model: str
+    tokenizer: Tokenizer
+    prefix: str = "chatcmpl"
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time()))
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{self.prefix}-{uuid4().hex}"
+
+    def whole(
+        self, choices: list[dict[str, Any]], completions: Sequence[Completion], predicted: int = 0
+    ) -> dict[str, Any]:
+        """The whole answer. predicted: tokens of the request's prediction."""
+        return {
+            **self._head(self.kind),
+            "choices": choices,
+            "usage": usage(completions, predicted),
+            "metrics": {"speculative_decoding": speculation(completions[0].stats) if len(completions) == 1 else None},
+        }
+
+    def chunk(self, choice: dict[str, Any] | None, **more: Any) -> str:
+        """A piece of a stream, as server-sent events have it; None: no choice, as with usage."""
+        kind = "chat.completion.chunk" if self.kind == "chat.completion" else self.kind
+        body = {**self._head(kind), "choices": [] if choice is None else [choice], **more}
+        return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    # Choices --------------------------------------------------------------------------------------------------
+
+    def message(self, index: int, done: Completion, *, logprobs: bool, calls: bool, ids: bool) -> dict[str, Any]:
+        """One choice of a chat. calls: whether the answer may be tool calls; ids: with token ids."""
+        text, made = split_calls(done.text) if calls else (done.text, [])
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not made else None, "refusal": None}
+        if made:
+            message["tool_calls"] = made
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message,
+            "logprobs": {"content": self.entries(done.logprobs), "refusal": None} if logprobs else None,
+            "finish_reason": "tool_calls" if made and done.finish_reason == "stop" else REASONS[done.finish_reason],
+        }
+        return choice | ({"token_ids": done.tokens} if ids else {})
+
+    def text(self, index: int, done: Completion, *, logprobs: bool, ids: bool, echo: Echo | None) -> dict[str, Any]:
+        """One choice of a text completion. echo: the prompt, where it is to come back."""
+        listed = list(done.logprobs) if logprobs else []
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": (echo.text if echo else "") + done.text,
+            "logprobs": self.columns([*(echo.logprobs if echo else []), *listed]) if logprobs else None,
+            "finish_reason": REASONS[done.finish_reason],
+        }
+        return choice | ({"token_ids": done.tokens} if ids else {})
+
+    def entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """Log-probabilities as chats have them."""
+        return [
+            self._entry(one.token, one.logprob) | {"top_logprobs": [self._entry(*pair) for pair in one.top]}
+            for one in logprobs
+        ]
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.spelled(token)
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+    def columns(self, logprobs: Sequence[TokenLogprob | None], offset: int = 0) -> dict[str, Any]:
+        """Log-probabilities as text completions have them; None: the prompt's first token, which nothing predicts."""
+        texts, offsets = [], []
+        for one in logprobs:
+            texts.append(self.spelled(one.token) if one is not None else "")
+            offsets.append(offset)
+            offset += len(texts[-1])
+        values = [None if one is None else max(one.logprob, -9999.0) for one in logprobs]
+        tops = [None if one is None else {self.spelled(token): p for token, p in one.top} for one in logprobs]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def spelled(self, token: int) -> str:
+        """A token's text."""
+        return str(self.tokenizer.inner.decode([token]))
+
+
+def usage(completions: Sequence[Completion], predicted: int = 0) -> dict[str, Any]:
+    """Tokens of the prompt, which is one for all choices, and of the answers."""
+    prompt, new = completions[0].prompt_tokens, sum(done.new_tokens for done in completions)
+    facts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    facts["prompt_tokens_details"] = {"cached_tokens": completions[0].reused}
+    if predicted:
+        accepted = sum(n for done in completions for source, n in done.runs if source == "prediction")
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": max(predicted - accepted, 0)}
+        facts["completion_tokens_details"] = details
+    return facts
+
+
+def speculation(stats: RowStats) -> dict[str, Any]:
+    """A request's speculation in vLLM's shape."""
+    depth = max(len(stats.accepted), len(stats.drafted)) - 1
+    histogram = [*stats.accepted, *[0] * (depth + 1 - len(stats.accepted))]
+    accepted = sum(d * count for d, count in enumerate(histogram))
+    return {
+        "mean_acceptance_length": (accepted + stats.rounds) / stats.rounds if stats.rounds else 0.0,
+        "draft_acceptance_rate": accepted / stats.draft_tokens if stats.draft_tokens else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": stats.rounds,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": stats.draft_tokens,
+        "num_spec_tokens": max(depth, 0),
+    }

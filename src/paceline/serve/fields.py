@@ -1,0 +1,147 @@
+"""What a request may say: the fields of OpenAI's chat and text completions, and those that local servers add.
+
+A field that is not here is refused by name. `sampling` turns a request into the engine's parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline.sampling import SamplingParams
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(Strict):
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Prediction(Strict):
+    type: Literal["content"]
+    content: str | list[dict[str, Any]]
+
+    @property
+    def text(self) -> str:
+        parts = (
+            [self.content] if isinstance(self.content, str) else [str(part.get("text", "")) for part in self.content]
+        )
+        return "".join(parts)
+
+
+class Function(Strict):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class Common(Strict):
+    """What chats and texts have in common. user, metadata and store name things for the caller and change nothing."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int = Field(1, ge=1, le=128)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+    draft: str | None = None
+    return_token_ids: bool = False
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+
+    def sampling(self, most: int, **more: Any) -> SamplingParams:
+        """The engine's parameters; PacelineError for values that make no sense. most: tokens there is room for."""
+        own = {
+            "top_k": None if self.top_k == -1 else self.top_k,
+            **{name: getattr(self, name) for name in ("temperature", "top_p", "min_p", "seed", "stop_token_ids")},
+            **{name: getattr(self, name) for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
+            "logit_bias": self.logit_bias,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "max_tokens": self.most_tokens if self.most_tokens is not None else most,
+            "draft": self.draft,
+        }
+        given = {name: value for name, value in own.items() if value is not None}
+        return SamplingParams(
+            **{"temperature": 1.0, **given}, ignore_eos=self.ignore_eos, min_tokens=self.min_tokens, **more
+        )
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most new tokens, if the request says."""
+        return self.max_tokens
+
+
+class ChatRequest(Common):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class TextRequest(Common):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
+
+
+class TokenizeRequest(Strict):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: list[int]

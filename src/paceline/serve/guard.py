@@ -1,0 +1,87 @@
+"""What guards the routes: keys, the size of bodies, and one line for whatever is wrong with a request."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+
+from paceline.errors import PacelineError
+from paceline.serve.worker import Busy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """model: its name in answers; api_keys: any of them opens the server, none leaves it open; body: most bytes of a
+    request; drafts: names that requests may choose from, the first is the default."""
+
+    model: str
+    api_keys: tuple[str, ...] = ()
+    prefix: str = "paceline"
+    body: int = 16 << 20
+    grace_s: float = 30.0
+    drafts: tuple[str, ...] = ()
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+class RequestFailed(Exception):
+    """The engine ended this request with an error of its own."""
+
+
+def _error(status: int, message: str, kind: str = "invalid_request_error", param: str | None = None) -> JSONResponse:
+    body = {"error": {"message": message, "type": kind, "param": param, "code": None}}
+    return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 429 else None)
+
+
+def add_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(http: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        if first["type"] == "extra_forbidden":
+            return _error(400, f"{where} is not a field that this server supports; leave it out", param=where)
+        if first["type"] == "json_invalid":
+            return _error(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+        return _error(400, f"{where or 'the body'}: {first['msg']}", param=where or None)
+
+    @app.exception_handler(PacelineError)
+    async def refused(http: Request, error: PacelineError) -> JSONResponse:
+        return _error(429, str(error), "rate_limit_error") if isinstance(error, Busy) else _error(400, str(error))
+
+    @app.exception_handler(RequestFailed)
+    async def failed(http: Request, error: RequestFailed) -> JSONResponse:
+        return _error(500, str(error), "server_error")
+
+    @app.exception_handler(Gone)
+    async def gone(http: Request, error: Gone) -> Response:
+        return Response(status_code=499)
+
+
+def add_guard(app: FastAPI, settings: Settings) -> None:
+    """Keys, size of bodies, and a request's number in the answer."""
+
+    @app.middleware("http")
+    async def guard(http: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        if http.url.path.startswith(("/v1", "/tokenize", "/detokenize")) and settings.api_keys:
+            given = http.headers.get("authorization", "").removeprefix("Bearer ").encode()
+            matches = [hmac.compare_digest(given, key.encode()) for key in settings.api_keys]
+            if not any(matches):  # all are compared, so that the time says nothing
+                return _error(
+                    401, "the key is missing or wrong: send Authorization: Bearer KEY", "authentication_error"
+                )
+        length = http.headers.get("content-length")
+        if length is not None and (not length.isdecimal() or int(length) > settings.body):
+            return _error(413, f"the body is larger than {settings.body} bytes")
+        if length is None and http.method == "POST":
+            return _error(411, "the body's length is missing: send Content-Length")
+        response = await go_on(http)
+        if "x-request-id" in http.headers:
+            response.headers["X-Request-Id"] = http.headers["x-request-id"][:200]
+        return response

@@ -1,0 +1,100 @@
+"""Counters for Prometheus, under our prefix or, with --metrics-prefix vllm, under vLLM's names."""
+
+from __future__ import annotations
+
+from collections import Counter as Counts
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from paceline.completion import Delta
+from paceline.serve.worker import Job, Worker
+
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Of one worker; `text()` is what /metrics answers."""
+
+    def __init__(self, worker: Worker, prefix: str = "paceline"):
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"{prefix}:{name}", what, labels, registry=self.registry)
+
+        def histogram(name: str, what: str) -> Histogram:
+            return Histogram(f"{prefix}:{name}", what, buckets=SECONDS, registry=self.registry)
+
+        def gauge(name: str, what: str) -> Gauge:
+            return Gauge(f"{prefix}:{name}", what, registry=self.registry)
+
+        self._worker = worker
+        gauge("num_requests_running", "Requests in the batch").set_function(lambda: worker.running)
+        gauge("num_requests_waiting", "Requests that wait").set_function(lambda: worker.waiting)
+        self.prompt = counter("prompt_tokens", "Tokens of prompts")
+        self.new = counter("generation_tokens", "Tokens of answers")
+        self.ended = counter("request_success", "Requests by how they ended", ["finished_reason"])
+        self.first = histogram("time_to_first_token_seconds", "From arrival to the first token")
+        self.between = histogram("inter_token_latency_seconds", "Time of a round by its tokens")
+        self.whole = histogram("e2e_request_latency_seconds", "From arrival to the end")
+        self.drafts = counter("spec_decode_num_drafts", "Rounds with a draft")
+        self.drafted = counter("spec_decode_num_draft_tokens", "Tokens drafted")
+        self.accepted = counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted")
+        self.by_place = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place in the draft", ["position"]
+        )
+        self.by_drafter: Counts[str] = Counts()
+        self._last: dict[int, float] = {}
+        self._jobs = worker.jobs
+        worker.on_round, worker.on_end = self.round, self.end
+
+    def round(self, deltas: list[Delta]) -> None:
+        """A round was run. From the engine's thread."""
+        now = perf_counter()
+        for delta in deltas:
+            job = self._jobs.get(delta.row.id)
+            if job is None or not delta.tokens:
+                continue
+            last = self._last.get(delta.row.id)
+            if last is None:
+                self.first.observe(now - job.arrived)
+            else:
+                self.between.observe((now - last) / len(delta.tokens))
+            self._last[delta.row.id] = now
+            self.new.inc(len(delta.tokens))
+            if delta.nodes:
+                self.drafts.inc()
+                self.drafted.inc(delta.nodes)
+                self.accepted.inc(len(delta.tokens) - 1)
+                self.by_drafter.update({source: len(text) for source, text in delta.pieces if source})
+                for place in range(len(delta.tokens) - 1):
+                    self.by_place.labels(str(place)).inc()
+
+    def end(self, job: Job) -> None:
+        """A request has ended. From the engine's thread."""
+        assert job.row is not None
+        self._last.pop(job.row.id, None)
+        self.prompt.inc(job.row.prompt_length)
+        self.ended.labels(job.row.finish_reason or "abort").inc()
+        self.whole.observe(perf_counter() - job.arrived)
+
+    def now(self) -> dict[str, Any]:
+        """What the page shows."""
+        return {
+            "running": self._worker.running,
+            "waiting": self._worker.waiting,
+            "tokens": self._sum(self.new),
+            "drafts_made": self._sum(self.drafts),
+            "accepted": self._sum(self.accepted),
+            "characters_by_drafter": dict(self.by_drafter),
+        }
+
+    @staticmethod
+    def _sum(counter: Counter) -> float:
+        return float(next(iter(counter.collect())).samples[0].value)
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,205 @@
+"""The thread in which the engine runs: requests come in, what each round adds goes out, and nobody waits for a client.
+
+    worker = Worker(engine, most_waiting=256)
+    worker.start()
+    job = worker.submit(prompt, params, loop)          # Busy if too many wait
+    async for delta in job: ...
+    worker.abort(job)
+
+Commands reach the engine between two rounds. A client that is slow has its deltas kept; one that is gone is aborted by
+whoever served it. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event, Thread
+from time import perf_counter
+from typing import Any
+
+from paceline.completion import Completion, Delta
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.prompt import Prompt
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+
+log = logging.getLogger("paceline")
+
+
+class Busy(PacelineError):
+    """As many requests wait as may."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One request in the worker. Iterating gives its deltas; `completion` is there after the last."""
+
+    prompt: Prompt
+    params: SamplingParams
+    loop: asyncio.AbstractEventLoop
+    arrived: float = field(default_factory=perf_counter)
+    row: Row | None = None
+    _deltas: asyncio.Queue[Delta | Exception | None] = field(default_factory=asyncio.Queue)
+
+    def put(self, item: Delta | Exception | None) -> None:
+        """From the engine's thread."""
+        try:
+            self.loop.call_soon_threadsafe(self._deltas.put_nowait, item)
+        except RuntimeError:  # the loop has gone, and the client with it
+            return
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while (item := await self._deltas.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    @property
+    def completion(self) -> Completion:
+        """The answer as it stands."""
+        assert self.row is not None
+        return Completion.of(0, self.row)
+
+
+class Worker:
+    """Owns the engine.
+
+    most_waiting  jobs that may wait. deadline_s: seconds from arrival after which an answer is ended where it is.
+    on_round      called with the deltas of every round; on_end: with every job that has ended."""
+
+    def __init__(self, engine: Engine, most_waiting: int = 256, deadline_s: float | None = None):
+        self.engine, self.most_waiting, self.deadline_s = engine, most_waiting, deadline_s
+        self.on_round: Callable[[list[Delta]], None] = lambda deltas: None
+        self.on_end: Callable[[Job], None] = lambda job: None
+        self.jobs: dict[int, Job] = {}
+        self._waiting = 0
+        self._inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._stopped = Event()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self.engine.rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not in the batch yet."""
+        return self._waiting + len(self.engine.waiting)
+
+    def submit(self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop) -> Job:
+        """Queue a request. Busy if too many wait."""
+        if self._stopped.is_set():
+            raise Busy("the server is shutting down")
+        if self.waiting >= self.most_waiting:
+            raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
+        job = Job(prompt, params, loop)
+        self._waiting += 1
+        self._inbox.put(("add", job))
+        return job
+
+    async def call(self, work: Callable[[Engine], Any]) -> Any:
+        """Do something with the engine between two rounds; what it returns or raises."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(set_to: Callable[[Any], None], value: Any) -> None:
+            if not future.done():
+                set_to(value)
+
+        def run(engine: Engine) -> None:
+            try:
+                value = work(engine)
+            except Exception as error:
+                loop.call_soon_threadsafe(settle, future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(settle, future.set_result, value)
+
+        self._inbox.put(("call", run))
+        return await future
+
+    def abort(self, job: Job) -> None:
+        """End a request where it is; nothing happens if it has ended."""
+        self._inbox.put(("abort", job))
+
+    def stop(self, seconds: float = 30.0) -> None:
+        """Take no more requests; give those that run this long to end, then end them."""
+        self._stopped.set()
+        self._inbox.put(("stop", perf_counter() + seconds))
+        self._thread.join(seconds + 10)
+
+    # In the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        deadline: float | None = None
+        while deadline is None or self.engine.has_work:
+            while not self._inbox.empty() or not self.engine.has_work:
+                what, about = self._inbox.get()
+                if what == "stop":
+                    deadline = about
+                    break
+                if what == "call":
+                    about(self.engine)
+                else:
+                    (self._add if what == "add" else self._abort)(about)
+            if deadline is not None and perf_counter() > deadline:
+                for job in list(self.jobs.values()):
+                    self._abort(job)
+            self._end_late()
+            if self.engine.has_work:
+                self._step()
+
+    def _end_late(self) -> None:
+        """End the answers whose time is up."""
+        if self.deadline_s is not None:
+            latest = perf_counter() - self.deadline_s
+            for job in [job for job in self.jobs.values() if job.arrived < latest]:
+                self._abort(job)
+
+    def _step(self) -> None:
+        try:
+            deltas = self.engine.step()
+        except Exception as error:  # outside any request: a bug, and those who wait must hear of it
+            log.exception("a round failed")
+            for job in list(self.jobs.values()):
+                self._end(job, PacelineError(f"the engine failed: {type(error).__name__}: {error}"))
+                assert job.row is not None
+                self.engine.abort(job.row)
+            return
+        self.on_round(deltas)
+        for delta in deltas:
+            waiting = self.jobs.get(delta.row.id)
+            if waiting is not None:
+                waiting.put(delta)
+                if delta.finished:
+                    self._end(waiting, None)
+
+    def _add(self, job: Job) -> None:
+        self._waiting -= 1
+        try:
+            job.row = self.engine.add(job.prompt, job.params)
+        except PacelineError as error:
+            job.put(error)
+            return
+        except Exception as error:
+            log.exception("a request could not be added")
+            job.put(PacelineError(f"{type(error).__name__}: {error}"))
+            return
+        self.jobs[job.row.id] = job
+
+    def _abort(self, job: Job) -> None:
+        if job.row is not None and job.row.id in self.jobs:
+            self.engine.abort(job.row)
+            self._end(job, None)
+
+    def _end(self, job: Job, item: Exception | None) -> None:
+        assert job.row is not None
+        del self.jobs[job.row.id]
+        self.on_end(job)
+        job.put(item)

@@ -1,0 +1,52 @@
+"""A live server round a tiny model, in this process, for tests that talk to it as clients do."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from typing import Any
+
+import uvicorn
+
+from paceline.draft.choice import Choice
+from paceline.draft.fallback import Fallback
+from paceline.draft.grammar import Forced
+from paceline.draft.prediction import Prediction
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.serve.app import Settings, create_app
+from paceline.serve.log import RequestLog
+from paceline.serve.worker import Worker
+
+
+def engine(model: Path | str, **options: Any) -> Engine:
+    """As `paceline serve` makes it."""
+    drafter = Fallback([Forced(), Prediction(), Choice({name: create(name) for name in ("sam", "suffix", "none")})])
+    return Engine(str(model), drafter, dtype="float32", device="cpu", threads=1, **options)
+
+
+@contextmanager
+def serving(
+    made: Engine, log: Path | None = None, most_waiting: int = 64, deadline_s: float | None = None, **settings: Any
+) -> Iterator[str]:
+    """The address of a running server."""
+    worker = Worker(made, most_waiting, deadline_s)
+    requests = RequestLog(log) if log else None
+    app = create_app(worker, Settings("tiny", drafts=("sam", "suffix", "none"), grace_s=5, **settings), requests)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=5))
+    thread = Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)

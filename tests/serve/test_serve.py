@@ -1,0 +1,362 @@
+"""The server, by OpenAI's own client and by hand: what it answers, refuses and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from jsonschema import validate
+
+from paceline.sampling import SamplingParams
+from paceline.serve.fields import Tool
+from paceline.serve.structure import Grammars
+from paceline.serve.tools import schema, split_calls
+from tests import models, native
+from tests.serve.live import engine, serving
+
+openai = pytest.importorskip("openai")
+MESSAGES: Any = [{"role": "user", "content": "the cat and the dog"}]
+ODD = {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}
+SHAPES: dict[str, dict[str, Any]] = {
+    "nested": {
+        "type": "object",
+        "properties": {"a": {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+    "array": {"type": "array", "items": {"enum": ["x", "yy"]}, "minItems": 1, "maxItems": 3},
+    "either": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    "pattern": {"type": "string", "pattern": "^[ab]{3}$"},
+    "number": {"type": "number", "minimum": 0, "maximum": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "requests.jsonl"
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Any:
+    return engine(folder, max_batch=8)
+
+
+@pytest.fixture(scope="module")
+def address(served: Any, log: Path) -> Iterator[str]:
+    with serving(served, log) as where:
+        yield where
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Any:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Any:
+    """What the engine answers by itself."""
+    made = engine(folder)
+
+    def answer(prompt: Any, **params: Any) -> Any:
+        return made.generate([prompt], SamplingParams(**{"temperature": 0.0, **params}))[0]
+
+    return answer
+
+
+# What clients do -----------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_is_the_engines_answer(client, alone):
+    done = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_completion_tokens=12)
+    expected = alone(MESSAGES, max_tokens=12)
+    assert done.choices[0].message.content == expected.text
+    assert done.choices[0].message.role == "assistant"
+    assert done.usage.completion_tokens == expected.new_tokens
+    assert done.usage.prompt_tokens == expected.prompt_tokens
+    assert done.choices[0].finish_reason in ("stop", "length")
+    told = done.metrics["speculative_decoding"]
+    assert len(told["acceptance_histogram"]) == told["num_spec_tokens"] + 1
+    assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] > 0
+
+
+def test_a_stream_adds_up_to_the_whole(client, alone):
+    ask = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 12, "stream": True}
+    chunks = list(client.chat.completions.create(**ask, stream_options={"include_usage": True}))
+    expected = alone(MESSAGES, max_tokens=12)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected.text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == expected.new_tokens
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_the_async_client(address, alone):
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any") as client:
+            made = [
+                client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=n)
+                for n in range(4, 12)
+            ]
+            return [done.choices[0].message.content for done in await asyncio.gather(*made)]
+
+    assert asyncio.run(ask()) == [alone(MESSAGES, max_tokens=n).text for n in range(4, 12)]
+
+
+def test_text_completions_with_several_prompts_and_answers(client, alone):
+    done = client.completions.create(model="tiny", prompt=["the cat", "there was"], max_tokens=6, temperature=0)
+    assert [c.text for c in done.choices] == [alone(p, max_tokens=6).text for p in ("the cat", "there was")]
+    ask = {"model": "tiny", "prompt": "the cat", "max_tokens": 6, "temperature": 1.0, "seed": 5}
+    texts = [c.text for c in client.completions.create(**ask, n=3).choices]
+    assert texts == [alone("the cat", max_tokens=6, temperature=1.0, seed=5 + i).text for i in range(3)]
+    assert client.completions.create(**ask).choices[0].text == texts[0]
+
+
+def test_log_probabilities(client, alone):
+    done = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=0, max_tokens=4, logprobs=True, top_logprobs=2
+    )
+    expected = alone(MESSAGES, max_tokens=4, logprobs=2).logprobs
+    entries = done.choices[0].logprobs.content
+    assert [entry.logprob for entry in entries] == pytest.approx([one.logprob for one in expected])
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    echoed = client.completions.create(model="tiny", prompt="the cat and", max_tokens=0, echo=True, logprobs=1)
+    columns = echoed.choices[0].logprobs
+    assert columns.token_logprobs[0] is None
+    assert all(p < 0 for p in columns.token_logprobs[1:])
+    assert "".join(columns.tokens) == echoed.choices[0].text == "the cat and"
+    # The likelihood of a text that the model writes by itself is what it said while writing it.
+    wrote = alone("the cat and", max_tokens=3, logprobs=0)
+    again = client.completions.create(
+        model="tiny", prompt=[*client_tokens(client, "the cat and"), *wrote.tokens], max_tokens=0, echo=True, logprobs=0
+    )
+    assert again.choices[0].logprobs.token_logprobs[-3:] == pytest.approx(
+        [one.logprob for one in wrote.logprobs], abs=1e-4
+    )
+
+
+def client_tokens(client: Any, text: str) -> list[int]:
+    address = str(client.base_url).removesuffix("/v1/")
+    return list(httpx.post(f"{address}/tokenize", json={"prompt": text}).json()["tokens"])
+
+
+def keeps_to(made: Any, ids: list[int], schema: dict[str, Any]) -> bool:
+    """Whether every token of an answer, cut short or not, is one that the schema allows there."""
+    target = made.target
+    grammar = Grammars(made.tokenizer, target.vocab_size, target.eos_token_ids).json_schema(schema)
+    return all(bool(grammar.allowed(ids[:i], target.vocab_size)[token]) for i, token in enumerate(ids))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_answers_fit_their_schema(client, served, shape, temperature):
+    ask = {"type": "json_schema", "json_schema": {"name": shape, "schema": SHAPES[shape], "strict": True}}
+    done = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=temperature, seed=1, max_tokens=60, response_format=ask,
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    (choice,) = done.choices
+    assert keeps_to(served, choice.token_ids, SHAPES[shape])
+    if choice.finish_reason == "stop":  # an untrained model may fill its budget with blanks
+        validate(json.loads(choice.message.content), SHAPES[shape])
+
+
+def test_a_tool_must_be_called(client, served):
+    takes = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": takes}}]
+    ask = {"model": "tiny", "messages": MESSAGES, "tools": tools, "temperature": 0, "max_tokens": 80}
+    call = schema([Tool.model_validate(tools[0])])
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        (done,) = client.chat.completions.create(
+            **ask, tool_choice=choice, extra_body={"return_token_ids": True}
+        ).choices
+        assert keeps_to(served, done.token_ids, call)
+        if done.finish_reason == "tool_calls":
+            assert json.loads(done.message.tool_calls[0].function.arguments)["x"] in (1, 2)
+    with pytest.raises(openai.BadRequestError, match="names the function 'sub'"):
+        client.chat.completions.create(**ask, tool_choice={"type": "function", "function": {"name": "sub"}})
+
+
+def test_calls_are_found_in_answers():
+    text, (call,) = split_calls('{"name": "add", "arguments": {"x": 1}}')
+    assert (text, call["function"]) == ("", {"name": "add", "arguments": '{"x": 1}'})
+    text, calls = split_calls('Well. <tool_call>{"name": "a", "arguments": {}}</tool_call>')
+    assert (text, [call["function"]["name"] for call in calls]) == ("Well.", ["a"])
+    assert split_calls("no call") == ("no call", [])
+    assert split_calls('{"name": 3}') == ('{"name": 3}', [])
+
+
+def test_a_prediction_is_copied_and_counted(client, alone):
+    text = alone(MESSAGES, max_tokens=24).text
+    ask = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
+    done = client.chat.completions.create(**ask, prediction={"type": "content", "content": text})
+    assert done.choices[0].message.content == text
+    details = done.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    assert done.metrics["speculative_decoding"]["num_spec_steps"] < 24
+
+
+def test_a_request_chooses_its_drafter(client):
+    ask = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 16}
+    drafted = {
+        name: client.chat.completions.create(**ask, extra_body={"draft": name}).metrics["speculative_decoding"]
+        for name in ("none", "sam")
+    }
+    assert drafted["none"]["num_draft_tokens"] == 0 < drafted["sam"]["num_draft_tokens"]
+
+
+def test_penalties_and_the_least_length(client, alone):
+    ask = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 20}
+    done = client.chat.completions.create(**ask, frequency_penalty=2.0, presence_penalty=2.0)
+    assert (
+        done.choices[0].message.content
+        == alone(MESSAGES, max_tokens=20, frequency_penalty=2.0, presence_penalty=2.0).text
+    )
+    assert done.choices[0].message.content != alone(MESSAGES, max_tokens=20).text
+    longer = client.chat.completions.create(**ask, extra_body={"min_tokens": 20, "return_token_ids": True})
+    assert len(longer.choices[0].token_ids) == 20
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"messages": MESSAGES, "best_of": 2}, 400, "best_of is not a field that this server supports"),
+        ({"messages": MESSAGES, "temperature": -1}, 400, "temperature is -1"),
+        ({"messages": MESSAGES, "model": "other"}, 400, "this server has 'tiny'"),
+        ({"messages": MESSAGES, "draft": "magic"}, 400, "requests may choose sam"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url is not supported"),
+        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 400, "schema is missing"),
+        ({"messages": MESSAGES, "response_format": ODD}, 400, "cannot be kept to"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(address, body, status, says):
+    reply = httpx.post(f"{address}/v1/chat/completions", json=body)
+    assert reply.status_code == status
+    assert says in reply.json()["error"]["message"]
+
+
+def test_a_body_that_is_not_json(address):
+    reply = httpx.post(f"{address}/v1/chat/completions", content=b"{nope", headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    assert "not JSON" in reply.json()["error"]["message"]
+
+
+def test_keys_and_sizes_and_waiting(folder):
+    with serving(engine(folder, max_batch=1), most_waiting=1, api_keys=("right",), body=4000) as address:
+        ask = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True}
+        url, key = f"{address}/v1/chat/completions", {"Authorization": "Bearer right"}
+        assert httpx.post(url, json=ask).status_code == 401
+        assert httpx.post(url, json=ask, headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert httpx.post(url, json={"messages": [{"content": "x" * 9000}]}, headers=key).status_code == 413
+        with ThreadPoolExecutor(12) as pool:
+            replies = list(pool.map(lambda _: httpx.post(url, json=ask, headers=key, timeout=120), range(12)))
+        codes = {reply.status_code for reply in replies}
+        assert codes == {200, 429}
+        assert all(reply.headers["retry-after"] for reply in replies if reply.status_code == 429)
+
+
+# One engine, many clients --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_an_answer_where_it_is(folder, stream):
+    made = engine(folder, max_batch=2)
+    with serving(made, deadline_s=0.2) as address:
+        ask = {"prompt": "the cat", "max_tokens": 1000, "ignore_eos": True, "min_tokens": 900, "stream": stream}
+        step = made.step
+        made.step = lambda: (sleep(0.02), step())[1]
+        reply = httpx.post(f"{address}/v1/completions", json=ask, timeout=60)
+    if stream:
+        chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        reason = chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        reason = reply.json()["choices"][0]["finish_reason"]
+    assert reason == "abort"
+
+
+def test_a_prompt_of_megabytes_is_refused_at_once(address):
+    for body in ({"messages": [{"role": "user", "content": "the cat " * 400_000}]}, {"prompt": "the cat " * 400_000}):
+        path = "chat/completions" if "messages" in body else "completions"
+        reply = httpx.post(f"{address}/v1/{path}", json=body, timeout=60)
+        assert reply.status_code == 400
+        assert "shorten it" in reply.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_frees_its_slot(folder):
+    made = engine(folder, max_batch=2)
+    with serving(made) as address:
+        ask = {"messages": MESSAGES, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        for _ in range(3):
+            with httpx.stream("POST", f"{address}/v1/chat/completions", json=ask) as reply:
+                next(reply.iter_lines())
+        for _ in range(200):
+            if not made.rows and not made.waiting:
+                break
+            sleep(0.05)
+        assert not made.rows
+        assert not made.waiting
+
+
+def test_mixed_load_is_answered_like_lone_requests(folder, address, alone):
+    """A short form of the load test: nothing lost, nothing mixed up, and the metrics add up."""
+    prompts = ["the cat", "there was a dog", "and then", "hello", "little"]
+    asks = [
+        {
+            "prompt": prompts[i % 5],
+            "max_tokens": 3 + i % 9,
+            "seed": i,
+            "temperature": [0.0, 1.0][i % 2],
+            "stream": i % 3 == 0,
+        }
+        for i in range(40)
+    ]
+
+    def ask(body: dict[str, Any]) -> str:
+        reply = httpx.post(f"{address}/v1/completions", json=body, timeout=120)
+        if not body["stream"]:
+            return str(reply.json()["choices"][0]["text"])
+        events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+
+    with ThreadPoolExecutor(16) as pool:
+        texts = list(pool.map(ask, asks))
+    for body, text in zip(asks, texts, strict=True):
+        params = {key: body[key] for key in ("max_tokens", "seed", "temperature")}
+        assert text == alone(body["prompt"], **params).text
+    metrics = httpx.get(f"{address}/metrics").text
+    assert "paceline:num_requests_running 0.0" in metrics
+    assert "paceline:spec_decode_num_drafts_total" in metrics
+
+
+def test_the_log_can_be_replayed(address, log, client):
+    client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=4)
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert all(record["prompt_tokens"] and record["tokens"] for record in records)
+
+
+def test_facts_and_the_page(address, client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert httpx.get(f"{address}/health").status_code == 200
+    assert httpx.get(f"{address}/openapi.json").status_code == 200
+    tokens = httpx.post(f"{address}/tokenize", json={"prompt": "the cat"}).json()["tokens"]
+    assert httpx.post(f"{address}/detokenize", json={"tokens": tokens}).json()["prompt"].endswith("the cat")
+    assert "<title>Paceline</title>" in httpx.get(address).text
+    assert httpx.get(f"{address}/stats").json()["model"] == "tiny"
+    assert httpx.get(f"{address}/health", headers={"X-Request-Id": "abc"}).headers["X-Request-Id"] == "abc"
