@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +18,10 @@ from typer.testing import CliRunner
 
 from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine import Engine
+from paceline.records import write_whole
 from paceline.sampling import SamplingParams
 from paceline.target.load import load
+from paceline.target.tuned import tuned_note
 from paceline.train.__main__ import app
 from paceline.train.corrupt import NoiseConfig
 from paceline.train.log import read_log
@@ -81,6 +86,48 @@ def test_noise_makes_a_model_that_drafts_for_itself(tmp_path: Path) -> None:
         assert [one.tokens for one in done] == [one.tokens for one in expected]
         mean.append(sum(one.new_tokens for one in done) / sum(one.rounds for one in done))
     assert mean[1] > mean[0] + 0.2
+
+
+def test_reports_name_the_model_it_was_made_from(tmp_path: Path) -> None:
+    assert tuned_note(str(tmp_path)) is None
+    write_whole(tmp_path / "noise.json", '{"tuned_from": {"name": "target"}}')
+    assert "fine-tuned with noise from target" in str(tuned_note(str(tmp_path)))
+    write_whole(tmp_path / "noise.json", "not JSON")
+    assert tuned_note(str(tmp_path)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    """Each draws the same noisy batch, and trains on its share of the rows."""
+    models.make("llama2", tmp_path / "target", **SMALL)
+    answers(tmp_path / "answers.jsonl")
+    curves = []
+    for processes in (1, 2):
+        out = tmp_path / f"by-{processes}"
+        recipe = ["-m", "paceline.train", "noise", str(tmp_path / "target"), "--data", str(tmp_path / "answers.jsonl")]
+        recipe += [
+            f"--out={out}",
+            "--length=32",
+            "--rows=4",
+            "--no-compiled",
+            "--tokens=10240",
+            "--noise=3-6",
+            "--every=8",
+        ]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            [sys.executable, *(launcher if processes > 1 else []), *recipe],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert (out / "slots.json").exists()
+        curves.append(
+            [line["loss"] for line in read_log(tmp_path / f"by-{processes}-run" / "log.jsonl") if "loss" in line]
+        )
+    assert len(curves[0]) > 1
+    assert curves[0] == pytest.approx(curves[1], rel=2e-2)
 
 
 def test_adapters_are_merged_into_a_plain_model(tmp_path: Path) -> None:

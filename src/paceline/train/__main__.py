@@ -58,6 +58,15 @@ later("vocab", "paceline.train.vocab:command", "Count which tokens the target wr
 later("sorted", "paceline.train.s2d:sorted_command", "Cut a draft with several exits from a model's first layers.")
 later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so that it drafts for itself.")
 later("kangaroo", "paceline.train.kangaroo:kangaroo_command", "Train an adapter with which a target drafts for itself.")
+later("medusa", "paceline.train.medusa:command", "Train Medusa's heads over a target's last state.")
+later("hydra", "paceline.train.hydra:command", "Train Hydra's heads, which read the drafted tokens before them.")
+later("tree", "paceline.train.tree:command", "Measure heads that came without a tree, by depth and rank.")
+later("amphista", "paceline.train.amphista:command", "Train Amphista's network: heads that see each other.")
+later("eagle", "paceline.train.eagle:command", "Train a layer that predicts the target's next state, and drafts.")
+later(
+    "eagle3", "paceline.train.eagle3:command", "Train a layer over three states of the target to draft; vLLM reads it."
+)
+later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout that vLLM reads.")
 later("vision", "paceline.evals.vision.train:train_command", "Tune a dual encoder on size, position, existence, count.")
 
 

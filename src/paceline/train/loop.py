@@ -138,7 +138,7 @@ def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batc
     world, rank = accelerator.num_processes, accelerator.process_index
     if rows % world:
         raise PacelineError(f"a batch of {rows} rows cannot be shared by {world} processes; choose a divisor of {rows}")
-    own = {k: t[rank :: world] for k, t in batch.items()}
+    own = {k: t[rank::world] for k, t in batch.items()}
     micro_rows = max(micro_tokens * rows // batch["input_ids"].numel(), 1)
     starts = range(0, rows // world, micro_rows)
     total = torch.zeros((), device=accelerator.device)

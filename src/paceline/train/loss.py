@@ -72,9 +72,11 @@ def _distil_chunk(
     return loss, (weights * error).to(rows.dtype)
 
 
-def _soft_chunk(rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """As `_chunk`, for -sum p log q; one table serves both distributions."""
-    p = torch.softmax((target_rows @ table.T).float(), -1)
+def _soft_chunk(
+    rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `_chunk`, for -sum p log q; without a target_table one table serves both distributions."""
+    p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
     log_q = torch.log_softmax((rows @ table.T).float(), -1)
     weights = weights[:, None]
     return -(weights * p * log_q).sum(), (weights * (log_q.exp() - p)).to(rows.dtype)
@@ -180,6 +182,17 @@ def soft_cross_entropy(
     hidden, target_hidden [..., D], table [V, D], kept bool [...]."""
     hidden = hidden.to(autocast_dtype(hidden))
     return _towards_target(hidden, table.detach(), target_hidden, kept, _soft_chunk, (), chunk)
+
+
+def soft_cross_entropy_of(
+    hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor, kept: Tensor, chunk: int = CHUNK
+) -> Tensor:
+    """As `soft_cross_entropy`, for a head of its own: q = softmax(hidden @ weight.T) learns with its table.
+
+    weight [K, D] and target_weight [K, Dt] are of the same K tokens, over which p sums to 1."""
+    hidden = hidden.to(autocast_dtype(hidden))
+    fixed = (target_weight.detach().to(hidden.dtype),)
+    return _towards_target(hidden, weight, target_hidden, kept, _soft_chunk, fixed, chunk)
 
 
 def _towards_target(

@@ -30,15 +30,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig
 
-from paceline.draft.shapes import SLOTS_FILE, best_paths
 from paceline.errors import PacelineError
 from paceline.records import write_whole
+from paceline.target.tuned import TUNED_FILE
 from paceline.train import options
 from paceline.train.corrupt import NoiseConfig, Noisy, answers_in, corrupt
 from paceline.train.drafter import Lesson, LessonConfig, open_teacher, pad_token
 from paceline.train.loss import IGNORE
 from paceline.train.plan import LoopConfig
 from paceline.train.rows import Rows, batches
+from paceline.train.slots import slot_lines, write_slots
 from paceline.train.zoo.lm import LmLoss
 
 PASSES = 3
@@ -146,21 +147,12 @@ def slot_accuracies(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, 
     return shares
 
 
-def write_slots(out: Path, accuracies: Sequence[Sequence[float]]) -> None:
-    """slots.json: the accuracies, and the trees that follow from them, for reading."""
-    trees = {count: ["-".join(map(str, path)) for path in best_paths(accuracies, count)] for count in (8, 16, 32, 63)}
-    write_whole(out / SLOTS_FILE, json.dumps({"accuracies": accuracies, "trees": trees}, indent=1) + "\n")
-
-
 def lines(after: float, before: Mapping[Path, float], accuracies: Sequence[Sequence[float]]) -> list[str]:
     """What was measured, for a reader."""
     return [
         f"loss on clean held-out answers  {after:.4f}",
         *(f"  {after / loss - 1:+.2%} beside {path.name}, {loss:.4f}" for path, loss in before.items()),
-        *(
-            f"slot {slot}  right {shares[0]:6.1%}  among {len(shares)} candidates {sum(shares):6.1%}"
-            for slot, shares in enumerate(accuracies, 1)
-        ),
+        *slot_lines(accuracies),
     ]
 
 
@@ -170,7 +162,7 @@ def save(lesson: Lesson, network: Any, out: Path, facts: Mapping[str, Any]) -> N
     network.to(dtype).save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     lesson.tokenizer.inner.save_pretrained(out)
-    write_whole(out / "noise.json", json.dumps(facts, indent=2) + "\n")
+    write_whole(out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
 
 
 @options.with_options

@@ -19,9 +19,7 @@ def make_optimisers(module: nn.Module, config: LoopConfig) -> list[torch.optim.O
     muon: list[torch.optim.Optimizer] = []
     if config.optimiser == "muon" and inner:
         muon = [
-            torch.optim.Muon(
-                inner, lr=config.peak_lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
-            )
+            torch.optim.Muon(inner, lr=config.peak_lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
         ]
         inner = []
     groups = [

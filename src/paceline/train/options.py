@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from paceline.train.plan import LoopConfig
 
 Out = Annotated[Path, typer.Option(help="Folder to write.")]
-Minutes = Annotated[
-    float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)
-]
+Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)]
 Tokens = Annotated[
     int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure without training.", min=0)
 ]
@@ -149,9 +147,7 @@ class DrafterOptions(AnswerOptions):
         if self.minutes is None and tokens is None:
             rows = objects(answers, PacelineError, "an answer")
             tokens = passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
-        return LoopConfig(
-            minutes=self.minutes, tokens=tokens, seed=self.seed, save_every=self.save_every, **settings
-        )
+        return LoopConfig(minutes=self.minutes, tokens=tokens, seed=self.seed, save_every=self.save_every, **settings)
 
 
 def use_threads(count: int) -> None:
@@ -165,3 +161,40 @@ def use_threads(count: int) -> None:
     keep_freed_memory()
     torch.set_num_threads(count)
     os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # tokenizers
+
+
+@dataclass
+class HeadOptions:
+    """Options of every command that trains draft heads which fill a tree of fixed shape."""
+
+    heads: Annotated[int, typer.Option(help="Heads: the most tokens a draft is deep.")] = 4
+    share: Annotated[
+        float, typer.Option(help="Share of a batch's positions whose logits are computed.", min=0.001, max=1)
+    ] = 0.25
+    soft: Annotated[
+        float,
+        typer.Option(
+            help="Share of soft labels, the target's distribution, in the loss; the rest is its tokens.", min=0, max=1
+        ),
+    ] = 1.0
+    decay: Annotated[float, typer.Option(help="Weight of a depth in the loss beside the one above it.", min=0)] = 0.8
+    optimiser: Annotated[str, typer.Option(help="muon (for matrices), or adamw for everything.")] = "muon"
+    lr: Rate = 4e-3
+    rows: BatchRows = 16
+    states: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder in which the target's states are kept, for other trainings on the same answers.",
+            file_okay=False,
+        ),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The loop's settings that heads share."""
+        return {"optimiser": self.optimiser, "peak_lr": self.lr, "weight_decay": 0.0, "warmup_steps": 20}
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """PacelineError unless `value` is one of the choices of option `name`."""
+    if value not in choices:
+        raise PacelineError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")

@@ -103,9 +103,7 @@ def count_vocabulary(
     must = must_keep(tokenizer, ends)
     if keep is None:
         keep = LARGE_KEEP if size >= LARGE else max(size // 4, 1)
-    rows = [
-        covered(best_tokens(sum_of(counted), k, must), aside or counted) for k in sorted({*_sizes(size), keep})
-    ]
+    rows = [covered(best_tokens(sum_of(counted), k, must), aside or counted) for k in sorted({*_sizes(size), keep})]
     whole = together(counted, aside)
     tokens = {name: int(c.sum()) for name, c in whole.items()}
     facts: dict[str, Any] = {

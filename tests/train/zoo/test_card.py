@@ -106,6 +106,21 @@ def test_drafters_have_a_section_each(tmp_path: Path) -> None:
     lines = drafter_part(nested).splitlines()
     assert "first 3 layers of demo, with exits after 1, 3" in lines[2]
     assert lines[-2:] == ["| exit 1 | 1.00 | 0.500 | 0.250 |", "| exit 3 | 3.00 | 0.500 | 0.250 |"]
+    held = {"positions": [900, 800], "top1": [0.5, 0.25], "top5": [0.75, 0.5]}
+    heads = drafter_part(a_drafter(tmp_path / "demo-m", "medusa", held_out=held)).splitlines()
+    assert heads[2].startswith("Heads over the last state for demo (12 numbers")
+    assert heads[-2:] == ["| 1 | 900 | 0.500 | 0.750 |", "| 2 | 800 | 0.250 | 0.500 |"]
+
+
+def test_heads_have_their_acceptance_by_depth(tmp_path: Path) -> None:
+    held = [{"reached": 1200, "top1": 0.5, "overlap": 0.4}, {"reached": 600, "top1": 0.25, "overlap": 0.125}]
+    for kind, states in (("eagle", "last state"), ("eagle3", "states of three layers")):
+        folder = a_drafter(tmp_path / kind, kind, held_out=held, recipe={"loop": {"tokens": None}})
+        (folder / "training.jsonl").write_text('{"tokens": 5}\n{"tokens": 7000, "valid": {}}\n')
+        part = drafter_part(folder)
+        assert f"A layer over the {states} of demo (12 numbers" in part
+        assert "7,000 tokens" in part
+        assert part.splitlines()[-2:] == ["| depth 1 | 1,200 | 0.400 | 0.500 |", "| depth 2 | 600 | 0.125 | 0.250 |"]
 
 
 def test_the_vocabulary_says_what_it_covers(tmp_path: Path) -> None:
@@ -119,7 +134,8 @@ def test_the_shipped_card_is_what_the_command_writes() -> None:
     """All but the answers, for which the models would have to run."""
     models = Path(__file__).parents[3] / "models"
     answers = [Answer("chat", "Hello?", "Hi!", 10, ended=True, loops=False)]
-    drafters = [models / "demo-kangaroo", models / "demo-sorted"]
+    names = ("kangaroo", "sorted", "medusa", "hydra", "amphista", "eagle", "eagle3")
+    drafters = [folder for name in names if (folder := models / f"demo-{name}").is_dir()]
     text = card(models / "demo", models / "demo-draft", drafters, answers, [], "| practice |")
     shipped = (models / "README.md").read_text()
     beginning, end = "| kind | prompts | ended", "### What it cannot do"

@@ -11,11 +11,10 @@ drafter drafted in between. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from math import inf
 from time import perf_counter
 from typing import Literal
 
@@ -24,10 +23,10 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.neural import stop
+from paceline.draft.neural.growth import Growth
 from paceline.draft.neural.stop import Outcome
 from paceline.errors import NumericError, PacelineError
 from paceline.kernels.argmax import best_token
-from paceline.kernels.topk import top_tokens
 from paceline.round import Round, Segment
 from paceline.row import Request
 from paceline.sampling import on_accelerator, probabilities, warp
@@ -60,6 +59,7 @@ class Draft:
     tokens, parent  the first `known` nodes are committed tokens that the model has not run; the last of them is the
                     tree's root. The others are drafted.
     ends            tokens after which nothing can be accepted.
+    ahead           drafted tokens that are taken as committed: what is drafted begins after them.
     done            nodes that were run. calls: forwards that took.
     probs           distributions that the drafted tokens were drawn from, [V] each; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
@@ -70,6 +70,7 @@ class Draft:
     tokens: list[int]
     parent: list[int]
     ends: frozenset[int] = frozenset()
+    ahead: int = 0
     done: int = 0
     calls: int = 0
     probs: list[torch.Tensor] = field(default_factory=list)
@@ -116,7 +117,12 @@ class Draft:
 
 class Stepping(Drafter):
     """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`, and set `columns` in `bind` where
-    the logits' columns are not all tokens."""
+    the logits' columns are not all tokens.
+
+    drafts_ahead  whether it can draft for outcomes that have not come yet: `arrange` works, and nothing of the target's
+                  forward is needed."""
+
+    drafts_ahead = False
 
     def __init__(self, config: SteppingConfig):
         self.options = config
@@ -126,6 +132,8 @@ class Stepping(Drafter):
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
         self._drafted_at = 0.0
+        self.watch: Callable[[Sequence[Draft], torch.Tensor], None] | None = None
+        """Told of the logits [sum of what was wanted, K] of every run."""
 
     # What a drafter fills in ----------------------------------------------------------------------------------
 
@@ -149,6 +157,13 @@ class Stepping(Drafter):
     def catch_up(self, row: Request) -> None:
         """Feed the model its backlog, such as a prompt, in chunks, before the round's draft begins."""
 
+    def arrange(self, row: Request, nodes: Sequence[int]) -> None:
+        """Bring the keys and values of `nodes`, run but not committed, to the places after the row, in that order.
+
+        nodes: how far after the row's last committed token each lies, counted from 0. For drafters that draft ahead
+        (`branches.py`)."""
+        raise NotImplementedError
+
     # The loop -------------------------------------------------------------------------------------------------
 
     def bind(self, target: Facts) -> None:
@@ -158,7 +173,7 @@ class Stepping(Drafter):
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         self.rule.begin([row.id for row in rows])
         self._asked = {row.id for row in rows}
-        able = [row for row in rows if self._most(row) > 0]
+        able = [row for row in rows if min(self.rule.most(row.id), self.room(row)) > 0]
         for row in able:
             self.catch_up(row)
         drafts = [Draft.of(row, self.cached(row), self.end_tokens(row)) for row in able]
@@ -170,35 +185,49 @@ class Stepping(Drafter):
         self._drafted_at = perf_counter()
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
-    def _most(self, row: Request) -> int:
-        return min(self.rule.most(row.id), self.room(row))
+    def most(self, draft: Draft) -> int:
+        """Most tokens to draft, by the stop rule and the room there is."""
+        return min(self.rule.most(draft.row.id), self.room(draft.row) - draft.ahead)
+
+    def hand_over(self) -> dict[int, Draft]:
+        """The drafts just made, by row id, to somebody who will call `keep` in the place of `observe`."""
+        drafts, self._drafts, self._asked = self._drafts, {}, set()
+        return drafts
 
     def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
         """Draft for every row until its stop rule, its end or its room says enough."""
         active = list(drafts)
         while active:
             began = perf_counter()
-            logits = self._run(active, [1] * len(active))
-            signals = self.rule.signals(logits)
-            drew = self._draw(active, logits)
-            active = [
-                draft
-                for draft, signal, more in zip(active, signals, drew, strict=True)
-                if more and not self._enough(draft, len(draft.drafted), signal) and draft.tokens[-1] not in draft.ends
-            ]
+            active = self.grow(active, self.run_nodes(active, [1] * len(active)))
             self.rule.stepped(perf_counter() - began)
         return [self._chain(draft) for draft in drafts]
 
-    def _run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+    def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
+        """Add a token to every chain from its row of logits [R, K]; those that go on."""
+        signals = self.rule.signals(logits)
+        drew = self._draw(drafts, logits)
+        return [
+            draft
+            for draft, signal, more in zip(drafts, signals, drew, strict=True)
+            if more
+            and not self._enough(draft, len(draft.drafted) - draft.ahead, signal)
+            and draft.tokens[-1] not in draft.ends
+        ]
+
+    def run_nodes(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        """`run`, and count it."""
         logits = self.run(drafts, num_logits)
         for draft in drafts:
             draft.done = len(draft.tokens)
             draft.calls += 1
+        if self.watch is not None:
+            self.watch(drafts, logits)
         return logits
 
     def _enough(self, draft: Draft, drafted: int, signal: float) -> bool:
         # Ask the rule after every token: some rules learn from the signals they get.
-        return self.rule.stop(draft.row.id, drafted, signal) or drafted >= self._most(draft.row)
+        return self.rule.stop(draft.row.id, drafted, signal) or drafted >= self.most(draft)
 
     def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
         """Add a token to every draft, drawn from its row of logits [R, K]; False where none can be drawn: nothing
@@ -271,12 +300,12 @@ class Stepping(Drafter):
         their whole path; the `width` best of a level are run next; in the end the best `tree` candidates of all levels
         are verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is
         drawn, so at a temperature the tree counts as a set of plain guesses."""
-        growths = [_Growth(draft, self.options.width, self.options.tree) for draft in drafts]
+        growths = [Growth(draft, self.options.width, self.options.tree) for draft in drafts]
         active = list(growths)
         while active:
             began = perf_counter()
             levels = [len(growth.level) for growth in active]
-            logits = self._run([growth.draft for growth in active], levels)
+            logits = self.run_nodes([growth.draft for growth in active], levels)
             signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
             for growth, of_row in zip(active, logits.split(levels), strict=True):
                 growth.expand(of_row, self.columns)
@@ -297,7 +326,7 @@ class Stepping(Drafter):
             path, is_own = round.accepted[i].path, round.is_from(i, self)
             draft = self._drafts.pop(row.id, None)
             if draft is not None:
-                self.keep(draft, draft.accepted(path if is_own else ()))
+                self.keep(draft, draft.accepted(tree.proposed(path) if is_own else ()))
             if is_own or (row.id in self._asked and not tree.num_drafted):
                 outcomes.append(Outcome(row.id, tree.max_depth, len(path) - 1))
         if outcomes:
@@ -324,64 +353,3 @@ def _best_column(logits: torch.Tensor, row: int) -> int | None:
         return best_token(logits, row)
     except NumericError:
         return None
-
-
-class _Growth:
-    """A tree in the making. Candidates are numbered as they are found; -1 is the root.
-
-    token, parent, score, depths  of every candidate: score is the logarithm of the probability of its path.
-    level   candidates that are run next, best first; at first the root. depth: how deep their children are.
-    width   children of each node, and nodes of a level. size: candidates that are verified in the end."""
-
-    def __init__(self, draft: Draft, width: int, size: int):
-        self.draft, self.width, self.size = draft, width, size
-        self.token: list[int] = []
-        self.parent: list[int] = []
-        self.score: list[float] = []
-        self.depths: list[int] = []
-        self.level = [-1]
-        self.depth = 1
-        self._node = {-1: draft.known - 1}
-        self._new: list[int] = []
-
-    def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
-        """Children of the level from logits [len(level), K]."""
-        values, best = top_tokens(logits, min(self.width, logits.shape[-1]))
-        logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
-        tokens = best if columns is None else columns[best]
-        self._new = []
-        for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
-            so_far = self.score[above] if above >= 0 else 0.0
-            for token, score in zip(of_node, scores, strict=True):
-                if score > -inf:  # which no NaN is either
-                    self._new.append(len(self.token))
-                    self.token.append(token)
-                    self.parent.append(above)
-                    # Rounding must not put a child before its parent.
-                    self.score.append(so_far + min(score, 0.0))
-                    self.depths.append(self.depth)
-
-    def descend(self) -> bool:
-        """Make the best new candidates the next level; whether there are any that could still be verified."""
-        best = set(self._best())
-        open_ = [c for c in self._new if c in best and self.token[c] not in self.draft.ends]
-        self.level = sorted(open_, key=lambda c: -self.score[c])[: self.width]
-        for candidate in self.level:
-            self._node[candidate] = len(self.draft.tokens)
-            self.draft.add(self.token[candidate], self._node[self.parent[candidate]])
-        self.depth += 1
-        return bool(self.level)
-
-    def _best(self) -> list[int]:
-        """The candidates to verify if no more were found. A parent's score is never below its children's, and it is
-        less deep, so they hang together."""
-        return sorted(range(len(self.token)), key=lambda c: (-self.score[c], self.depths[c]))[: self.size]
-
-    def tree(self, source: str) -> DraftTree:
-        """The best candidates, in the order in which they were found."""
-        chosen = sorted(self._best())
-        number = {-1: 0} | {candidate: n for n, candidate in enumerate(chosen, 1)}
-        self.draft.kept = [self._node.get(candidate) for candidate in (-1, *chosen)]
-        tokens = [self.token[candidate] for candidate in chosen]
-        parents = [number[self.parent[candidate]] for candidate in chosen]
-        return DraftTree.of(self.draft.row.last_token, tokens, parents, source=source, calls=self.draft.calls)

@@ -178,7 +178,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
             tokenizer = header.pop("tokenizer", "")
             vocabulary = Vocabulary(tensors["keep"].long(), tensors.get("counts"), must, tokenizer, header)
         else:
-            vocabulary = Vocabulary(_from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
+            vocabulary = Vocabulary(from_offsets(tensors[OFFSETS].long(), tensors.get(MEMBERS)))
     except MethodError as error:
         raise MethodError(f"{file}: {error}") from None
     if "hash" in header and header.pop("hash") != vocabulary.hash:
@@ -186,7 +186,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
     return vocabulary
 
 
-def _from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
+def from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
     """Token ids of EAGLE-3's map; all offsets 0, a map that was never filled in, is the first K tokens."""
     keep = offsets + torch.arange(len(offsets))
     check_map(keep, None if members is None else len(members))

@@ -27,6 +27,12 @@ from paceline.train.zoo.text import STAGE_FILE
 
 SOURCES: dict[str, dict[str, str]] = STAGE_FILE["sources"]
 UNKNOWN = {"what": "given on the command line", "licence": "not recorded"}
+HEADS = {
+    "medusa": "Heads over the last state",
+    "hydra": "Heads that read the drafted tokens before them",
+    "amphista": "Heads that see each other",
+}
+"""Drafters that fill a tree of fixed shape, and what they are."""
 STAGES = ("pretrain", "chat", "settle")
 
 
@@ -162,19 +168,35 @@ def agreement_table(report: Mapping[str, Any]) -> str:
 
 
 def drafter_part(folder: Path) -> str:
-    """A section on a drafter that `paceline train kangaroo` or `sorted` wrote into `folder`: what it is, what it was
-    trained on and how far it agrees with its target on held-out answers."""
+    """A section on a drafter that a command of `paceline train` wrote into `folder`: what it is, what it was trained on
+    and how far it agrees with its target on held-out answers."""
     config = json.loads((folder / "config.json").read_text())
     kind, recipe = config["paceline_drafter"], config["recipe"]
     weights = load_file(folder / "model.safetensors")
     size = f"{sum(w.numel() for w in weights.values()):,} numbers, {folder_size(folder) / 1e6:.1f} MB"
-    target, tokens = config["target"]["name"], recipe["loop"]["tokens"]
+    target, tokens = config["target"]["name"], recipe["loop"]["tokens"] or tokens_trained(folder)
     if kind == "kangaroo":
         what = f"An adapter after layer {config['exit_layer']} of {target} ({size}), for `kangaroo:`"
         held = config["held_out"]
         rows = [("no adapter", held["no_adapter"]), ("adapter", held["adapter"])]
         note = f"cross-entropy with the target's distribution, of which {held['entropy']:.2f} is its own entropy"
         table = [f"| {name} | {fit['soft_ce']:.2f} | {fit['overlap']:.3f} | {fit['top1']:.3f} |" for name, fit in rows]
+    elif kind in HEADS:
+        held = config["held_out"]
+        what = f"{HEADS[kind]} for {target} ({size}), for `{kind}:`"
+        depths = enumerate(zip(held["positions"], held["top1"], held["top5"], strict=True), 1)
+        lines = [f"| {depth} | {count:,} | {one:.3f} | {five:.3f} |" for depth, (count, one, five) in depths]
+        head = ["| depth | positions | best guess right | among the best five |", "|---:|---:|---:|---:|"]
+        summary = f"{what}. Trained on {tokens:,} tokens of the target's own answers. On answers held out:"
+        return "\n".join([f"## {folder.name}", "", summary, "", *head, *lines])
+    elif kind in ("eagle", "eagle3"):
+        states = "last state" if kind == "eagle" else "states of three layers"
+        what = f"A layer over the {states} of {target} ({size}), for `{kind}:`" + " and vLLM" * (kind == "eagle3")
+        note = "drafts that the text followed so far"
+        table = [
+            f"| depth {n} | {fit['reached']:,} | {fit['overlap']:.3f} | {fit['top1']:.3f} |"
+            for n, fit in enumerate(config["held_out"], 1)
+        ]
     else:
         exits = ", ".join(map(str, config["exits"]))
         layers = config["num_hidden_layers"]
@@ -182,9 +204,15 @@ def drafter_part(folder: Path) -> str:
         fits = [(row["layers"], row["loss"], row["agreement"][-1]) for row in config["acceptance"]]
         note = "cross-entropy with what the target wrote"
         table = [f"| exit {n} | {loss:.2f} | {fit['overlap']:.3f} | {fit['top1']:.3f} |" for n, loss, fit in fits]
-    head = [f"| | {note}, nats | sum of min(p, q) | same first choice |", "|---|---:|---:|---:|"]
+    note += "" if kind in ("eagle", "eagle3") else ", nats"
+    head = [f"| | {note} | sum of min(p, q) | same first choice |", "|---|---:|---:|---:|"]
     summary = f"{what}. Trained on {tokens:,} tokens, the target's own answers over and over. On answers held out:"
     return "\n".join([f"## {folder.name}", "", summary, "", *head, *table])
+
+
+def tokens_trained(folder: Path) -> int:
+    """Tokens that a drafter was trained on, from the log beside it."""
+    return int(json.loads((folder / "training.jsonl").read_text().splitlines()[-1])["tokens"])
 
 
 def vocabulary_part(draft: Path) -> str:

@@ -30,10 +30,17 @@ TOKENS = {
     "distil": 40_000_000,
     "kangaroo": 6_000_000,
     "sorted": 6_000_000,
+    "medusa": 4_000_000,
+    "hydra": 4_000_000,
+    "amphista": 4_000_000,
+    "eagle": 6_000_000,
+    "eagle3": 6_000_000,
 }
 
+HEADS = ("medusa", "hydra", "amphista", "eagle", "eagle3")
+
 ANSWERS = 12_000
-"""Answers of the target for the last two, and for the trimmed vocabulary."""
+"""Answers of the target for those from kangaroo on, and for the trimmed vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ def _place(config: Path, file: str) -> str | Path:
 def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
     """The commands, in order."""
     demo, draft, adapter, nested = (out / name for name in ("demo", "demo-draft", "demo-kangaroo", "demo-sorted"))
+    heads = {name: out / f"demo-{name}" for name in HEADS}
     tokenizer, base, chat = (checkpoints / name for name in ("tokenizer", "base", "chat"))
     held = checkpoints / "held-out.jsonl"
 
@@ -131,7 +139,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
     vocabulary = ("vocab", str(demo), "--text", own, "--out", str(draft))
     prompts = [part for file in (*zoo.prompts, str(held)) for part in ("--prompts", file)]
     loops = (str(demo), *prompts, "--categories", zoo.categories, "--out", str(demo / "looping.json"))
-    others = [part for folder in (adapter, nested) for part in ("--drafter", str(folder))]
+    others = [part for folder in (adapter, nested, *heads.values()) for part in ("--drafter", str(folder))]
     card = ("card", str(demo), "--draft", str(draft), *others, "--prompts", str(held), "--out", str(out / "README.md"))
     return [
         Step("tokenizer", ("tokenizer", *zoo.sources, "--out", str(tokenizer)), tokenizer / "tokenizer.json"),
@@ -141,6 +149,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         train("distil", draft, "--model", str(demo)),
         drafter("kangaroo", adapter, *questions, "--generate", str(zoo.answers)),
         drafter("sorted", nested, "--data", own, "--layers", "3", "--exits", "1,2,3", "--lr", "1e-3"),
+        *(drafter(name, folder, "--data", own) for name, folder in heads.items()),
         Step("vocab", vocabulary, draft / VOCABULARY, threaded=True),
         Step(
             "evaluate",

@@ -1,0 +1,191 @@
+"""eagle3: a layer over three tapped states of the target drafts, with a vocabulary and an output head of its own.
+
+Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (arXiv
+2503.01840). The features of committed tokens are made of the inputs of three of the target's layers; those of drafted
+nodes are the head's own output, which it was trained to read. `d2t` says for every token of the draft vocabulary how
+far its id is from the target's. The flags of EAGLE-3.1 put norms before the first product and feed back normed output.
+
+Read are folders of `paceline train eagle3` and others in the `speculators` format, and the authors' ("midlayer.").
+
+    Engine("models/demo", draft="eagle3:models/demo-eagle3,tree=16")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network, table_and_head
+from paceline.draft.neural.layer import HeadLayer, head_cache, head_ops, layer_config, layer_shapes
+from paceline.draft.neural.published import check_all, open_head
+from paceline.draft.neural.vocab import MEMBERS, OFFSETS, from_offsets
+from paceline.errors import MethodError
+from paceline.round import Segment
+from paceline.target.attention import begin
+from paceline.target.base import Facts
+from paceline.target.linear import Linear
+from paceline.target.shape import Shape
+
+TABLE = "embed_tokens.weight"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """How a head differs from the paper's; its config.json has entries of these names.
+
+    norm_before_residual  the layer adds to the normed feature. norm_before_fc: one norm over all tapped states.
+    fc_norm               a norm for every tapped state. norm_output: the next node reads the normed output."""
+
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Flags:
+        """From config.json: all are off where they are not named, but that `speculators` adds to the normed feature."""
+        inner = config.get("eagle_config") or {}
+        named = {f.name: inner.get(f.name, config.get(f.name)) for f in fields(cls)}
+        given = {name: bool(value) for name, value in named.items() if value is not None}
+        return cls(**{"norm_before_residual": "speculators_model_type" in config, **given})
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """The layers whose inputs are read where nobody says which: the paper's, or the last of a small target."""
+    if num_layers >= 7:
+        return (2, num_layers // 2, num_layers - 3)
+    return tuple(range(max(num_layers - 3, 0), num_layers))
+
+
+def taps_of(path: str, config: Mapping[str, Any], target: Facts) -> tuple[int, ...]:
+    """The layers whose inputs a head reads. MethodError if the target has no such layers."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    named = config.get(key) or (config.get("eagle_config") or {}).get(key)
+    taps = tuple(named) if named else default_taps(target.num_layers)
+    if not all(isinstance(layer, int) and 0 <= layer < target.num_layers for layer in taps):
+        raise MethodError(
+            f"{path} reads the inputs of layers {', '.join(map(str, taps))}, and {target.name} has layers 0 to "
+            f"{target.num_layers - 1}: it is a head for another target"
+        )
+    return taps
+
+
+def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags) -> dict[str, tuple[int, ...]]:
+    """Name and shape of a head's tensors but those that it may leave out. width: of one tapped state."""
+    h = shape.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (h, taps * width),
+        "norm.weight": (h,),
+        "lm_head.weight": (vocab, h),
+    }
+    if flags.norm_before_fc:
+        shapes["input_norm.weight"] = (taps * width,)
+    if flags.fc_norm:
+        shapes |= {f"fc_norm.{n}.weight": (width,) for n in range(taps)}
+    for number in range(shape.num_layers):
+        of_layer = layer_shapes(shape, h if number else 2 * h, ("input_layernorm", "hidden_norm")[: 1 if number else 2])
+        shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
+    return shapes
+
+
+def columns_of(path: str, tensors: Mapping[str, torch.Tensor], vocab: int, target: Facts) -> torch.Tensor | None:
+    """The target's ids of a draft vocabulary of `vocab` tokens, None where it is the target's. MethodError if they are
+    not tokens of the target."""
+    if OFFSETS not in tensors and vocab == target.vocab_size:
+        return None
+    try:
+        offsets = tensors.get(OFFSETS, torch.zeros(vocab, dtype=torch.int64)).long()
+        keep = from_offsets(offsets, tensors.get(MEMBERS))
+    except MethodError as error:
+        raise MethodError(f"{path}: {error}") from None
+    if len(keep) != vocab or int(keep[-1]) >= target.vocab_size:
+        raise MethodError(
+            f"{path} drafts {vocab} tokens, with ids for {len(keep)} up to {int(keep[-1])}; {target.name} has "
+            f"{target.vocab_size}: it is a head for another target"
+        )
+    return None if vocab == target.vocab_size else keep.to(target.device)
+
+
+class Eagle3Network:
+    """fc(tapped states) or its own output before, and a layer over norms of it and of the embedding.
+
+    config   the head's config.json; tensors by their names in it. MethodError if they are not for the target."""
+
+    def __init__(self, path: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Facts):
+        tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+        described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
+        layers = layer_config(path, described, target)
+        shape, self.flags = Shape.of(layers), Flags.of(config)
+        self.taps = taps_of(path, config, target)
+        width = config.get("target_hidden_size") or shape.hidden_size
+        if width != target.hidden_size:
+            raise MethodError(
+                f"{path} reads states of {width} numbers, and those of {target.name} have {target.hidden_size}: "
+                "it is a head for another target"
+            )
+        vocab = config.get("draft_vocab_size") or target.vocab_size
+        shapes = eagle3_shapes(shape, width, len(self.taps), vocab, self.flags)
+        optional = {TABLE: (target.vocab_size, shape.hidden_size), OFFSETS: (vocab,), MEMBERS: (target.vocab_size,)}
+        check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
+        self.columns = columns_of(path, tensors, vocab, target)
+        here = {name: tensors[name].to(target.device, target.dtype) for name in shapes}
+        self.table = self._table(path, tensors.get(TABLE), shape, target)
+        self.shape, self.ops = shape, head_ops(layers, shape, target)
+        self.fc, self.head = Linear(here["fc.weight"]), Linear(here["lm_head.weight"])
+        self.layers = [HeadLayer(here, f"layers.{n}.", shape, self.ops) for n in range(shape.num_layers)]
+        self.weights, self.norm = here, here["norm.weight"]
+        self.cache = head_cache(shape, target)
+        self.nbytes = sum(weight.nbytes for name, weight in here.items() if name != "lm_head.weight")
+
+    def _table(self, path: str, own: torch.Tensor | None, shape: Shape, target: Facts) -> torch.Tensor:
+        """The embedding: the head's own if it brings one, which the target's saves where they are the same."""
+        if own is None and shape.hidden_size != target.hidden_size:
+            raise MethodError(f"{path} is {shape.hidden_size} wide, the target's embedding {target.hidden_size}: "
+                              "it needs an embedding of its own, and brings none")  # fmt: skip
+        if own is not None:
+            own = own.to(target.device, target.dtype)
+            if shape.hidden_size != target.hidden_size:
+                return own
+        table, _ = table_and_head(target)
+        return table if own is None or torch.equal(own, table) else own
+
+    def first(self, states: torch.Tensor) -> torch.Tensor:
+        if self.flags.norm_before_fc:
+            states = self.ops.norm(states, self.weights["input_norm.weight"])
+        if self.flags.fc_norm:
+            parts = [
+                self.ops.norm(part.contiguous(), self.weights[f"fc_norm.{n}.weight"])
+                for n, part in enumerate(states.chunk(len(self.taps), -1))
+            ]
+            states = torch.cat(parts, -1)
+        return self.fc(states)
+
+    def forward(
+        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
+        normed = self.ops.norm(features, self.weights["layers.0.hidden_norm.weight"])
+        x = torch.cat([self.ops.norm(embedded, self.weights["layers.0.input_layernorm.weight"]), normed], -1)
+        residual = normed if self.flags.norm_before_residual else features
+        residual, delta = self.layers[0](x, residual, layout, cache, 0)
+        for number, layer in enumerate(self.layers[1:], 1):
+            residual, x = self.ops.add_norm(residual, delta, self.weights[f"layers.{number}.input_layernorm.weight"])
+            residual, delta = layer(x, residual, layout, cache, number)
+        y, read = self.ops.add_norm(residual, delta, self.norm)
+        return (read if self.flags.norm_output else y), read if layout.wanted is None else read[layout.wanted]
+
+
+class Eagle3(FeatureDrafter):
+    """Drafts with one layer over three of the target's states and a vocabulary of its own; trees, or chains."""
+
+    name = "eagle3"
+    lossless = "yes"
+    paper = "Li et al. 2025, EAGLE-3, arXiv 2503.01840"
+    Config = FeatureConfig
+
+    def open(self, target: Facts) -> Network:
+        config, tensors = open_head(self.config.checkpoint, self.name, target)
+        return Eagle3Network(self.config.checkpoint, config, tensors, target)

@@ -1,0 +1,176 @@
+"""medusa: K small heads on the target's last state, each of which proposes the tokens of one depth of a fixed tree.
+
+Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774).
+Head k reads the state after the final norm of the last committed token and says what comes k + 1 tokens after the next
+one, which the target has said already: it is the root. The candidates of a depth are the same below every node of the
+depth before. Heads share the target's output head or bring their own. Folders that `paceline train medusa` wrote and
+the layouts in which others publish heads are read (docs/methods/medusa.md lists them).
+
+Acceptance is lossless. The authors' typical acceptance, which is not, is `paceline.typical.Typical`.
+
+    Engine("models/demo", draft="medusa:models/demo-medusa,tree=16")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from paceline.draft.neural.checkpoint import CONFIG
+from paceline.draft.neural.features import table_and_head
+from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads, in_dtype, load_module
+from paceline.draft.neural.heads.residual import ResidualHeads
+from paceline.draft.neural.published import check_all, open_head
+from paceline.draft.neural.vocab import check_map
+from paceline.errors import MethodError, ModelError
+from paceline.round import Round
+from paceline.row import Request
+from paceline.target.base import Facts, Needs
+from paceline.target.linear import Linear
+from paceline.target.load import open_weights
+from paceline.tree import IntArray
+
+SHARED, KEPT = "lm_head.weight", "token_map"
+"""vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
+INSIDE = "medusa_head."
+"""Before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)."""
+FILES = ("medusa_lm_head.safetensors",)
+"""Weights under names of their own, beside config.json."""
+
+_NAMES = (
+    (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), "{0}.{1}.linear.{2}"),
+    (re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), "{0}.{1}.linear.{2}"),
+    (re.compile(r"(\d+)\.\d+\.(weight)"), "lm_heads.{0}.{1}"),
+    (re.compile(r"lm_heads\.(\d+)\.(weight)"), "lm_heads.{0}.{1}"),
+)
+"""Names of the authors' files and of vLLM's, and ours for the same."""
+
+
+class Medusa(StaticHeads):
+    """Drafts a fixed tree with K heads that read the target's last state alone."""
+
+    name = "medusa"
+    lossless = "yes"
+    paper = "Cai et al. 2024, Medusa, arXiv 2401.10774"
+    Config = StaticConfig
+
+    def __init__(self, config: StaticConfig):
+        super().__init__(config)
+        self._last: dict[int, torch.Tensor] = {}
+        self._own: list[Linear] | None = None
+        self._kept: IntArray | None = None
+
+    def open(self, target: Facts) -> int:
+        tensors = read_heads(self.config.checkpoint, target)
+        heads, layers = check_heads(self.config.checkpoint, tensors, target)
+        own = in_dtype(target, {name: t for name, t in tensors.items() if name.startswith("lm_head")})
+        kept = tensors.pop(KEPT, None)
+        self._kept = None if kept is None else kept.long().numpy()
+        if SHARED in own:
+            shared = own[SHARED]
+            is_targets = kept is None and torch.equal(shared, table_and_head(target)[1].dense())
+            self._own = None if is_targets else [Linear(shared)] * heads
+        elif own:
+            self._own = [Linear(own[f"lm_heads.{k}.weight"]) for k in range(heads)]
+        blocks = {name: t for name, t in tensors.items() if ".linear." in name}
+        self.network = load_module(ResidualHeads(heads, layers, target.hidden_size), blocks, target)
+        self.weight_bytes = sum(weight.nbytes for weight in self.network.parameters())
+        self.layer = target.num_layers
+        self.needs = Needs(hidden_layers=(self.layer,))
+        return heads
+
+    def output_heads(self) -> Sequence[Linear] | None:
+        return self._own
+
+    def _own_columns(self) -> IntArray | None:
+        return self._kept
+
+    def able(self, row: Request) -> bool:
+        return row.id in self._last
+
+    def states(self, rows: Sequence[Request]) -> torch.Tensor:
+        return torch.stack([self._last[row.id] for row in rows])
+
+    def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
+        depth = int(self.template.depth[size - 1])
+        return self.fill_table(torch.stack([head(states) for head in list(self.network)[:depth]], 1), roots, size)
+
+    def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
+        return torch.stack([head(states) for head in self.network], 1)
+
+    def observe(self, round: Round) -> None:
+        """Keep the state of the last token that was committed, whoever drafted it."""
+        for i, row in enumerate(round.rows):
+            self._last[row.id] = round.committed(i, self.layer)[-1].clone()
+
+    def drop(self, row: Request) -> None:
+        self._last.pop(row.id, None)
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def read_heads(path: str, target: Facts) -> dict[str, torch.Tensor]:
+    """The tensors of the heads at `path`, by our names: `{head}.{block}.linear.*`, `lm_heads.{head}.weight` for output
+    heads of their own, SHARED and KEPT. Names that nobody knows stay as they are, for `check_heads` to refuse."""
+    inside = _inside_model(path)
+    found = inside if inside is not None else open_head(_file(path), Medusa.name, target)[1]
+    return {_ours(name.removeprefix(INSIDE)): tensor for name, tensor in found.items()}
+
+
+def _file(path: str) -> str:
+    """The file of weights in a folder, where it has a name of its own."""
+    folder = Path(path).expanduser()
+    own = [folder / name for name in FILES if (folder / name).is_file()]
+    return str(own[0]) if own else path
+
+
+def _inside_model(path: str) -> dict[str, torch.Tensor] | None:
+    """The heads inside the checkpoint of a whole model; None if it is not one."""
+    folder = Path(path).expanduser()
+    if not (folder / CONFIG).is_file() or _file(path) != path:
+        return None
+    try:
+        names = open_weights(folder)
+    except ModelError:
+        return None  # no weights at all, which the caller says better
+    heads = [name for name in names if name.startswith(INSIDE)]
+    return {name: names[name].get_tensor(name) for name in heads} or None
+
+
+def _ours(name: str) -> str:
+    for pattern, ours in _NAMES:
+        if match := pattern.fullmatch(name):
+            return ours.format(*match.groups())
+    return name
+
+
+def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> tuple[int, int]:
+    """(number of heads, blocks of each), counted from the tensors, whatever config.json says: published ones are wrong.
+
+    MethodError unless they are a whole set of heads for the target, and nothing else. Where no block has a bias, one of
+    zeros is added."""
+    blocks = [tuple(map(int, name.split(".")[:2])) for name in tensors if ".linear." in name]
+    if not blocks:
+        raise MethodError(f"{path} has no heads: none of its tensors has a name such as 0.0.linear.weight")
+    heads, layers = (max(numbers) + 1 for numbers in zip(*blocks, strict=True))
+    h, vocab = target.hidden_size, target.vocab_size
+    if not any(name.endswith("linear.bias") for name in tensors):
+        tensors |= {f"{k}.{j}.linear.bias": torch.zeros(h) for k in range(heads) for j in range(layers)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for k in range(heads):
+        for j in range(layers):
+            shapes |= {f"{k}.{j}.linear.weight": (h, h), f"{k}.{j}.linear.bias": (h,)}
+    if KEPT in tensors:
+        check_map(tensors[KEPT].long(), vocab)
+        shapes[KEPT] = (len(tensors[KEPT]),)
+    rows = len(tensors[KEPT]) if KEPT in tensors else vocab
+    if SHARED in tensors:
+        shapes[SHARED] = (rows, h)
+    elif any(name.startswith("lm_heads.") for name in tensors):
+        shapes |= {f"lm_heads.{k}.weight": (rows, h) for k in range(heads)}
+    check_all(path, tensors, shapes)
+    return heads, layers

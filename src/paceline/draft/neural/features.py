@@ -1,0 +1,179 @@
+"""Drafting on features: a head reads a state of the target and the token after it, and feeds itself with its output.
+
+Node j of a row is the pair (state of token j, token j + 1), so a head that has read c pairs has read 1 + c of the
+row's tokens. Of committed tokens the states are the target's own: they wait in `pending` until the head drafts, and
+their keys and values stay. A drafted node's state is its parent's output; such nodes are forgotten after the round,
+and read again with the target's states if they were accepted (Li et al. 2024, EAGLE, section 3.1).
+
+A head is a `Network`: what it makes of the target's states, one forward, and its output head. Knows no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from paceline.draft.neural import stop
+from paceline.draft.neural.pending import Pending
+from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.neural.vocab import kept_tokens
+from paceline.errors import MethodError
+from paceline.round import Round, Segment
+from paceline.row import Request
+from paceline.spec import option
+from paceline.target.base import Facts, Needs
+from paceline.target.cache import RaggedCache
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.linear import Linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig(SteppingConfig):
+    """Options of drafters with a head over features."""
+
+    checkpoint: str = option(help="folder of the head, ours or a published one; or its file of weights")
+    stop: stop.Name = option("fixed", "when to stop: at a fixed length, or where the draft is no longer sure")
+    draft: int | None = option(4, "most tokens drafted a round; of a tree how deep it is", least=1)
+    tree: int = option(16, "drafted nodes of a tree of the most probable tokens; 0: a chain", least=0)
+
+
+class Network(Protocol):
+    """A head, bound to a target.
+
+    taps     layers whose inputs it reads (`Needs.hidden_layers`). cache: its own.
+    table    [V, H]: embeds tokens. head: its output head. columns: tokens of the head's rows, None: all.
+    nbytes   bytes of weights that one forward reads, without the output head's."""
+
+    taps: tuple[int, ...]
+    cache: RaggedCache
+    table: torch.Tensor
+    head: Linear
+    columns: torch.Tensor | None
+    nbytes: int
+
+    def first(self, states: torch.Tensor) -> torch.Tensor:
+        """Features [N, H] of the target's states [N, taps * target's H]."""
+
+    def forward(
+        self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """From embeddings and features [N, H] of the segments' nodes that are to be run: the features of their children
+        [N, H], and what the output head reads [M, H] for the nodes whose logits are wanted."""
+
+
+class FeatureDrafter(Stepping):
+    """Base of drafters with a head over features. Subclasses fill in `open`."""
+
+    def __init__(self, config: FeatureConfig):
+        super().__init__(config)
+        self.config = config
+        self._slots: dict[int, int] = {}
+
+    def open(self, target: Facts) -> Network:
+        """The head, bound to the target. MethodError if it is not for it."""
+        raise NotImplementedError
+
+    def bind(self, target: Facts) -> None:
+        super().bind(target)
+        network = self.network = self.open(target)
+        self.pending = Pending(target, network.taps)
+        self.needs = Needs(hidden_layers=tuple(sorted(network.taps)))
+        self.head, self.columns = network.head, network.columns
+        if self.config.vocab is not None:
+            self._trim(kept_tokens(self.config.vocab, self.config.checkpoint, target), target.vocab_size)
+        rows = target.vocab_size if self.columns is None else len(self.columns)
+        self.weight_bytes = network.nbytes + rows * network.table.shape[1] * target.dtype.itemsize
+
+    def _trim(self, keep: torch.Tensor, vocab_size: int) -> None:
+        """Reduce the head to those of its tokens that are in `keep`."""
+        own = torch.arange(vocab_size, device=keep.device) if self.columns is None else self.columns
+        rows = torch.isin(own, keep).nonzero().flatten()
+        if not len(rows):
+            raise MethodError(
+                f"vocab={self.config.vocab}: none of these tokens is one that {self.config.checkpoint} drafts"
+            )
+        self.head, self.columns = self.head.rows(rows), own[rows]
+
+    def start(self, row: Request) -> None:
+        self._slots[row.id] = self.network.cache.add_row(row.expected_length)
+        self.pending.start(row)
+
+    def drop(self, row: Request) -> None:
+        super().drop(row)
+        self.pending.drop(row)
+        if row.id in self._slots:
+            self.network.cache.drop_row(self._slots.pop(row.id))
+
+    def cached(self, row: Request) -> int:
+        return 1 + self.network.cache.length(self._slots[row.id])
+
+    def room(self, row: Request) -> int:
+        return row.max_draft if self.pending.count(row) else 0  # nothing of it has been run yet
+
+    def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
+        features = torch.cat([self._features(draft) for draft in drafts])
+        tokens = [token for draft in drafts for token in draft.tokens[draft.done :]]
+        segments = [
+            draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
+        ]
+        out, read = self._forward(tokens, features, segments)
+        for draft, of_row in zip(drafts, out.split([segment.num_run for segment in segments]), strict=True):
+            draft.features.append(of_row)
+        return self.head(read)
+
+    def _features(self, draft: Draft) -> torch.Tensor:
+        """The features of the nodes to be run: from the target at first, then the output of their parents."""
+        if not draft.done:
+            return self.network.first(self.pending.of(draft.row))
+        return torch.cat(draft.features)[draft.parent[draft.done :]]
+
+    @torch.inference_mode()
+    def _forward(
+        self, tokens: Sequence[int], features: torch.Tensor, segments: Sequence[Segment]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.tensor(tokens, device=features.device)
+        return self.network.forward(F.embedding(ids, self.network.table), features, segments)
+
+    def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
+        # What was drafted was read with states of the head's own; the target's own are pending.
+        self.network.cache.commit(self._slots[draft.row.id], range(draft.known))
+        self.pending.read(draft.row, draft.known)
+
+    def observe(self, round: Round) -> None:
+        """Take the states of what was committed, whoever drafted it, and forget the head's other nodes."""
+        self.pending.add(round)
+        super().observe(round)
+        for row in round.rows:
+            self._catch_up(row)
+
+    def _catch_up(self, row: Request) -> None:
+        """Run the head over what waits, as long as it is much."""
+        slot = self._slots[row.id]
+        for states in self.pending.chunks(row):
+            begin = self.cached(row)
+            tokens = row.tokens[begin : begin + len(states)].tolist()
+            if len(tokens) < len(states):
+                break  # the row has ended inside its last draft
+            segment = Segment.chunk(slot, np.array(tokens), last=False)
+            self._forward(tokens, self.network.first(states), [segment])
+            self.network.cache.commit(slot, range(len(states)))
+
+
+def table_and_head(target: Facts) -> tuple[torch.Tensor, Linear]:
+    """The target's input embedding [V, H], and its output head. MethodError if it keeps them to itself."""
+    if isinstance(target, Decoder):
+        return target.embedding, target.head
+    if isinstance(target, HFTarget):
+        embedding, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
+        if isinstance(embedding, torch.nn.Embedding) and isinstance(head, torch.nn.Linear):
+            bias = None if head.bias is None else head.bias.detach()
+            return embedding.weight.detach(), Linear(head.weight.detach(), bias)
+    raise MethodError(
+        f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
+    )

@@ -1,0 +1,1 @@
+"""Draft heads that fill a tree of fixed shape: their networks, and how they draft."""

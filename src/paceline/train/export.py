@@ -1,0 +1,86 @@
+"""Medusa heads for vLLM: in the layout that it reads, with the target's output head among them.
+
+Our own folders, and published ones, name the blocks as the authors do and leave the shared output head out. vLLM loads
+those names too, but wants its own words in config.json, and the head, which it does not take from the target.
+(What `paceline train eagle3` writes needs no export.)
+
+    paceline train vllm models/demo-medusa models/demo --out build/medusa-vllm
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+
+from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, save_tensors
+from paceline.draft.neural.published import open_head
+from paceline.errors import PacelineError
+from paceline.records import replacing, write_whole
+from paceline.target.load import open_weights, read_config
+from paceline.target.shape import Shape
+
+_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_OUTPUT = re.compile(r"(\d+)\.\d+\.weight")
+
+
+def export_medusa(heads: Path, target: Path, out: Path) -> None:
+    """Write the heads in folder `heads`, which are for the model in folder `target`, into `out`. PacelineError if they
+    are not Medusa's, or of another width."""
+    _, tensors = open_head(heads, "medusa", None)
+    blocks = {_named(_BLOCK, name, "blocks.{0}.layers.{1}.{2}"): t for name, t in tensors.items()}
+    blocks = {name: t for name, t in blocks.items() if name}
+    outputs = {_named(_OUTPUT, name, "lm_heads.{0}.weight"): t for name, t in tensors.items()}
+    outputs = {name: t for name, t in outputs.items() if name}
+    if not blocks or len(blocks) + len(outputs) != len(tensors):
+        raise PacelineError(f"{heads} holds no Medusa heads in the authors' layout: {', '.join(sorted(tensors)[:4])}")
+    shape, width = Shape.of(read_config(target)), next(iter(blocks.values())).shape[-1]
+    if width != shape.hidden_size:
+        raise PacelineError(f"{heads} reads states of {width} numbers, and those of {target} have {shape.hidden_size}")
+    count = 1 + max(int(name.split(".")[1]) for name in blocks)
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "num_heads": count,
+        "num_hidden_layers": 1 + max(int(name.split(".")[3]) for name in blocks),
+        "medusa_fc_bias": any(name.endswith(".bias") for name in blocks),
+        "original_lm_head": not outputs,
+        "hidden_size": shape.hidden_size,
+        "vocab_size": shape.vocab_size,
+        "truncated_vocab_size": shape.vocab_size,
+    }
+    if not outputs:
+        outputs = {"lm_head.weight": output_head(target, shape).to(next(iter(blocks.values())).dtype)}
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / WEIGHTS) as beside:
+        save_tensors(beside, blocks | outputs, {"format": "pt"})
+    write_whole(out / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def _named(pattern: re.Pattern[str], name: str, form: str) -> str:
+    """A tensor's name in another form; "" if it is not of this kind."""
+    match = pattern.fullmatch(name)
+    return form.format(*match.groups()) if match else ""
+
+
+def output_head(target: Path, shape: Shape) -> Tensor:
+    """The output head [V, H] of the model in a folder."""
+    name = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
+    head: Tensor = open_weights(target)[name].get_tensor(name)
+    return head.to(torch.float32)
+
+
+def command(
+    heads: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the Medusa heads.")],
+    target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of their target.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Write Medusa heads in the layout that vLLM reads. (Heads of `eagle3` are in such a layout already.)
+
+    paceline train vllm models/demo-medusa models/demo --out build/medusa-vllm
+    """
+    export_medusa(heads, target, out)
+    typer.echo(f"wrote {out}", err=True)

@@ -1,0 +1,204 @@
+"""Heads over the target's states as they are trained: unrolled over whole texts, fed with their own output.
+
+At step 0 every position reads the target's states; at step s it reads what it predicted itself at step s - 1, as a
+drafter does s tokens deep in a draft. Position t then attends to what was read of the true text up to t, and to its
+own keys of steps 1 to s (the training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2): a draft
+below every position of a text at once.
+
+Parameters have the names of the published files: "fc.weight", "layers.0.self_attn.q_proj.weight". Doesn't know: losses,
+drafting.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.target.shape import Shape
+from paceline.train.loss import IGNORE
+from paceline.train.rows import Rows, batches
+
+Memory = list[tuple[Tensor, Tensor]]
+"""Keys and values [B, kv_heads, T, head_dim] of every step so far; those of step 0 are of the true text."""
+
+
+def steps_of(ids: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
+    """For every step its number and the tokens that it reads, [B, T - 1 - step]: those after the next `step`."""
+    for step in range(count):
+        yield step, ids[:, 1 + step :]
+
+
+class UnrolledAttention(nn.Module):
+    """Rotary attention without norms. width: of what it reads."""
+
+    def __init__(self, shape: Shape, width: int) -> None:
+        super().__init__()
+        self.shape = shape
+        q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(width, q, bias=False)
+        self.k_proj = nn.Linear(width, kv, bias=False)
+        self.v_proj = nn.Linear(width, kv, bias=False)
+        self.o_proj = nn.Linear(q, shape.hidden_size, bias=False)
+        nn.init.zeros_(self.o_proj.weight)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, memory: Memory) -> Tensor:
+        """Of x [B, T, width] at step len(memory), whose keys and values are added to `memory`; [B, T, H].
+
+        cos, sin [T, head_dim] of `rotary_tables`, for the positions of this step."""
+        q, k, v = (
+            part(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = (part * cos.to(part) + part.roll(part.shape[-1] // 2, -1) * sin.to(part) for part in (q, k))
+        memory.append((k, v))
+        if len(memory) == 1:
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            seen = self._below(q, memory)
+        y: Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
+        return y
+
+    def _below(self, q: Tensor, memory: Memory) -> Tensor:
+        """Attention below the true text: one softmax over its keys up to the position, and over the position's own."""
+        length, groups = q.shape[2], self.shape.num_heads // self.shape.num_kv_heads
+        keys, values = (
+            [part[:, :, :length].repeat_interleave(groups, 1) for part in parts] for parts in zip(*memory, strict=True)
+        )
+        future = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        text = (q @ keys[0].transpose(-1, -2)).masked_fill(future, -torch.inf)
+        own = torch.stack([(q * key).sum(-1) for key in keys[1:]], -1)
+        weights = (torch.cat([text, own], -1).float() * self.shape.head_dim**-0.5).softmax(-1).to(q.dtype)
+        seen = weights[..., :length] @ values[0]
+        for number, value in enumerate(values[1:]):
+            seen = seen + weights[..., length + number, None] * value
+        return seen
+
+
+class UnrolledLayer(nn.Module):
+    """A decoder layer that gets what its attention reads and what it adds to: r + attention(x), and the MLP after it.
+
+    norms  names of the layer's norms that a head uses before it."""
+
+    def __init__(self, shape: Shape, width: int, norms: Sequence[str] = ()) -> None:
+        super().__init__()
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        self.self_attn = UnrolledAttention(shape, width)
+        down = nn.Linear(inner, hidden, bias=False)
+        nn.init.zeros_(down.weight)
+        gate, up = (nn.Linear(hidden, inner, bias=False) for _ in range(2))
+        self.mlp = nn.ModuleDict({"gate_proj": gate, "up_proj": up, "down_proj": down})
+        self.post_attention_layernorm = nn.RMSNorm(hidden, shape.eps)
+        for name in norms:
+            self.add_module(name, nn.RMSNorm(hidden, shape.eps))
+
+    def forward(self, x: Tensor, residual: Tensor, cos: Tensor, sin: Tensor, memory: Memory) -> Tensor:
+        residual = residual + self.self_attn(x, cos, sin, memory)
+        h = self.post_attention_layernorm(residual)
+        gated = F.silu(self.mlp["gate_proj"](h)) * self.mlp["up_proj"](h)
+        y: Tensor = residual + self.mlp["down_proj"](gated)
+        return y
+
+
+class Unrolled(nn.Module):
+    """A head as it is trained. A subclass says how the target's states come in (`first`), and what a step does with
+    embeddings and the features before it (`step`)."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, tables: tuple[Tensor, Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("cos", tables[0], persistent=False)
+        self.register_buffer("sin", tables[1], persistent=False)
+
+    def first(self, taps: Tensor) -> Tensor:
+        """The features of step 0, [B, T, H], from the target's states."""
+        return taps
+
+    def step(
+        self, embedded: Tensor, features: Tensor, cos: Tensor, sin: Tensor, memory: Memory
+    ) -> tuple[Tensor, Tensor]:
+        """From embeddings and features, [B, T, H] each: the next step's features, and what the output head reads."""
+        raise NotImplementedError
+
+    def unroll(self, taps: Tensor, ids: Tensor, table: Tensor, steps: int) -> Iterator[Tensor]:
+        """Of every step what the output head reads, [B, T - 1 - step, H]: at position t of step s it drafts the token
+        after token t + 1 + s.
+
+        taps [B, T, ...] are the target's states of the tokens ids [B, T]; table [V, H] embeds tokens."""
+        features, memory = self.first(taps), Memory()
+        for step, tokens in steps_of(ids, steps):
+            length = tokens.shape[1]
+            place = slice(step, step + length)
+            features, read = self.step(
+                F.embedding(tokens, table), features[:, :length], self.cos[place], self.sin[place], memory
+            )
+            yield read
+
+
+# How good it is -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How a head drafts at one depth below texts that the target wrote, after drafts that the text followed so far.
+
+    reached   positions with such a draft. top1: share of them where its best token is the target's. overlap: mean of
+              sum min(p, q), what sampling accepts."""
+
+    reached: int
+    top1: float
+    overlap: float
+
+
+class Reading(Protocol):
+    """A head over texts, as `by_depth` reads it. What is [..., H] here is turned into distributions where it counts."""
+
+    def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
+        """The target's states of ids [B, T], [B, T, H], and of every step what its output head reads."""
+
+    def target_probs(self, states: Tensor) -> Tensor:
+        """The target's distribution [N, V] after states [N, H]."""
+
+    def draft_probs(self, read: Tensor) -> Tensor:
+        """The head's distribution [N, V] of what its output head reads, [N, H]."""
+
+
+@torch.no_grad()
+def by_depth(texts: Mapping[str, Rows], head: Reading, depths: int, batch: int = 4) -> list[Depth]:
+    """Acceptance by depth over the labelled positions of held-out rows."""
+    sums = torch.zeros(depths, 3, dtype=torch.float64)
+    for ids, labels in (pair for rows in texts.values() for pair in batches(rows, batch)):
+        states, steps = head.drafted(ids, depths)
+        kept = labels != IGNORE
+        right = kept[:, 1:]
+        for step, read in enumerate(steps):
+            here = right[:, : read.shape[1]] & kept[:, 1 + step :]
+            target = head.target_probs(states[:, 1 + step :][here])
+            own = head.draft_probs(read[here])
+            best = own.argmax(-1)
+            sums[step, 0] += len(own)
+            sums[step, 1] += (best == target.argmax(-1)).sum()
+            sums[step, 2] += torch.minimum(target, own).sum()
+            right = torch.zeros_like(here)  # the next step is below a draft only where the text goes on with it
+            right[here] = best == labels[:, 1 + step :][here]
+    return [
+        Depth(int(reached), top1 / max(reached, 1), overlap / max(reached, 1))
+        for reached, top1, overlap in sums.tolist()
+    ]
+
+
+def depth_lines(depths: Sequence[Depth]) -> list[str]:
+    """`by_depth` for a reader."""
+    lines = ["held out, by depth of the draft"]
+    lines += [f"{'depth':>7}{'reached':>10}{'top 1':>8}{'overlap':>9}"]
+    lines += [f"{n:7}{d.reached:10,}{d.top1:8.3f}{d.overlap:9.3f}" for n, d in enumerate(depths, 1)]
+    return lines
+
+
+def depth_facts(depths: Sequence[Depth]) -> list[dict[str, Any]]:
+    """`by_depth` for config.json."""
+    return [asdict(depth) for depth in depths]

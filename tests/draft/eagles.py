@@ -1,0 +1,224 @@
+"""Heads for tests: random ones, ones that know the target's next token, and files in the layouts that others publish.
+
+Layouts are written out here by hand, not by what trains and saves heads. A target of which a head can know everything
+has layers that add nothing: its next token then depends on the last one alone.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from paceline.completion import Completion
+from paceline.draft import registry
+from paceline.draft.base import Drafter
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.target.decoder import Decoder
+from tests import models, native
+from tests.plain import generate, texts, up_to
+
+NEW = 16
+METHODS = ("eagle", "eagle3")
+Tensors = dict[str, torch.Tensor]
+
+
+def layer_tensors(
+    seed: int, hidden: int, width: int, heads: int, kv_heads: int, dim: int, inner: int, scale: float = 0.3
+) -> Tensors:
+    """A decoder layer whose attention reads `width` numbers, by the names of Llama checkpoints."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        "self_attn.q_proj.weight": (heads * dim, width),
+        "self_attn.k_proj.weight": (kv_heads * dim, width),
+        "self_attn.v_proj.weight": (kv_heads * dim, width),
+        "self_attn.o_proj.weight": (hidden, heads * dim),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    tensors = {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
+    return tensors | {"post_attention_layernorm.weight": 1 + torch.randn(hidden, generator=generator) * 0.1}
+
+
+def geometry(model: PreTrainedModel) -> dict[str, int]:
+    """A head's own geometry, another one than its target's."""
+    return {"hidden": model.config.hidden_size, "heads": 2, "kv_heads": 1, "dim": 24, "inner": 40}
+
+
+def described(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+    """config.json of a head's layer, as published: a Llama with one layer."""
+    of = geometry(model)
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": of["hidden"],
+        "num_attention_heads": of["heads"],
+        "num_key_value_heads": of["kv_heads"],
+        "head_dim": of["dim"],
+        "intermediate_size": of["inner"],
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64,
+        "vocab_size": model.config.vocab_size,
+        **more,
+    }
+
+
+def eagle1(model: PreTrainedModel, seed: int = 0) -> Tensors:
+    """A random EAGLE-1 head in its published layout, with the embedding that such files bring along."""
+    hidden = model.config.hidden_size
+    generator = torch.Generator().manual_seed(seed)
+    layer = layer_tensors(seed, width=hidden, **geometry(model))
+    return {
+        "embed_tokens.weight": model.model.embed_tokens.weight.detach().clone(),
+        "fc.weight": torch.randn(hidden, 2 * hidden, generator=generator) * 0.1,
+        "fc.bias": torch.randn(hidden, generator=generator) * 0.1,
+        **{f"layers.0.{name}": tensor for name, tensor in layer.items()},
+    }
+
+
+def d2t_of(model: PreTrainedModel, share: float = 0.6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Offsets and members of a draft vocabulary of that share of the tokens."""
+    size = model.config.vocab_size
+    keep = torch.from_numpy(np.sort(np.random.default_rng(3).permutation(size)[: int(share * size)]))
+    members = torch.zeros(size, dtype=torch.bool)
+    members[keep] = True
+    return keep - torch.arange(len(keep)), members
+
+
+def eagle3(model: PreTrainedModel, seed: int = 0, share: float = 0.6, prefix: str = "midlayer.") -> Tensors:
+    """A random EAGLE-3 head in its authors' layout; prefix "layers.0." makes it that of `speculators`."""
+    hidden = model.config.hidden_size
+    generator = torch.Generator().manual_seed(seed)
+    layer = layer_tensors(seed, width=2 * hidden, **geometry(model))
+    layer |= {f"{name}.weight": torch.ones(hidden) for name in ("hidden_norm", "input_layernorm")}
+    offsets, members = d2t_of(model, share)
+    return {
+        "fc.weight": torch.randn(hidden, 3 * hidden, generator=generator) * 0.1,
+        **{f"{prefix}{name}": tensor for name, tensor in layer.items()},
+        "norm.weight": 1 + torch.randn(hidden, generator=generator) * 0.1,
+        "lm_head.weight": torch.randn(len(offsets), hidden, generator=generator) * 0.2,
+        "d2t": offsets,
+        "t2d": members,
+    }
+
+
+def speculators(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+    """config.json of an EAGLE-3 head in the `speculators` format."""
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+            ],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": "x", "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": described(model),
+        "draft_vocab_size": len(d2t_of(model)[0]),
+        "norm_before_residual": False,
+        "eagle_aux_hidden_state_layer_ids": None,
+        **more,
+    }
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    """A folder with config.json and model.safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def random_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
+    """A random head of either method in a published layout."""
+    if method == "eagle":
+        return write(folder, described(model, bias=True), eagle1(model))
+    return write(folder, described(model, draft_vocab_size=len(d2t_of(model)[0])), eagle3(model))
+
+
+def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
+    """A head that knows the next token of a `forgetful` model.
+
+    EAGLE-1's passes the embedding on, with the target's final norm in its product. EAGLE-3's attention finds every
+    token by its own embedding and writes it far above everything else; its own vocabulary is the whole one."""
+    hidden, norm = model.config.hidden_size, model.model.norm.weight.detach()
+    if method == "eagle":
+        tensors = {name: torch.zeros_like(tensor) for name, tensor in eagle1(model).items()}
+        tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
+        tensors["fc.weight"][:, :hidden] = torch.diag(norm)
+        return write(folder, described(model), tensors)
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in eagle3(model, share=1.0).items()}
+    tensors |= {f"midlayer.{name}.weight": torch.ones(hidden) for name in ("hidden_norm", "input_layernorm")}
+    find = torch.randn(hidden, hidden, generator=torch.Generator().manual_seed(0))
+    tensors |= {f"midlayer.self_attn.{name}_proj.weight": torch.zeros(hidden, 2 * hidden) for name in "qkv"}
+    tensors["midlayer.self_attn.o_proj.weight"] = 1e4 * torch.eye(hidden)
+    for name in "qk":
+        tensors[f"midlayer.self_attn.{name}_proj.weight"][:, :hidden] = find
+    tensors["midlayer.self_attn.v_proj.weight"][:, :hidden] = torch.eye(hidden)
+    tensors["norm.weight"], tensors["lm_head.weight"] = norm.clone(), model.lm_head.weight.detach().clone()
+    del tensors["d2t"], tensors["t2d"]
+    own = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden, "rope_theta": 1e9}
+    return write(folder, described(model, norm_output=True, **own), tensors)
+
+
+def forgetful(model: PreTrainedModel, share: float) -> PreTrainedModel:
+    """`model` with layers that add only a share of what they would: at 0 only the last token counts."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight *= share
+            layer.mlp.down_proj.weight *= share
+    return model
+
+
+@dataclass
+class World:
+    """A target, random and knowing heads for it in folders, prompts, and what transformers writes after them."""
+
+    model: PreTrainedModel
+    target: Decoder
+    folder: Path
+    prompts: list[list[int]]
+    answers: dict[tuple[int, ...], list[int]]
+
+    @classmethod
+    def make(cls, folder: Path, family: str = "llama2", share: float = 0.02) -> World:
+        model = forgetful(models.model(family, num_hidden_layers=4, tie_word_embeddings=False), share)
+        model.generation_config.eos_token_id = None
+        rng = np.random.default_rng(1)
+        prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 34, 1, 60, 8)]
+        free = [generate(model, prompt, NEW, ()) for prompt in prompts]
+        late = [token for prompt, text in zip(prompts, free, strict=True) for token in text[len(prompt) + 5 :]]
+        eos = int(np.bincount(late).argmax())
+        answers = {tuple(p): up_to(text, eos, len(p)) for p, text in zip(prompts, free, strict=True)}
+        for method in METHODS:
+            random_head(folder / f"{method}-random", method, model)
+            knowing_head(folder / f"{method}-knowing", method, model)
+        return cls(model, native.of(model, eos=(eos,)), folder, prompts, answers)
+
+    def drafter(self, method: str, kind: str = "knowing", **options: object) -> Drafter:
+        """`kind` is a folder's ending; options as on the command line."""
+        given = "".join(f",{key}={value}" for key, value in options.items())
+        return registry.create(f"{method}:{self.folder / f'{method}-{kind}'}{given}")
+
+    def answer(self, drafter: Drafter, batch: int = 8, new: int = NEW, chunk: int = 512) -> list[Completion]:
+        engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
+        return engine.generate(self.prompts, SamplingParams(max_tokens=new))
+
+    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
+        """Answers, which must be the target's own."""
+        out = self.answer(drafter, batch, NEW, chunk)
+        assert texts(self.prompts, out) == list(self.answers.values())
+        return out

@@ -1,0 +1,69 @@
+"""A random target, and random heads for it in folders, as `paceline train` writes them and as others do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.shapes import SLOTS_FILE
+from paceline.target.decoder import Decoder
+from paceline.train.amphista import AmphistaConfig, AmphistaLoss
+from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher
+from paceline.train.hydra import HydraLoss
+from paceline.train.medusa import MedusaLoss
+from tests import models, native
+
+HEADS = 3
+ACCURACIES = [[0.5, 0.2, 0.1], [0.4, 0.15, 0.05], [0.3, 0.1, 0.05]]
+
+
+class World:
+    """A target of a family in both forms, with prompts. The heads' last layers echo the target's own head, so that
+    some drafts are accepted."""
+
+    def __init__(self, family: str = "llama2", **changes: Any):
+        self.model: PreTrainedModel = models.model(family, tie_word_embeddings=False, **changes)
+        self.target: Decoder = native.of(self.model)
+        rng = np.random.default_rng(1)
+        self.prompts = [rng.integers(4, self.target.vocab_size, n).tolist() for n in (23, 5, 34, 2, 11, 1, 60, 8)]
+
+    def module(self, kind: str, **changes: Any) -> HeadsLoss:
+        """Heads with random weights, as they are trained."""
+        torch.manual_seed(3)
+        teacher = Teacher(self.model)
+        made: HeadsLoss
+        if kind == "medusa":
+            made = MedusaLoss(teacher, HeadsConfig(depth=HEADS), **changes)
+        elif kind == "hydra":
+            made = HydraLoss(teacher, HeadsConfig(depth=HEADS), **changes)
+        else:
+            made = AmphistaLoss(teacher, AmphistaConfig(depth=changes["switches"].heads, **changes))
+        stir(made)
+        return made.eval()
+
+    def save(self, module: HeadsLoss, kind: str, folder: Path, facts: dict[str, Any]) -> str:
+        """A folder as `paceline train` writes it; "kind:folder"."""
+        tensors = {name: weight.detach() for name, weight in module.saved().items()}
+        save_drafter(folder, kind, config=facts, tensors=tensors, target=TargetFacts.of(self.target))
+        (folder / SLOTS_FILE).write_text(json.dumps({"accuracies": ACCURACIES}))
+        return f"{kind}:{folder}"
+
+
+def stir(module: nn.Module, scale: float = 0.2) -> None:
+    """Move every parameter by as much as matters, from wherever it begins."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += scale * torch.randn_like(parameter) / max(parameter.shape[-1], 1) ** 0.5
+
+
+def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, Tensor]:
+    """Tensors of those names and shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}

@@ -1,0 +1,254 @@
+"""eagle and eagle3: they write what the target alone would have written, read their own cache as if it were fresh, and
+grow the trees of EAGLE-2. What files they read is in test_eagle_files.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft import registry
+from paceline.draft.fallback import Fallback
+from paceline.draft.neural import pending, stop
+from paceline.draft.neural.features import FeatureDrafter
+from paceline.draft.neural.growth import Growth
+from paceline.draft.neural.stepping import Draft
+from paceline.engine import Engine
+from paceline.round import Segment
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.hf import HFTarget
+from paceline.tree import DraftTree
+from tests import drafters, models, native, plain
+from tests.draft.eagles import METHODS, NEW, World, forgetful, knowing_head
+from tests.enumerated import law, plainly
+from tests.lossless_enumeration import largest_difference
+from tests.plain import texts
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
+    """Worlds by family and by what a target's layers add; made once."""
+
+    @cache
+    def make(family: str = "llama2", share: float = 0.02) -> World:
+        return World.make(tmp_path_factory.mktemp("heads"), family, share)
+
+    return make
+
+
+def accepted(out: Sequence) -> int:  # type: ignore[type-arg]
+    return sum(sum(done.stats.accepted[1:]) for done in out)
+
+
+# Losslessness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("tree", "batch"), [(0, 8), (16, 1), (60, 3)])
+def test_greedy_text_is_the_targets(world: Callable[..., World], method: str, tree: int, batch: int) -> None:
+    here = world()
+    out = here.check(here.drafter(method, tree=tree), batch, chunk=16 if batch == 3 else 512)
+    assert accepted(out) > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_text_is_the_targets_whatever_the_head_says(world: Callable[..., World], method: str) -> None:
+    here = world("qwen3", 0.3)
+    here.check(here.drafter(method, "random"), chunk=24)
+
+
+@pytest.mark.parametrize("rule", stop.names())
+def test_every_stop_rule(world: Callable[..., World], rule: str) -> None:
+    here = world()
+    assert accepted(here.check(here.drafter("eagle3", stop=rule, tree=5 if rule == "svip" else 0))) > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_that_transformers_runs(world: Callable[..., World], method: str) -> None:
+    here = world()
+    target = HFTarget(here.model, eos_token_ids=here.target.eos_token_ids)
+    out = Engine(target, here.drafter(method)).generate(here.prompts[:3], SamplingParams(max_tokens=NEW))
+    assert texts(here.prompts[:3], out) == list(here.answers.values())[:3]
+    assert accepted(out) > 0
+
+
+SAMPLED = [SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW, seed=seed) for seed in range(6)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("options", [{"tree": 12}, {"tree": 0, "sample": "best"}])
+def test_plain_guesses_give_plain_samples_seed_for_seed(
+    world: Callable[..., World], method: str, options: dict[str, object]
+) -> None:
+    here = world()
+    drafter = here.drafter(method, **options)
+    for batch in (1, 8):
+        out = Engine(here.target, drafter, max_batch=batch).generate(here.prompts[:3], SAMPLED[:3])
+        for prompt, wish, done in zip(here.prompts, SAMPLED, out, strict=False):
+            assert done.tokens == plain.decode(here.model, prompt, wish, eos=here.target.eos_token_ids).tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_drawn_drafts_are_the_rows_own(world: Callable[..., World], method: str) -> None:
+    here = world()
+    answers = []
+    for batch in (1, 4):
+        out = Engine(here.target, here.drafter(method, tree=0), max_batch=batch).generate(here.prompts, SAMPLED)
+        assert accepted(out) > 0
+        answers.append([done.tokens for done in out])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tree", [0, 3])
+def test_sampled_text_has_the_targets_distribution(tmp_path: pytest.TempPathFactory, method: str, tree: int) -> None:
+    """Exactly: every outcome on a target of few tokens is walked."""
+    model = models.model("llama1", num_hidden_layers=3, vocab_size=5, seed=3, tie_word_embeddings=False, **native.TINY)
+    target = native.of(forgetful(model, 0.7), eos=())
+    folder = knowing_head(tmp_path / "head", method, model)  # type: ignore[operator]
+    drafter = registry.create(f"{method}:{folder},draft=2,tree={tree},width=2")
+    prompt, new = [1, 3, 2], 3
+    assert largest_difference(law(target, drafter, prompt, new), plainly(target, prompt, new)) < 1e-5
+
+
+class Idle(drafters.Oracle):
+    """Drafts only in some rounds, and several tokens then."""
+
+    def _draft(self, row: Row) -> DraftTree:
+        return super()._draft(row) if drafters.dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("chunk", [pending.CHUNK, 3])
+def test_rows_that_another_drafter_drafted_meanwhile(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str, chunk: int
+) -> None:
+    monkeypatch.setattr(pending, "CHUNK", chunk)
+    here = world()
+    out = here.check(Fallback([Idle(here.answers, error=0.3, branches=1), here.drafter(method)]), 3, chunk=16)
+    assert {who for done in out for who, _ in done.runs} == {"", "oracle", method}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_after_a_drafter_by_name(world: Callable[..., World], method: str) -> None:
+    here = world()
+    here.check(registry.create(f"sam+{method}:{here.folder / f'{method}-knowing'}"))
+
+
+# The cache ----------------------------------------------------------------------------------------------------------
+
+
+def fresh_reading(
+    here: World, drafter: FeatureDrafter, text: list[int], pairs: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the head, and the tapped states, of a text that others of their own read whole."""
+    target = native.of(here.model)
+    slot = target.add_row(len(text))
+    said = target.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
+    states = torch.cat([said.hidden[layer] for layer in drafter.network.taps], -1)
+    network = drafter.open(target)
+    own = network.cache.add_row(pairs)
+    tokens = np.array(text[1 : pairs + 1])
+    with torch.inference_mode():
+        embedded = network.table[torch.from_numpy(tokens)]
+        network.forward(embedded, network.first(states[:pairs]), [Segment.chunk(own, tokens, last=False)])
+    return network.cache._kv[:, :, own, :, :pairs], states
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tree", [0, 12])
+def test_after_every_round_the_cache_is_a_fresh_prefill(world: Callable[..., World], method: str, tree: int) -> None:
+    """And it holds pairs with the target's own states alone: what was drafted is read again."""
+    here = world(share=0.1)
+    drafter = here.drafter(method, tree=tree)
+    assert isinstance(drafter, FeatureDrafter)
+    engine = Engine(here.target, Fallback([Idle(here.answers, error=0.3, branches=1), drafter]))
+    for prompt in here.prompts[:3]:
+        engine.add(prompt, SamplingParams(max_tokens=NEW))
+    checked = 0
+    while engine.has_work:
+        engine.step()
+        for row in engine.rows:
+            text, pairs = row.tokens.tolist(), drafter.cached(row) - 1
+            assert pairs + drafter.pending.count(row) == len(text) - 1
+            if not pairs:
+                continue
+            keys_values, states = fresh_reading(here, drafter, text, pairs)
+            own = drafter.network.cache._kv[:, :, drafter._slots[row.id], :, :pairs]
+            torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
+            checked += 1
+    assert checked >= 6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World], method: str) -> None:
+    here = world()
+    drafter = here.drafter(method)
+    assert isinstance(drafter, FeatureDrafter)
+    first, second = here.answer(drafter), here.answer(drafter)
+    assert [done.rounds for done in first] == [done.rounds for done in second]
+    assert not drafter._slots
+    assert not drafter._drafts
+    assert not drafter.pending._states
+
+
+# The draft itself ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("options", "deep"), [({"tree": 0, "draft": 3}, 3), ({"tree": 6, "width": 2, "draft": 2}, 2)])
+def test_a_head_that_knows_everything_is_accepted_whole(
+    world: Callable[..., World], method: str, options: dict[str, int], deep: int
+) -> None:
+    here = world(share=0.0)
+    engine = Engine(here.target, here.drafter(method, **options))
+    engine.add(here.prompts[0], SamplingParams(max_tokens=1 + 3 * (deep + 1), ignore_eos=True))
+    rounds = []
+    while engine.has_work:
+        rounds += [len(delta.tokens) for delta in engine.step()]
+    assert rounds == [1] + [deep + 1] * 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_tokens_of_the_vocabulary_are_drafted(world: Callable[..., World], method: str) -> None:
+    """eagle3's own, and of either what `vocab` leaves of it."""
+    here = world()
+    drafter = here.drafter(method, "random")
+    assert isinstance(drafter, FeatureDrafter)
+    drafter.bind(here.target)
+    own = None if drafter.columns is None else set(drafter.columns.tolist())
+    assert (own is None) == (method == "eagle")
+    drafted = set()
+    engine = Engine(here.target, drafter)
+    engine.add(here.prompts[0], SamplingParams(max_tokens=NEW, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+        drafted |= {token for draft in drafter._drafts.values() for token in draft.drafted}
+    assert own is None or drafted <= own
+
+
+def test_the_kept_nodes_hang_together_whatever_ties() -> None:
+    """Where every probability is 1 or the same, a child scores as its parent does: no node is kept without it."""
+    rng = np.random.default_rng(0)
+    for trial in range(200):
+        row = Row(0, [1, 2, 3], SamplingParams(max_tokens=40), max_context=100)
+        growth = Growth(Draft.of(row, 2), width=3, size=int(rng.integers(1, 12)))
+        for _ in range(4):
+            logits = torch.full((len(growth.level), 6), -30.0)
+            for node in range(len(growth.level)):
+                if rng.random() < 0.6:
+                    logits[node, int(rng.integers(6))] = 30.0  # saturated: the logarithm is exactly 0
+                else:
+                    logits[node] = 0.0
+            growth.expand(logits, None)
+            if not growth.descend():
+                break
+        tree = growth.tree("eagle")
+        assert len(tree) - 1 == min(growth.size, len(growth.token)), trial
+        assert (tree.parent[1:] < np.arange(1, len(tree))).all()
+        assert all(tree.depth[node] == tree.depth[tree.parent[node]] + 1 for node in range(1, len(tree)))

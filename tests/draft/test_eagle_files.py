@@ -1,0 +1,280 @@
+"""Which files `eagle` and `eagle3` read: those that others publish, written here by hand; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from paceline.draft import registry
+from paceline.draft.eagle import EagleNetwork, eagle_shapes
+from paceline.draft.eagle3 import Eagle3Network, Flags, default_taps, eagle3_shapes
+from paceline.draft.neural.features import FeatureDrafter
+from paceline.draft.neural.published import open_head
+from paceline.errors import MethodError
+from paceline.round import Segment
+from paceline.target.decoder import Decoder
+from paceline.target.shape import Shape
+from tests import models, native
+from tests.draft.eagles import d2t_of, described, eagle1, eagle3, speculators, write
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def target(model: PreTrainedModel) -> Decoder:
+    return native.of(model)
+
+
+def bound(path: object, target: Decoder, method: str = "eagle3") -> FeatureDrafter:
+    drafter = registry.create(f"{method}:{path}")
+    assert isinstance(drafter, FeatureDrafter)
+    drafter.bind(target)
+    return drafter
+
+
+def said(drafter: FeatureDrafter, seed: int = 0) -> torch.Tensor:
+    """Logits of a bound head after five given pairs."""
+    network, rng = drafter.network, np.random.default_rng(seed)
+    width = drafter.pending._nothing.shape[1]
+    states = torch.from_numpy(rng.normal(size=(5, width))).float()
+    tokens = rng.integers(4, models.VOCAB_SIZE, 5)
+    slot = network.cache.add_row(5)
+    with torch.inference_mode():
+        segment = Segment(slot, tokens, np.arange(-1, 4), num_logits=5)
+        _, read = network.forward(network.table[torch.from_numpy(tokens)], network.first(states), [segment])
+        network.cache.drop_row(slot)
+        return drafter.head(read)
+
+
+def refusal(path: object, target: Decoder, method: str = "eagle3") -> str:
+    with pytest.raises(MethodError) as caught:
+        bound(path, target, method)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Layouts --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_original_head_and_its_speculators_form_are_the_same(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    size = len(d2t_of(model)[0])
+    original = write(tmp_path / "a", described(model, draft_vocab_size=size), eagle3(model))
+    converted = write(tmp_path / "b", speculators(model), eagle3(model, prefix="layers.0."))
+    first, second = bound(original, target), bound(converted, target)
+    torch.testing.assert_close(said(first), said(second), atol=0, rtol=0)
+    assert first.columns is not None
+    assert first.columns.tolist() == second.columns.tolist()
+    assert first.needs.hidden_layers == (2, 4, 5) == default_taps(8)  # null: the paper's
+
+
+def test_the_draft_vocabulary_goes_there_and_back(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+    offsets, members = d2t_of(model)
+    columns = bound(write(tmp_path, speculators(model), eagle3(model, prefix="layers.0.")), target).columns
+    assert columns is not None
+    assert columns.tolist() == (torch.arange(len(offsets)) + offsets).tolist() == members.nonzero().flatten().tolist()
+    assert columns.tolist() == sorted(columns.tolist())
+    assert len(columns) == int(members.sum())
+
+
+def test_a_missing_map_is_the_first_tokens(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+    tensors = {name: tensor for name, tensor in eagle3(model).items() if name not in ("d2t", "t2d")}
+    size = len(d2t_of(model)[0])
+    columns = bound(write(tmp_path, described(model, draft_vocab_size=size), tensors), target).columns
+    assert columns is not None
+    assert columns.tolist() == list(range(size))
+
+
+def test_pickled_weights_are_read_where_they_are_named(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+    tensors = eagle1(model)
+    safe = write(tmp_path / "safe", described(model), tensors)
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    (pickled / "config.json").write_text(json.dumps(described(model)))
+    torch.save(tensors | {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12)}, pickled / "pytorch_model.bin")
+    message = refusal(pickled, target, "eagle")
+    assert f"read only where it is named, eagle:{pickled / 'pytorch_model.bin'}" in message
+    by_name = bound(pickled / "pytorch_model.bin", target, "eagle")
+    torch.testing.assert_close(said(by_name), said(bound(safe, target, "eagle")), atol=0, rtol=0)
+    torch.save({"fc.weight": print}, pickled / "pytorch_model.bin")
+    assert "holds more than tensors" in refusal(pickled / "pytorch_model.bin", target, "eagle")
+    (pickled / "pytorch_model.bin").write_bytes(b"PK\x03\x04 cut off")
+    assert "cut off or damaged" in refusal(pickled / "pytorch_model.bin", target, "eagle")
+
+
+def test_a_missing_rope_theta_is_ten_thousand(model: PreTrainedModel, tmp_path: Path) -> None:
+    """Whatever the target's is; top level, nested and missing."""
+    far = models.model("llama2", num_hidden_layers=8, tie_word_embeddings=False, rope_parameters={
+        "rope_type": "default", "rope_theta": 500000.0})  # fmt: skip
+    target = native.of(far)
+    forms = {
+        "missing": {},
+        "flat": {"rope_theta": 10000.0},
+        "nested": {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
+        "other": {"rope_theta": 500000.0},
+        "other nested": {"rope_parameters": {"rope_theta": 500000.0}},
+    }
+    logits = {}
+    for name, entries in forms.items():
+        folder = write(tmp_path / name, described(far, **entries), eagle1(far))
+        logits[name] = said(bound(folder, target, "eagle"))
+    for same in ("flat", "nested"):
+        torch.testing.assert_close(logits[same], logits["missing"], atol=0, rtol=0)
+    torch.testing.assert_close(logits["other"], logits["other nested"], atol=0, rtol=0)
+    assert (logits["other"] - logits["missing"]).abs().max() > 1e-3
+
+
+def test_a_head_of_another_width_brings_its_embedding(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+    wide, narrow = model.config.hidden_size, 48
+    small = models.model("llama2", hidden_size=narrow, tie_word_embeddings=False)
+    tensors = eagle3(small) | {"fc.weight": torch.randn(narrow, 3 * wide) * 0.1}
+    config = described(small, draft_vocab_size=len(d2t_of(small)[0]), target_hidden_size=wide)
+    assert "needs an embedding of its own" in refusal(write(tmp_path / "a", config, tensors), target)
+    tensors["embed_tokens.weight"] = torch.randn(models.VOCAB_SIZE, narrow)
+    drafter = bound(write(tmp_path / "b", config, tensors), target)
+    assert drafter.network.table.shape == (models.VOCAB_SIZE, narrow)
+    assert said(drafter).isfinite().all()
+
+
+@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
+def test_every_flag_is_another_network(model: PreTrainedModel, target: Decoder, tmp_path: Path, flag: str) -> None:
+    hidden = model.config.hidden_size
+    tensors = eagle3(model, prefix="layers.0.")
+    plain = bound(write(tmp_path / "plain", speculators(model), tensors), target)
+    if flag == "norm_before_fc":
+        tensors["input_norm.weight"] = torch.full((3 * hidden,), 2.0)
+    if flag == "fc_norm":
+        tensors |= {f"fc_norm.{n}.weight": torch.full((hidden,), 2.0) for n in range(3)}
+    other = bound(write(tmp_path / "other", speculators(model, **{flag: True}), tensors), target)
+    if flag == "norm_output":  # it changes what the next node reads
+        assert other.network.flags.norm_output  # type: ignore[attr-defined]
+        torch.testing.assert_close(said(plain), said(other))
+    else:
+        assert (said(plain) - said(other)).abs().max() > 1e-3
+
+
+def test_flags_that_are_not_named(model: PreTrainedModel) -> None:
+    assert Flags.of({}) == Flags()
+    assert Flags.of({"speculators_model_type": "eagle3"}) == Flags(norm_before_residual=True)
+    assert Flags.of({"speculators_model_type": "eagle3", "norm_before_residual": False}) == Flags()
+    assert Flags.of({"eagle_config": {"norm_before_fc": True}}) == Flags(norm_before_fc=True)
+
+
+def test_biases_norms_of_heads_and_a_second_layer_are_read(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    """A draft of Qwen3's kind with two layers: only the first reads twice the width."""
+    hidden, dim = model.config.hidden_size, 24
+    tensors = eagle3(model, prefix="layers.0.")
+    second = {name.replace("layers.0.", "layers.1."): t for name, t in tensors.items() if name.startswith("layers.0.")}
+    del second["layers.1.hidden_norm.weight"]
+    for name in "qkv":
+        second[f"layers.1.self_attn.{name}_proj.weight"] = second[f"layers.1.self_attn.{name}_proj.weight"][:, :hidden]
+    for number in (0, 1):
+        second |= {f"layers.{number}.self_attn.{name}_norm.weight": torch.ones(dim) for name in "qk"}
+    layers = described(model, model_type="qwen3") | {"num_hidden_layers": 2}
+    drafter = bound(write(tmp_path, speculators(model, transformer_layer_config=layers), tensors | second), target)
+    assert said(drafter).isfinite().all()
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def numbers(shapes: dict[str, tuple[int, ...]]) -> int:
+    return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+def shape_of(hidden: int, heads: int, kv_heads: int, inner: int) -> Shape:
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return Shape.of(LlamaConfig(**sizes, intermediate_size=inner, num_hidden_layers=1, vocab_size=32000))
+
+
+def test_heads_have_as_many_parameters_as_are_published() -> None:
+    """Vicuna-7B 0.24 billion, 13B 0.37 (EAGLE); LLaMA-3.1-8B 0.42 with a draft vocabulary of 32,000 (EAGLE-3)."""
+    assert round(numbers(eagle_shapes(shape_of(4096, 32, 32, 11008), ["fc.bias"])) / 1e6, 1) == 235.9
+    assert round(numbers(eagle_shapes(shape_of(5120, 40, 40, 13824), ["fc.bias"])) / 1e6, 1) == 369.6
+    assert round(numbers(eagle3_shapes(shape_of(4096, 32, 8, 14336), 4096, 3, 32000, Flags())) / 1e6, 1) == 424.7
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_key_is_used_or_the_load_is_refused(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+    good = eagle1(model)
+    extra = good | {"embedding_layernorm.weight": torch.ones(64), "pre_lm_head_layernorm.weight": torch.ones(64)}
+    message = refusal(write(tmp_path / "extra", described(model), extra), target, "eagle")
+    assert "has embedding_layernorm.weight, pre_lm_head_layernorm.weight, which nothing here reads" in message
+    less = {name: tensor for name, tensor in good.items() if "o_proj" not in name}
+    message = refusal(write(tmp_path / "less", described(model), less), target, "eagle")
+    assert "has no layers.0.self_attn.o_proj.weight" in message
+    message = refusal(write(tmp_path / "v3", described(model), good), target, "eagle3")
+    assert "has no fc_norm" not in message
+    assert "lm_head.weight" in message
+    narrow = good | {"fc.weight": torch.zeros(64, 100)}
+    message = refusal(write(tmp_path / "narrow", described(model), narrow), target, "eagle")
+    assert "its fc.weight is [64, 100] where [64, 128] is wanted" in message
+
+
+def test_heads_for_another_target_are_refused_in_one_line(
+    model: PreTrainedModel, target: Decoder, tmp_path: Path
+) -> None:
+    small = models.model("llama2", hidden_size=48, tie_word_embeddings=False)
+    message = refusal(write(tmp_path / "size", described(small), eagle1(small)), target, "eagle")
+    assert "predicts states of 48 numbers, and those of decoder have 64" in message
+    message = refusal(write(tmp_path / "size3", described(small), eagle3(small)), target, "eagle3")
+    assert "reads states of 48 numbers, and those of decoder have 64" in message
+    other = eagle1(model) | {"embed_tokens.weight": torch.zeros(models.VOCAB_SIZE, 64)}
+    message = refusal(write(tmp_path / "table", described(model), other), target, "eagle")
+    assert "brings another embedding than the target's" in message
+    large = speculators(model, eagle_aux_hidden_state_layer_ids=[2, 16, 29])
+    message = refusal(write(tmp_path / "taps", large, eagle3(model, prefix="layers.0.")), target)
+    assert "reads the inputs of layers 2, 16, 29, and decoder has layers 0 to 7" in message
+    far = eagle3(model, prefix="layers.0.")
+    far["d2t"] = far["d2t"] + 200
+    del far["t2d"]
+    assert "it is a head for another target" in refusal(write(tmp_path / "ids", speculators(model), far), target)
+    crossed = eagle3(model, prefix="layers.0.")
+    crossed["t2d"] = crossed["t2d"].flip(0)
+    assert "d2t and t2d disagree" in refusal(write(tmp_path / "crossed", speculators(model), crossed), target)
+
+
+def test_what_is_no_head_is_refused_in_one_line(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+    assert "there is no folder" in refusal(tmp_path / "nothing", target)
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in refusal(tmp_path / "empty", target)
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    assert "has no model.safetensors" in refusal(tmp_path / "empty", target)
+    save_file({"x": torch.zeros(1)}, tmp_path / "empty" / "model.safetensors")
+    assert "does not say hidden_size, intermediate_size" in refusal(tmp_path / "empty", target)
+    folder = write(tmp_path / "gelu", described(model, hidden_act="gelu"), eagle1(model))
+    assert "activation 'gelu' is not 'silu'" in refusal(folder, target, "eagle")
+    with pytest.raises(MethodError, match="needs a checkpoint: write eagle3:PATH"):
+        registry.create("eagle3")
+
+
+def test_the_networks_read_what_the_files_say(model: PreTrainedModel, target: Decoder, tmp_path: Path) -> None:
+    """Byte for byte: no tensor is cast on the way where the target is in float32."""
+    folder = write(tmp_path, speculators(model), eagle3(model, prefix="layers.0."))
+    config, tensors = open_head(folder, "eagle3", target)
+    assert {name: t.tolist() for name, t in tensors.items()} == {
+        name: t.tolist() for name, t in load_file(folder / "model.safetensors").items()
+    }
+    network = Eagle3Network(str(folder), config, tensors, target)
+    assert torch.equal(network.fc.dense(), tensors["fc.weight"])
+    first = write(tmp_path / "one", described(model), eagle1(model))
+    config, tensors = open_head(first, "eagle", target)
+    one = EagleNetwork(str(first), config, tensors, target)
+    assert torch.equal(one.fc.dense(), tensors["fc.weight"])
+    assert one.table is target.embedding

@@ -1,0 +1,437 @@
+"""Heads over a fixed tree: they write what the target alone writes, and they guess what their networks say.
+
+Targets and heads are random. What a drafter guesses is compared with the network that is trained, over whole texts:
+no cache, no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.completion import Completion
+from paceline.draft import registry, sizing
+from paceline.draft.amphista import Amphista
+from paceline.draft.base import Drafter
+from paceline.draft.neural import pending
+from paceline.draft.neural.heads.drafting import StaticHeads, planted
+from paceline.draft.neural.heads.joint import JointHeads, Switches
+from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.draft.shapes import compile_template, published
+from paceline.engine import Engine
+from paceline.errors import MethodError
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.hf import HFTarget
+from paceline.train.heads import HeadsLoss
+from paceline.tree import DraftTree
+from tests import models, native
+from tests.draft.head_worlds import HEADS, World, stir
+from tests.plain import texts
+
+NEW = 12
+
+FULL = Switches(heads=HEADS)
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "medusa": ("medusa", {}),
+    "medusa, two blocks and heads of its own": ("medusa", {"layers": 2, "own_heads": True}),
+    "hydra": ("hydra", {"layers": 1, "prefix": False}),
+    "hydra++": ("hydra", {"layers": 3, "prefix": True}),
+    "amphista": ("amphista", {"switches": FULL}),
+    "amphista, no layers": ("amphista", {"switches": Switches(HEADS, stage1_layers=0, stage2_layers=0)}),
+    "amphista, no token": ("amphista", {"switches": Switches(HEADS, stage2_input="none", positions="none")}),
+    "amphista, after the norm": (
+        "amphista",
+        {
+            "switches": Switches(
+                HEADS,
+                tap="post_norm",
+                stage1_input="state+token",
+                stage2_input="add",
+                mlp="swiglu",
+                positions="rotary",
+                encoder_sight="causal",
+                own_heads=True,
+            )
+        },
+    ),
+    "amphista, deep": (
+        "amphista",
+        {
+            "switches": Switches(
+                HEADS,
+                stage1_layers=2,
+                stage1_input="state+next",
+                stage2_layers=2,
+                positions="sinusoidal",
+                encoder_layers=2,
+                encoder_ffn=False,
+            )
+        },
+    ),
+}
+
+
+@cache
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Spec and module of a network by its name here; made once."""
+
+    @cache
+    def make(name: str) -> tuple[str, HeadsLoss]:
+        kind, changes = NETWORKS[name]
+        module = world().module(kind, **changes)
+        facts: dict[str, Any] = {}
+        if kind == "amphista":
+            facts = {"network": asdict(changes["switches"])}
+        elif kind == "hydra":
+            arch = "prefix-mlp" if changes["prefix"] else "mlp"
+            facts = {"tied": True, "hydra_num_layers": changes["layers"], "hydra_head_arch": arch}
+        return world().save(module, kind, tmp_path_factory.mktemp("heads"), facts), module
+
+    return make
+
+
+_PLAIN: dict[str, list[list[int]]] = {}
+
+
+def plain(params: SamplingParams) -> list[list[int]]:
+    """What the target alone writes; worked out once."""
+    if str(params) not in _PLAIN:
+        _PLAIN[str(params)] = texts(world().prompts, Engine(world().target).generate(world().prompts, params))
+    return _PLAIN[str(params)]
+
+
+def answer(spec: str | Drafter, params: SamplingParams, **options: Any) -> list[Completion]:
+    return Engine(world().target, spec, **options).generate(world().prompts, params)
+
+
+# Lossless ------------------------------------------------------------------------------------------------------------
+
+GREEDY = SamplingParams(max_tokens=NEW)
+SAMPLED = SamplingParams(max_tokens=NEW, temperature=0.8, top_p=0.9, seed=3)
+PENALISED = SamplingParams(max_tokens=NEW, repetition_penalty=1.3)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_lossless(made: Any, name: str) -> None:
+    spec, _ = made(name)
+    for params, batch, chunk in ((GREEDY, 1, 512), (SAMPLED, 8, 512), (PENALISED, 3, 16)):
+        out = answer(f"{spec},tree=9", params, max_batch=batch, prefill_chunk=chunk)
+        assert texts(world().prompts, out) == plain(params)
+        assert sum(done.stats.draft_tokens for done in out) > 0
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra++", "amphista"])
+@pytest.mark.parametrize("tree", ["1", "chain", "63", "auto"])
+def test_every_tree_is_lossless(made: Any, name: str, tree: str, tmp_path: Path) -> None:
+    spec, _ = made(name)
+    (tmp_path / "chain").write_text("0 00 000")
+    option = tmp_path / "chain" if tree == "chain" else tree
+    out = answer(f"{spec},tree={option}", GREEDY)
+    assert texts(world().prompts, out) == plain(GREEDY)
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra++", "amphista"])
+def test_after_another_drafter_and_with_a_small_vocabulary(made: Any, name: str, tmp_path: Path) -> None:
+    spec, _ = made(name)
+    out = answer(f"sam+{spec},tree=6", GREEDY, max_batch=3)
+    assert texts(world().prompts, out) == plain(GREEDY)
+    keep = torch.arange(5, models.VOCAB_SIZE, 3)
+    save_vocabulary(tmp_path / "few.safetensors", Vocabulary(keep))
+    trimmed = registry.create(f"{spec},tree=6,vocab={tmp_path}/few.safetensors")
+    seen: list[DraftTree] = []
+    trimmed.propose = spy(trimmed.propose, seen)  # type: ignore[method-assign]
+    assert texts(world().prompts, answer(trimmed, GREEDY)) == plain(GREEDY)
+    drafted = {token for tree in seen for token in tree.tokens[1:].tolist()}
+    assert drafted
+    assert drafted <= set(keep.tolist())
+
+
+def spy(propose: Any, seen: list[DraftTree]) -> Any:
+    def watched(rows: Sequence[Row]) -> list[DraftTree]:
+        trees: list[DraftTree] = propose(rows)
+        seen.extend(trees)
+        return trees
+
+    return watched
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra++", "amphista"])
+def test_long_prompts_are_read_as_they_come(made: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "CHUNK", 7)
+    spec, _ = made(name)
+    want = [done.stats.accepted for done in answer(f"{spec},tree=9", GREEDY)]
+    out = answer(f"{spec},tree=9", GREEDY, prefill_chunk=16)
+    assert texts(world().prompts, out) == plain(GREEDY)
+    assert [done.stats.accepted for done in out] == want
+
+
+def test_heads_without_layers_draft_for_any_target(made: Any) -> None:
+    spec, _ = made("medusa")
+    target = HFTarget(World().model, eos_token_ids=(models.EOS,))  # a teacher's attention is another
+    out = Engine(target, f"{spec},tree=4").generate(world().prompts[:2], GREEDY)
+    assert texts(world().prompts[:2], out) == plain(GREEDY)[:2]
+    with pytest.raises(MethodError, match="it needs a model of a family"):
+        Engine(target, made("amphista")[0])
+
+
+# What is trained is what drafts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_trained_is_what_drafts(made: Any, name: str) -> None:
+    """After rounds of any length the drafter guesses the best tokens of the trained network over the whole text."""
+    spec, module = made(name)
+    drafter = registry.create(f"{spec},tree=5")
+    assert isinstance(drafter, StaticHeads)
+    seen: list[tuple[list[int], DraftTree]] = []
+    propose = drafter.propose
+
+    def watched(rows: Sequence[Row]) -> list[DraftTree]:
+        trees = propose(rows)
+        seen.extend((row.tokens.tolist(), tree) for row, tree in zip(rows, trees, strict=True))
+        return trees
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    Engine(world().target, drafter, max_batch=3).generate(world().prompts[:4], SamplingParams(max_tokens=6))
+    checked = 0
+    for text, tree in seen[::3]:
+        for node in range(1, len(tree)):
+            way = path(tree, node)
+            candidates = best(module, [*text, *way[:-1]], len(text) - 2, len(way) - 1)
+            assert way[-1] in candidates[: drafter._ranks]
+            checked += 1
+    assert checked > 20
+
+
+def path(tree: DraftTree, node: int) -> list[int]:
+    way: list[int] = []
+    while node:
+        way.insert(0, int(tree.tokens[node]))
+        node = int(tree.parent[node])
+    return way
+
+
+@torch.no_grad()
+def best(module: HeadsLoss, text: list[int], at: int, k: int) -> list[int]:
+    """The candidates of depth k after position `at` of a text that ends with the tokens drafted so far."""
+    ids = torch.tensor([[*text, 0]])  # the last one is looked at by no position that counts
+    states, _ = module.read(ids)
+    logits = module.logits(k, module.drafted(ids, states, torch.tensor([at]))[:, k])
+    order: list[int] = logits[0].argsort(descending=True).tolist()
+    return order
+
+
+@pytest.mark.parametrize("family", ["llama2", "llama3", "qwen3", "mistral", "qwen2"])
+def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -> None:
+    """Every residual output at zero and the identity before stage 2: the base head's logits at every depth."""
+    here = World(family)
+    torch.manual_seed(0)
+    from paceline.train.amphista import AmphistaConfig, AmphistaLoss
+    from paceline.train.heads import Teacher
+
+    module = AmphistaLoss(Teacher(here.model), AmphistaConfig(depth=HEADS, switches=FULL)).eval()
+    ids = torch.tensor([here.prompts[0]])
+    states, _ = module.read(ids)
+    at = torch.arange(ids.shape[1] - 1)
+    drafted = module.drafted(ids, states, at)
+    with torch.no_grad():
+        expected = here.model(ids).logits[0, :-1]
+        for k in range(HEADS):
+            torch.testing.assert_close(module.logits(k, drafted[:, k]), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_later_tokens_of_the_text_are_not_seen() -> None:
+    """The encoder looks both ways over the depths, never over the text: other tokens later change nothing."""
+    module = world().module("amphista", switches=FULL)
+    ids = torch.tensor([world().prompts[2]])
+    other = ids.clone()
+    other[0, 12:] = 9
+    at = torch.tensor([3, 10])  # position 10 reads the token after it, number 11
+    one, two = (module.drafted(text, module.read(text)[0], at) for text in (ids, other))
+    torch.testing.assert_close(one, two)
+
+
+def test_with_full_sight_every_depth_sees_the_others_and_with_causal_sight_those_before() -> None:
+    z = torch.randn(2, 32)
+    for sight, seen in (("full", True), ("causal", False)):
+        heads = JointHeads(Switches(HEADS, encoder_sight=sight), 32, 4, 48, 1e-6)  # type: ignore[arg-type]
+        stir(heads, 1.0)
+        before = heads(z)
+        with torch.no_grad():
+            heads.mlps[-1].linear.bias += 1  # type: ignore[operator, union-attr]
+        changed = (heads(z) - before).abs().amax((0, 2)) > 1e-6
+        assert changed.tolist() == [seen] * (HEADS - 1) + [True]
+
+
+def parameters(switches: Switches, h: int, inner: int, vocab: int) -> int:
+    """Of the whole network, by the formula of section 3.3, for a target whose heads each have keys of their own."""
+    layer = 4 * h * h + 3 * h * inner + 2 * h
+    heads = switches.heads * (h * h + h) + switches.heads * h
+    return (
+        2 * layer
+        + 2 * h * h
+        + heads
+        + 4 * h * h
+        + 3 * h * inner
+        + 2 * h
+        + switches.heads * vocab * h * switches.own_heads
+    )
+
+
+def test_the_network_has_as_many_parameters_as_the_formula_says() -> None:
+    here = World("llama1")
+    s = here.target.shape
+    for switches in (FULL, Switches(5), Switches(4, own_heads=True)):
+        module = here.module("amphista", switches=switches)
+        count = sum(weight.numel() for weight in module.saved().values())
+        assert count == parameters(switches, s.hidden_size, s.intermediate_size, s.vocab_size)
+    assert abs(parameters(Switches(5), 4096, 11008, 32000) / 1e6 - 724.7) < 0.1
+    assert round(parameters(Switches(5, own_heads=True), 4096, 11008, 32000) / 1e9, 2) == 1.38
+
+
+# The tree ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_is_built_from_the_measured_accuracies(made: Any, tmp_path: Path) -> None:
+    spec, _ = made("medusa")
+    drafter = bound(f"{spec},tree=4")
+    paths = sorted(zip(drafter.template.parent.tolist(), drafter.template.rank.tolist(), strict=True))[1:]
+    assert paths == [(0, 0), (0, 1), (0, 2), (1, 0)]  # 0.5, 0.2, 0.1 and 0.5 * 0.4: slots.json of the world
+    whole = bound(f"{spec},tree=63")
+    assert len(whole.template.parent) == 3 * 3 * 3 + 3 * 3 + 3 + 1  # no more ranks were measured
+
+
+def test_without_accuracies_it_is_the_published_tree(made: Any, tmp_path: Path) -> None:
+    _, module = made("medusa")
+    world().save(module, "medusa", tmp_path, {})
+    (tmp_path / "slots.json").unlink()
+    drafter = bound(f"medusa:{tmp_path},tree=63")
+    kept = [path for path in published() if len(path) <= HEADS]
+    assert drafter.template.parent.tolist() == compile_template(kept, 10).parent.tolist()
+
+
+def bound(spec: str) -> StaticHeads:
+    drafter = registry.create(spec)
+    drafter.bind(world().target)
+    assert isinstance(drafter, StaticHeads)
+    return drafter
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ("0 00 10", "path 1-0 needs path 1, which is missing"),
+        ("0 00 000 0000", "is 4 deep, and .* has 3 heads"),
+        ("0 0", "path 0 is there twice"),
+    ],
+)
+def test_a_file_that_holds_no_tree_is_one_clear_line(made: Any, tree: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "tree").write_text(tree)
+    with pytest.raises(MethodError, match=says) as error:
+        bound(f"{made('medusa')[0]},tree={tmp_path}/tree")
+    assert "\n" not in str(error.value)
+
+
+def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, _ = made("medusa")
+    nodes = {}
+    for name, seconds in {
+        "free": {1: 1.0, 64: 1.001},
+        "dear": {1: 1.0, 64: 64.0},
+        "step": {1: 1, 5: 1.01, 6: 9},
+    }.items():
+        monkeypatch.setattr(sizing, "verify_seconds", lambda target, found=seconds: found)
+        monkeypatch.setattr("paceline.draft.neural.heads.drafting.verify_seconds", lambda target, found=seconds: found)
+        nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
+    assert nodes["free"] > 30
+    assert nodes["dear"] == 1
+    assert nodes["step"] == 4
+
+
+def test_the_size_that_pays() -> None:
+    assert sizing.best_size([0, 0.5, 0.6], {1: 1.0, 2: 1.1, 3: 1.9}) == 1
+    assert sizing.best_size([0, 0.5, 0.6], {1: 1.0, 2: 1.01, 3: 1.02}) == 2
+    assert sizing.best_size([0, 0.1, 0.2], {1: 1.0, 2: 2.0, 3: 3.0}) == 0
+    assert sizing.best_size([0, 0.5, 0.6], {1: 1.0, 2: 1.0, 3: 1.0}, drafting=0.7) == 0
+    assert sizing.best_size([0.01 * n for n in range(99)], {}) == sizing.FALLBACK
+
+
+def test_verifying_is_timed_and_changes_nothing() -> None:
+    target = native.of(world().model)
+    seconds = sizing.verify_seconds(target)
+    assert list(seconds) == [1, 2, 4, 8, 16, 32, 64]
+    assert all(value > 0 for value in seconds.values())
+    assert target.length(target.add_row(4)) == 0
+    assert sizing.verify_seconds(object()) == {}  # type: ignore[arg-type]
+
+
+def test_nothing_hangs_below_an_end_token() -> None:
+    template = compile_template([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)], 2)
+    tokens = np.array([9, 5, 6, 7, 8, 4])
+    whole = planted(template, tokens, frozenset({1}), "x")
+    assert whole.parent.tolist() == template.parent.tolist()
+    cut = planted(template, tokens, frozenset({5}), "x")
+    assert cut.tokens.tolist() == [9, 5, 6, 8]
+    assert cut.parent.tolist() == [-1, 0, 0, 2]
+    root = planted(template, np.array([5, 5, 6, 7, 8, 4]), frozenset({5}), "x")
+    assert root.parent.tolist() == [-1, 0, 0, 2]
+
+
+# Heads for another target --------------------------------------------------------------------------------------------
+
+
+def test_heads_for_another_target_are_refused(made: Any) -> None:
+    other = World(hidden_size=48, num_attention_heads=4, head_dim=12)
+    for name in ("medusa", "hydra++", "amphista"):
+        with pytest.raises(MethodError, match="hidden size 64 there, 48 here"):
+            Engine(other.target, made(name)[0])
+    with pytest.raises(MethodError, match="same shape, other weights"):
+        Engine(
+            World(attention_dropout=0.0, rms_norm_eps=1e-4, vocab_size=models.VOCAB_SIZE, seed=9).target,
+            made("medusa")[0],
+        )
+
+
+def test_an_unknown_switch_is_refused(made: Any, tmp_path: Path) -> None:
+    module = world().module("amphista", switches=FULL)
+    spec = world().save(module, "amphista", tmp_path, {"network": asdict(FULL) | {"tap": "mid"}})
+    with pytest.raises(MethodError, match="tap is 'mid'; it must be one of pre_norm, post_norm"):
+        bound(spec)
+    world().save(module, "amphista", tmp_path, {"network": {"heads": 3}})
+    with pytest.raises(MethodError, match="lacks tap, stage1_layers"):
+        bound(spec)
+    deeper = json.loads((tmp_path / "config.json").read_text())
+    deeper["network"] = asdict(Switches(HEADS + 1))
+    (tmp_path / "config.json").write_text(json.dumps(deeper))
+    with pytest.raises(MethodError, match=r"has no mlps.3.linear.bias, mlps.3.linear.weight"):
+        bound(spec)
+    assert Amphista.lossless == "yes"
+
+
+# Acceptance that is not lossless -------------------------------------------------------------------------------------
+
+
+def test_typical_acceptance_is_reported_as_lossy(made: Any) -> None:
+    spec, _ = made("medusa")
+    engine = Engine(world().target, f"sam+{spec},accept=typical")
+    assert (engine.rule.name, engine.rule.lossless) == ("typical", False)
+    assert engine.drafter.parts[1].lossless == "no: typical acceptance"  # type: ignore[attr-defined]
+    assert Engine(world().target, spec).rule.lossless
+
+
+def test_greedy_requests_stay_lossless_with_typical_acceptance(made: Any) -> None:
+    assert texts(world().prompts, answer(f"{made('medusa')[0]},accept=typical", GREEDY)) == plain(GREEDY)

@@ -1,0 +1,348 @@
+"""EAGLE and EAGLE-3 are trained on what they meet in a draft: unrolled, they are the drafter run with forced tokens;
+only the head learns, aligned; and what is written drafts better than what training begins with."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+from paceline.draft.eagle import EagleNetwork
+from paceline.draft.eagle3 import Eagle3Network, Flags
+from paceline.draft.neural.features import Network
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.round import Segment
+from paceline.sampling import SamplingParams
+from paceline.target.load import load
+from paceline.train.__main__ import app
+from paceline.train.drafter import LessonConfig
+from paceline.train.eagle import EagleLoss, layer_config, train_eagle
+from paceline.train.eagle3 import Eagle3Config, Eagle3Loss, counts_of, speculators_config, taps_of, train_eagle3
+from paceline.train.loss import IGNORE, soft_cross_entropy_of
+from paceline.train.plan import LoopConfig
+from paceline.train.unrolled import Unrolled, by_depth
+from tests import models, native
+
+METHODS = ("eagle", "eagle3")
+KEEP = torch.arange(3, 300, 2)
+STEPS = 4
+VARIANTS = {
+    "eagle": None,
+    "eagle3": Flags(),
+    "eagle3.1": Flags(fc_norm=True, norm_output=True),
+    "eagle3, normed": Flags(norm_before_residual=True, norm_before_fc=True, norm_output=True),
+}
+
+
+def network(seed: int = 0, layers: int = 4, family: str = "llama2") -> PreTrainedModel:
+    return models.model(family, seed, num_hidden_layers=layers, tie_word_embeddings=False)
+
+
+def loss_of(model: PreTrainedModel, variant: str) -> EagleLoss | Eagle3Loss:
+    flags = VARIANTS[variant]
+    loss = EagleLoss(model) if flags is None else Eagle3Loss(model, KEEP, Eagle3Config(flags=flags))
+    models.randomize(loss.module)
+    return loss.eval()  # type: ignore[return-value]
+
+
+def taps_and_head(loss: EagleLoss | Eagle3Loss, ids: Tensor) -> tuple[Tensor, torch.nn.Linear]:
+    if isinstance(loss, EagleLoss):
+        return loss.states(ids), loss.teacher.lm_head
+    return loss.states(ids)[0], loss.module.lm_head
+
+
+def drafting(loss: EagleLoss | Eagle3Loss, model: PreTrainedModel) -> Network:
+    """The same head as a drafter runs it."""
+    target, tensors = native.of(model), {name: t.detach() for name, t in loss.module.named_parameters()}
+    if isinstance(loss, EagleLoss):
+        return EagleNetwork("x", layer_config(model.config), tensors, target)
+    config = speculators_config(model.config, loss.taps, len(KEEP), loss.config.flags, Path("x"))
+    return Eagle3Network("x", config, tensors | {"d2t": KEEP - torch.arange(len(KEEP))}, target)
+
+
+# What is trained is what drafts -------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def forced(head: Network, taps: Tensor, text: np.ndarray, pairs: int) -> list[Tensor]:
+    """Logits of a draft after `pairs` pairs of a text whose tokens are the text's own, step by step."""
+    slot, logits = head.cache.add_row(len(text)), []
+    tokens = text[1 : pairs + 1].tolist()
+    features = head.first(taps[:pairs])
+    for step in range(min(STEPS, len(text) - pairs)):
+        done = pairs - 1 + step if step else 0
+        segment = Segment(slot, np.array(tokens), np.arange(-1, len(tokens) - 1), start=done, num_logits=1)
+        embedded = F.embedding(torch.tensor(tokens[done:]), head.table)
+        out, read = head.forward(embedded, features, [segment])
+        logits.append(head.head(read)[0])
+        features = out[-1:]
+        if pairs + 1 + step < len(text):
+            tokens.append(int(text[pairs + 1 + step]))
+    head.cache.drop_row(slot)
+    return logits
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", ["llama2", "llama3"])
+def test_every_step_of_training_is_a_step_of_drafting(variant: str, family: str) -> None:
+    """Step 0 reads what the target said, step s what the head said itself: at every position, with forced tokens."""
+    model = network(family=family)
+    loss = loss_of(model, variant)
+    text = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 14)
+    ids = torch.from_numpy(text)[None]
+    with torch.no_grad():
+        taps, head = taps_and_head(loss, ids)
+        table = model.get_input_embeddings().weight
+        unrolled = [head(read)[0] for read in loss.module.unroll(taps, ids, table, STEPS)]
+    drafter, checked = drafting(loss, model), 0
+    for pairs in range(1, len(text)):
+        for step, logits in enumerate(forced(drafter, taps[0], text, pairs)):
+            torch.testing.assert_close(logits, unrolled[step][pairs - 1], atol=2e-3, rtol=2e-3)
+            checked += 1
+    assert checked == 13 + 12 + 11 + 10
+
+
+def test_a_step_sees_the_text_up_to_its_place_and_what_is_above_it() -> None:
+    """Nothing else: later tokens of the text do not reach an earlier draft."""
+    model = network()
+    loss = loss_of(model, "eagle3")
+    ids = torch.randint(4, models.VOCAB_SIZE, (1, 12))
+    table = model.get_input_embeddings().weight
+
+    def drafts(ids: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return list(loss.module.unroll(taps_and_head(loss, ids)[0], ids, table, 3))
+
+    other = ids.clone()
+    other[0, 8] = (other[0, 8] + 1) % models.VOCAB_SIZE
+    before, after = drafts(ids), drafts(other)
+    for step in range(3):  # position t of step s reads tokens up to t + 1 + s
+        first = 8 - 1 - step
+        torch.testing.assert_close(before[step][:, :first], after[step][:, :first])
+        assert (before[step][:, first] - after[step][:, first]).abs().max() > 1e-3
+
+
+# The losses ---------------------------------------------------------------------------------------------------------
+
+
+def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token() -> None:
+    model = network()
+    loss = loss_of(model, "eagle")
+    ids = torch.randint(4, models.VOCAB_SIZE, (1, 9))
+    labels = torch.full_like(ids, IGNORE)
+    labels[0, 4] = ids[0, 5]
+    with torch.no_grad():
+        states = loss.states(ids)  # type: ignore[union-attr]
+        (predicted,) = loss.module.unroll(states, ids, model.get_input_embeddings().weight, 1)
+        p, q = (model.lm_head(x).softmax(-1) for x in (states[0, 4], predicted[0, 3]))
+        wanted = F.smooth_l1_loss(predicted[0, 3], states[0, 4]) - 0.1 * (p * q.log()).sum()
+    torch.testing.assert_close(loss(ids, labels).detach(), wanted, atol=1e-4, rtol=1e-4)
+    noisy = copy.deepcopy(loss).train()
+    assert float(noisy(ids, labels)) != pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
+    model = network()
+    loss = loss_of(model, "eagle3")
+    assert isinstance(loss, Eagle3Loss)
+    ids = torch.randint(4, models.VOCAB_SIZE, (2, 24))
+    taps, last = loss.states(ids)
+    best = model.lm_head(last).argmax(-1)
+    kept = torch.isin(best, KEEP)
+    assert kept.any()
+    assert not kept.all()
+    total = torch.zeros(())
+    for step, read in enumerate(loss.module.unroll(taps, ids, model.get_input_embeddings().weight, 3)):
+        p = (model.lm_head(last[:, 1 + step :])[..., KEEP]).softmax(-1)
+        q = loss.module.lm_head(read).log_softmax(-1)
+        total = total + 0.8**step * -(p * q).sum(-1)[kept[:, 1 + step :]].mean()
+    torch.testing.assert_close(loss(ids, ids).detach(), total.detach(), atol=1e-3, rtol=1e-4)
+
+
+def test_soft_cross_entropy_of_a_head_of_its_own_is_torchs() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(7, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    states, table, kept = torch.randn(7, 6), torch.randn(11, 6), torch.arange(7) % 3 > 0
+    ours = soft_cross_entropy_of(hidden, weight, states, table, kept, chunk=4)
+    got = torch.autograd.grad(ours, (hidden, weight))
+    p, log_q = (states @ table.T).softmax(-1), (hidden @ weight.T).log_softmax(-1)
+    plain = -(p * log_q).sum(-1)[kept].mean()
+    torch.testing.assert_close(ours, plain)
+    for own, theirs in zip(got, torch.autograd.grad(plain, (hidden, weight)), strict=True):
+        torch.testing.assert_close(own, theirs)
+
+
+@pytest.mark.parametrize("variant", ["eagle", "eagle3.1"])
+def test_the_head_alone_learns(variant: str) -> None:
+    model = network()
+    loss = loss_of(model, variant)
+    before = copy.deepcopy(model.state_dict())
+    ids = torch.randint(4, models.VOCAB_SIZE, (2, 12))
+    optimiser = torch.optim.AdamW(loss.parameters(), lr=0.1)
+    loss(ids, ids).backward()
+    optimiser.step()
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in loss.parameters())
+    assert isinstance(loss.module, Unrolled)
+    assert len(list(loss.parameters())) == len(list(loss.module.parameters()))
+
+
+def test_acceptance_by_depth_counts_drafts_that_the_text_follows() -> None:
+    ids = np.array([[5, 1, 2, 3, 4, 0]])
+    labels = np.array([[1, 2, 3, 4, 0, IGNORE]])
+
+    class Head:
+        def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
+            p = F.one_hot(torch.from_numpy(labels).clamp_min(0), 6).float()
+            first = F.one_hot(torch.tensor([[2, 3, 5, 0, 5]]), 6).float()  # right at places 0, 1, 3
+            second = F.one_hot(torch.tensor([[3, 5, 0, 5]]), 6).float()  # below those with a next token: right at 0
+            return p, iter([first, second, F.one_hot(torch.full((1, 3), 5), 6).float()][:steps])
+
+        def target_probs(self, states: Tensor) -> Tensor:
+            return states
+
+        draft_probs = target_probs
+
+    depths = by_depth({"a": (ids, labels)}, Head(), 3)
+    assert [d.reached for d in depths] == [4, 2, 1]  # the last place has no label to check
+    assert [d.top1 for d in depths] == [3 / 4, 1 / 2, 0]
+    assert [d.overlap for d in depths] == [3 / 4, 1 / 2, 0]
+
+
+# The whole recipe ---------------------------------------------------------------------------------------------------
+
+LOOP = LoopConfig(tokens=24 * 16 * 50, peak_lr=2e-2, warmup_steps=5, mixed_precision="no")
+NOTHING = LoopConfig(tokens=0, mixed_precision="no")
+ROWS: dict[str, Any] = {"length": 24, "rows": 16}
+
+
+@pytest.fixture(scope="module")
+def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target whose next token hangs on the last one, and texts of its own making."""
+    root = tmp_path_factory.mktemp("eagle")
+    models.make_repetitive(root / "target", tie_word_embeddings=False)
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(4, 288, (96, 4)).tolist()
+    wish = SamplingParams(max_tokens=20, temperature=1.0, ignore_eos=True)
+    done = Engine(root / "target", "none", dtype="float32").generate(prompts, wish)
+    rows = [
+        {"source": "own", "prompt_tokens": prompt, "tokens": one.tokens}
+        for prompt, one in zip(prompts, done, strict=True)
+    ]
+    (root / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root / "target", root / "answers.jsonl"
+
+
+def train(method: str, lesson: tuple[Path, Path], out: Path, loop: LoopConfig) -> None:
+    folder, answers = lesson
+    if method == "eagle":
+        assert train_eagle(folder, answers, out, out.with_suffix(".run"), loop, LessonConfig(**ROWS))
+    else:
+        config = Eagle3Config(**ROWS, vocab=200)
+        assert train_eagle3(folder, answers, out, out.with_suffix(".run"), loop, config)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Path, Path], tmp_path: Path) -> None:
+    train(method, lesson, tmp_path / "none", NOTHING)
+    train(method, lesson, tmp_path / "head", LOOP)
+    folder, _ = lesson
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["paceline_drafter"] == method
+    assert config["recipe"]["loop"]["peak_lr"] == 2e-2
+    assert config["data"] == ["answers.jsonl"]
+    assert config["target"]["weights_fingerprint"] == load(folder).weights_fingerprint
+    before = json.loads((tmp_path / "none" / "config.json").read_text())
+    assert config["held_out"][0]["top1"] > before["held_out"][0]["top1"] + 0.1
+    assert len(config["held_out"]) == 5
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert {t.dtype for name, t in tensors.items() if name not in ("d2t", "t2d")} == {torch.bfloat16}
+    prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
+
+    def rounds(path: Path) -> int:
+        engine = Engine(folder, f"{method}:{path},tree=0,draft=3", dtype="float32")
+        return sum(one.rounds for one in engine.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True)))
+
+    assert rounds(tmp_path / "head") < 0.9 * rounds(tmp_path / "none")
+
+
+def test_what_is_written_is_in_the_speculators_format_and_comes_back_exactly(
+    lesson: tuple[Path, Path], tmp_path: Path
+) -> None:
+    train("eagle3", lesson, tmp_path / "head", NOTHING)
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3"
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    assert config["transformer_layer_config"]["num_hidden_layers"] == 1
+    assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", "fc_norm.2.weight"} <= tensors.keys()
+    assert {"layers.0.hidden_norm.weight", "layers.0.self_attn.q_proj.weight"} <= tensors.keys()
+    offsets, members = tensors["d2t"], tensors["t2d"]
+    keep = torch.arange(len(offsets)) + offsets
+    assert keep.tolist() == members.nonzero().flatten().tolist()
+    assert len(keep) == 200
+    target = load(lesson[0], dtype="float32")
+    settings = {name: value for name, value in config.items() if name not in ("paceline_drafter", "target")}
+    network = Eagle3Network("x", settings, tensors, target)  # without our own entries, as another's
+    assert torch.equal(network.head.dense().bfloat16(), tensors["lm_head.weight"])
+    assert torch.equal(network.fc.dense().bfloat16(), tensors["fc.weight"])
+    assert network.columns is not None
+    assert torch.equal(network.columns, keep)
+
+
+def test_the_vocabulary_is_what_the_target_wrote() -> None:
+    ids = np.array([[1, 2, 3, 3], [3, 2, 2, 9]])
+    labels = np.array([[2, 3, 3, IGNORE], [2, 2, 9, IGNORE]])
+    counts = counts_of({"a": (ids[:1], labels[:1]), "b": (ids[1:], labels[1:])}, 10)
+    assert counts.tolist() == [0, 0, 3, 2, 0, 0, 0, 0, 0, 1]
+
+
+def test_what_cannot_be_trained_is_refused_in_one_line(lesson: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, answers = lesson
+    for taps in ((2, 3, 4), (1, 0), ()):
+        with pytest.raises(PacelineError, match=r"has 3 layers: ascending numbers of 0 to 2, such as 0,1,2$"):
+            taps_of(folder, taps)
+    one = tmp_path / "one.jsonl"
+    one.write_text(answers.read_text().splitlines()[0] + "\n")
+    with pytest.raises(PacelineError, match="too few answers"):
+        train_eagle(folder, one, tmp_path / "x", tmp_path / "run", LOOP, LessonConfig(**ROWS))
+    foreign = models.make("gpt2", tmp_path / "gpt2")
+    with pytest.raises(PacelineError, match="the native decoder cannot run it"):
+        train_eagle3(foreign, answers, tmp_path / "x", tmp_path / "run", LOOP)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def _another_process() -> Iterator[None]:
+    """accelerate settles a process's precision once, and the command's is not that of the tests."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("_another_process")
+@pytest.mark.parametrize("method", METHODS)
+def test_the_command_makes_a_drafter(method: str, lesson: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, answers = lesson
+    words = [str(folder), "--data", str(answers), "--out", str(tmp_path / "a"), "--checkpoints", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [method, *words, "--tokens", "400", "--length", "32", "--rows", "8"])
+    assert done.exit_code == 0, done.output
+    [answer] = Engine(folder, f"{method}:{tmp_path / 'a'}").generate(["the cat"], SamplingParams(max_tokens=5))
+    assert answer.new_tokens == 5
+    if method == "eagle3":
+        wrong = CliRunner().invoke(app, [method, *words, "--taps", "1,x"])
+        assert "numbers of layers with commas between them" in str(wrong.exception)

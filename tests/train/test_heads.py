@@ -1,0 +1,238 @@
+"""Heads learn what the target says at several depths, aligned; then their trees are measured, and they draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from typer.testing import CliRunner
+
+from paceline.draft.neural.heads.drafting import StaticHeads
+from paceline.draft.neural.heads.joint import Switches
+from paceline.draft.registry import create
+from paceline.draft.shapes import SLOTS_FILE, read_accuracies
+from paceline.engine import Engine
+from paceline.errors import PacelineError
+from paceline.sampling import SamplingParams
+from paceline.target.load import load, load_tokenizer
+from paceline.train.__main__ import app
+from paceline.train.heads import HeadsConfig, Teacher, check_depth, known_depths, measure
+from paceline.train.loss import IGNORE
+from paceline.train.medusa import MedusaLoss
+from paceline.train.replies import Reply
+from paceline.train.slots import Slots, write_slots
+from paceline.train.states import StateCache
+from paceline.train.tree import measure_heads
+from tests import models
+from tests.draft.head_worlds import HEADS, World
+
+TEXT = SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_state() -> Iterator[None]:
+    """accelerate keeps its precision for the process."""
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def labels_of(kept: list[bool]) -> torch.Tensor:
+    return torch.tensor([[3 if here else IGNORE for here in kept]])
+
+
+def test_a_depth_counts_where_every_token_up_to_it_is_the_targets_own() -> None:
+    labels = labels_of([False, True, True, True, False, True])
+    assert known_depths(labels, 2)[0].tolist() == [
+        [False, False],
+        [True, True],
+        [True, False],
+        [False, False],
+        [False, False],
+        [False, False],
+    ]
+
+
+def test_depth_k_learns_what_the_target_says_k_plus_one_tokens_later() -> None:
+    """The loss by hand; and head 0 is not trained on the token that it is given."""
+    world = World()
+    module = world.module("medusa")
+    module.config = HeadsConfig(depth=HEADS, decay=0.5)
+    ids = torch.tensor([world.prompts[0]])
+    labels = torch.full_like(ids, IGNORE)
+    labels[0, 6:] = torch.roll(ids, -1, 1)[0, 6:]
+    labels[0, -1] = IGNORE
+    with torch.no_grad():
+        states = world.model.model(ids).last_hidden_state[0]
+        logits = world.model(ids).logits[0]
+        losses = []
+        for k, head in enumerate(module.network):  # type: ignore[arg-type]
+            at = torch.arange(6, ids.shape[1] - 2 - k)
+            q = world.model.lm_head(head(states[at])).log_softmax(-1)
+            losses.append(-(logits[at + k + 1].softmax(-1) * q).sum(-1).mean())
+        module.eval()
+        module.config = HeadsConfig(depth=HEADS, decay=0.5, share=1.0)
+        expected = sum(0.5**k * loss for k, loss in enumerate(losses)) / 1.75
+        torch.testing.assert_close(module(ids, labels), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_hard_labels_and_output_heads_of_their_own() -> None:
+    world = World()
+    ids = torch.tensor([world.prompts[0]])
+    labels = torch.roll(ids, -1, 1)
+    for own in (False, True):
+        torch.manual_seed(0)
+        module = MedusaLoss(Teacher(world.model), HeadsConfig(depth=2, share=1.0, soft=0.5), own_heads=own)
+        module(ids, labels).backward()
+        moved = {name for name, weight in module.named_parameters() if weight.grad is not None and weight.grad.any()}
+        assert moved == {name for name, _ in module.named_parameters()}
+        assert not any(parameter.requires_grad for parameter in world.model.parameters())
+
+
+def test_states_are_kept_for_other_trainings(tmp_path: Path) -> None:
+    world = World()
+    teacher = Teacher(world.model)
+    rows = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, (6, 12)).astype(np.int32)
+    ran: list[int] = []
+
+    def run(ids: torch.Tensor) -> torch.Tensor:
+        ran.append(len(ids))
+        return teacher.last(ids)
+
+    def cache() -> StateCache:
+        return StateCache.open(tmp_path, "weights", run, {"a": (rows[:4], rows[:4])}, 64)
+
+    ids = torch.from_numpy(rows).long()
+    want = teacher.last(ids).bfloat16()
+    assert torch.equal(cache().of(ids[[1, 3]]), want[[1, 3]])
+    assert torch.equal(cache().of(ids[[3, 0, 1]]), want[[3, 0, 1]])
+    assert torch.equal(cache().of(ids[[5, 0]]), want[[5, 0]]), "a row that is not among them is run"
+    assert torch.equal(cache().of(ids[[5]]), want[[5]])
+    assert ran == [2, 1, 1, 1]
+    other = StateCache.open(tmp_path, "other weights", run, {"a": (rows[:4], rows[:4])}, 64)
+    assert torch.equal(other.of(ids[[1]]), want[[1]])
+    assert len(ran) == 5
+
+
+def test_every_depth_is_divided_by_its_own_count(tmp_path: Path) -> None:
+    slots = Slots(2, ranks=2)
+    slots.add(0, torch.tensor([[5, 6], [5, 6], [6, 5], [1, 2]]), torch.tensor([5, 6, 6, 3]))
+    slots.add(1, torch.tensor([[5, 6]]), torch.tensor([5]))
+    assert slots.accuracies == [[0.5, 0.25], [1.0, 0.0]]
+    write_slots(tmp_path, slots.accuracies, [4, 1])
+    assert read_accuracies(str(tmp_path)) == slots.accuracies
+    saved = json.loads((tmp_path / SLOTS_FILE).read_text())
+    assert saved["positions"] == [4, 1]
+    assert saved["trees"]["8"][:3] == ["0", "0-0", "1"]
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "amphista"])
+def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind: str, tmp_path: Path) -> None:
+    """By the module over rows, and by the drafter over answers with its cache: the same counts."""
+    world, switches = World(), Switches(HEADS)
+    module = world.module(kind, **({"switches": switches} if kind == "amphista" else {}))
+    facts: dict[str, Any] = {"network": asdict(switches)} if kind == "amphista" else {}
+    if kind == "hydra":
+        facts = {"tied": True, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}
+    drafter = create(f"{world.save(module, kind, tmp_path, facts)},tree=4")
+    assert isinstance(drafter, StaticHeads)
+    drafter.bind(world.target)
+    drafter.use_ranks()
+    done = Engine(world.target).generate(world.prompts[:3], TEXT)
+    replies = [Reply("a", prompt, one.tokens) for prompt, one in zip(world.prompts, done, strict=False)]
+    found = measure_heads(world.target, drafter, replies)
+    want = Slots(HEADS)
+    for reply in replies:
+        text = np.array([[*(reply.prompt or ()), *reply.tokens]], np.int32)
+        labels = np.roll(text, -1, 1)
+        labels[0, : len(reply.prompt or ()) - 1] = labels[0, -1] = IGNORE
+        one = measure(module, {"a": (text, labels)})
+        want.right += one.right
+        want.counts += one.counts
+    assert found.counts.tolist() == want.counts.tolist()
+    assert found.right.tolist() == want.right.tolist()
+    assert want.right.sum() > 0
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    models.make("gpt2", tmp_path / "gpt2")
+    with pytest.raises(PacelineError, match="the native decoder cannot run it"):
+        check_depth(tmp_path / "gpt2", 4)
+    models.make("llama2", tmp_path / "llama2")
+    with pytest.raises(PacelineError, match="--heads is 0; it must be 1 or more"):
+        check_depth(tmp_path / "llama2", 0)
+
+
+def answers(folder: Path, count: int) -> Path:
+    """What the model says to short prompts, as `generated_rows` writes it."""
+    target = load(folder, dtype="float32", device="cpu")
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(4, 280, 6).tolist() for _ in range(count)]
+    done = Engine(target, max_batch=16, tokenizer=load_tokenizer(folder)).generate(prompts, TEXT)
+    lines = [
+        json.dumps({"prompt_tokens": prompt, "tokens": one.tokens}) for prompt, one in zip(prompts, done, strict=True)
+    ]
+    file = folder.parent / "answers.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("medusa", []),
+        ("hydra", ["--layers", "2"]),
+        ("amphista", ["--stage2-input", "add", "--positions-begin", "0.02", "--layers-begin", "target"]),
+    ],
+)
+def test_the_command_trains_measures_and_writes_heads_that_draft(kind: str, more: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    models.make("llama2", folder)
+    file, out = answers(folder, 24), tmp_path / kind
+    command = [kind, str(folder), "--data", str(file), "--out", str(out), "--length", "32", "--rows", "8"]
+    command += ["--tokens", "1024", "--heads", "3", "--states", str(tmp_path / "states"), *more]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    config = json.loads((out / "config.json").read_text())
+    assert config["recipe"]["stage"] == kind
+    assert len(config["held_out"]["top1"]) == 3
+    assert len(read_accuracies(str(out))) == 3
+    losses = [json.loads(line)["loss"] for line in (out / "training.jsonl").read_text().splitlines() if "loss" in line]
+    assert all(np.isfinite(losses))
+    target = load(folder, dtype="float32", device="cpu")
+    engine = Engine(target, f"{kind}:{out},tree=5", tokenizer=load_tokenizer(folder))
+    prompts = [[5, 6, 7, 8], [9, 10, 11]]
+    params = SamplingParams(max_tokens=12)
+    plain = Engine(target, tokenizer=load_tokenizer(folder)).generate(prompts, params)
+    assert [done.tokens for done in engine.generate(prompts, params)] == [done.tokens for done in plain]
+    if kind == "medusa":
+        (out / SLOTS_FILE).unlink()
+        measured = CliRunner().invoke(app, ["tree", str(folder), f"medusa:{out}", "--data", str(file)])
+        assert measured.exit_code == 0, measured.output
+        assert len(read_accuracies(str(out))) == 3
+
+
+def test_training_makes_heads_better() -> None:
+    """A few steps on one batch: the loss falls for every kind."""
+    world = World()
+    ids = torch.tensor([world.prompts[6]])
+    labels = torch.roll(ids, -1, 1)
+    for kind, changes in (("medusa", {}), ("hydra", {}), ("amphista", {"switches": Switches(HEADS)})):
+        module = world.module(kind, **changes)
+        module.train()
+        module.config = HeadsConfig(depth=HEADS, share=1.0)
+        optimiser = torch.optim.AdamW(module.parameters(), 1e-2)
+        losses = []
+        for _ in range(12):
+            loss = module(ids, labels)
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            losses.append(float(loss.detach()))
+        assert losses[-1] < 0.9 * losses[0], (kind, losses)
