@@ -1,0 +1,123 @@
+"""Drafting beside the target: how often the next window is there, and what it saves.
+
+    python benchmarks/mirror.py hits MODEL DRAFT --prompts FILE        # hit rate by source and kappa, in line
+    python benchmarks/mirror.py time MODEL DRAFT --prompts FILE        # in turn: alone, plain speculation, mirror
+
+`time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
+each side, in turn; and from the parts of a round in line, with one thread, it says beforehand what the latency law
+expects (paceline.cost.mirror). Prompts as in benchmarks/recycling.py; greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from paceline import Engine, SamplingParams
+from paceline.cost.mirror import Law, pays_from
+from paceline.draft.neural.branches import Ahead
+from paceline.target.load import load, load_tokenizer
+from recycling import read_prompts
+
+
+def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: list[int]) -> None:
+    """One line a source and kappa."""
+    print("| source | kappa | hit rate | after 0 | after some | tokens a round |")
+    print("|---|---:|---:|---:|---:|---:|")
+    sources = [("draft", "source=draft"), *((f"layer {n}", f"source=early_exit,layer={n}") for n in layers)]
+    sources.append(("both", f"source=both,layer={layers[-1]}"))
+    for name, source in sources:
+        for kappa in (1, 2, 4, 8):
+            engine = Engine(model, f"mirror:{draft},where=line,kappa={kappa},{source}", dtype="float32", max_batch=8)
+            done = engine.generate(prompts, SamplingParams(max_tokens=new))
+            counts: Any = engine.drafter.counts  # type: ignore[attr-defined]
+            first = counts.hits[0] / max(counts.hits[0] + counts.misses[0], 1)
+            rest = sum(counts.hits.values()) - counts.hits[0], sum(counts.misses.values()) - counts.misses[0]
+            mean = sum(one.new_tokens for one in done) / sum(one.rounds for one in done)
+            later = rest[0] / max(sum(rest), 1)
+            print(f"| {name} | {kappa} | {counts.hit_rate:.2f} | {first:.2f} | {later:.2f} | {mean:.2f} |", flush=True)
+
+
+def law(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int) -> Law:
+    """The parts of a round, measured in line with one thread."""
+    engine = Engine(model, f"mirror:{draft},where=line,kappa={kappa}", threads=1)
+    side: Ahead = engine.drafter._side  # type: ignore[attr-defined]
+    fresh: list[float] = []
+    ahead: list[float] = []
+    windows, look_ahead = side.windows, side.look_ahead
+
+    def timed_windows(asks: Any) -> Any:
+        began = perf_counter()
+        made = windows(asks)
+        if made and made[0].hit is False:
+            fresh.append(perf_counter() - began)
+        return made
+
+    def timed_ahead(*args: Any) -> None:
+        began = perf_counter()
+        look_ahead(*args)
+        ahead.append(perf_counter() - began)
+
+    side.windows, side.look_ahead = timed_windows, timed_ahead  # type: ignore[method-assign]
+    engine.generate(prompts, SamplingParams(max_tokens=new))
+    counts: Any = engine.drafter.counts  # type: ignore[attr-defined]
+    forward = sum(engine.clock.seconds.get(part, 0.0) for part in ("prepare", "layers", "head", "accept"))
+    return Law(0.0, forward / engine.rounds, median(ahead), median(fresh), counts.hit_rate)
+
+
+def timed(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int, repeats: int) -> None:
+    expected = law(model, draft, prompts[:2], new, kappa)
+    print(
+        f"law: forward {1e3 * expected.after:.1f} ms, branches {1e3 * expected.ahead:.1f}, a window "
+        f"{1e3 * expected.fresh:.1f}, hit rate {expected.hit:.2f}: a round {1e3 * expected.round:.1f} ms against "
+        f"{1e3 * expected.plain_round:.1f}, {expected.speedup:.2f} times plain speculation's speed with one thread; "
+        f"pays from {pays_from(expected) or float('nan'):.2f} times this target's time on"
+    )
+    plain = f"model:{draft},stop=fixed"
+    contestants = {
+        "none, 2 threads": Engine(model, "none", threads=2),
+        "model, 2 threads": Engine(model, plain, threads=2),
+        "model, 1 thread": Engine(model, plain, threads=1),
+        f"mirror, kappa={kappa}, 1 + 1": Engine(model, f"mirror:{draft},check=false,kappa={kappa}"),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for prompt in prompts:
+            for name, engine in contestants.items():
+                began = perf_counter()
+                (done,) = engine.generate([prompt], SamplingParams(max_tokens=new))
+                speeds[name].append((perf_counter() - began) / done.new_tokens)
+    base = median(speeds["model, 2 threads"])
+    print("| | tokens/s, median | over model, 2 threads |")
+    print("|---|---:|---:|")
+    for name, seconds in speeds.items():
+        print(f"| {name} | {1 / median(seconds):.1f} | {base / median(seconds):.2f} |")
+    counts: Any = contestants[f"mirror, kappa={kappa}, 1 + 1"].drafter.counts  # type: ignore[attr-defined]
+    waited = f"waited {counts.waited:.2f} s for windows, of it {counts.exposed:.2f} s in misses"
+    print(f"hit rate {counts.hit_rate:.2f}; {waited}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["hits", "time"])
+    parser.add_argument("model")
+    parser.add_argument("draft")
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--every", type=int, default=16)
+    parser.add_argument("--characters", type=int, default=1500)
+    parser.add_argument("-n", "--new", type=int, default=48)
+    parser.add_argument("--kappa", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    prompts = read_prompts(args.prompts, load_tokenizer(args.model), args.every, args.characters)
+    if args.what == "hits":
+        layers = load(args.model).num_layers
+        hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2])
+    else:
+        timed(args.model, args.draft, prompts, args.new, args.kappa, args.repeats)
+
+
+if __name__ == "__main__":
+    main()

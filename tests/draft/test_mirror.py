@@ -1,0 +1,335 @@
+"""`mirror`: windows drafted ahead are the windows that would have been drafted, and the answer is plain decoding's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from itertools import pairwise
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft.mirror import Mirror, MirrorConfig
+from paceline.draft.model import Model, ModelConfig
+from paceline.draft.neural.branches import Ahead, Ask, Hazard
+from paceline.draft.neural.ring import Closed, Ring
+from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.errors import MethodError
+from paceline.round import Segment
+from paceline.sampling import SamplingParams
+from tests import models, native
+from tests.draft.drafting import DraftTable, OnModel
+from tests.fakes import TableTarget
+from tests.lossless_enumeration import drawn, largest_difference, plain, speculative
+
+NEW = 20
+TEXTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat", "a"]
+GREEDY = SamplingParams(max_tokens=NEW)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target, and a draft model that is nearly the same."""
+    at = tmp_path_factory.mktemp("models")
+    made = {"target": models.make("qwen3", at / "target", **native.TINY), "close": at / "close"}
+    close = models.model("qwen3", **native.TINY)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        for weight in close.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=generator)
+    close.save_pretrained(made["close"])
+    models.tokenizer().save_pretrained(made["close"])
+    made["few"] = at / "few.safetensors"
+    save_vocabulary(made["few"], Vocabulary(torch.arange(0, models.VOCAB_SIZE, 3)))
+    return made
+
+
+def answered(folders: dict[str, Path], spec: str, params: Any = GREEDY, **options: Any):
+    engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu", **options)
+    return engine, engine.generate(TEXTS, params)
+
+
+@pytest.fixture(scope="module")
+def alone(folders) -> list[list[int]]:
+    return [done.tokens for done in answered(folders, "none")[1]]
+
+
+LINE = "mirror:{close},where=line,"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "kappa=0", "kappa=1", "kappa=3,layout=uniform", "branches=5,stop=svip", "miss=empty",
+        "source=early_exit", "source=early_exit,layer=1,kappa=40,draft=1", "source=both,miss=empty", "stop=confidence",
+        "source=early_exit,vocab={few}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("batch", [3])
+def test_writes_what_the_target_alone_writes(folders, alone, options, batch):
+    _, out = answered(folders, LINE + options, max_batch=batch)
+    assert [done.tokens for done in out] == alone
+    assert sum(done.stats.draft_tokens for done in out) > 0
+
+
+def test_without_candidates_it_is_plain_speculation(folders):
+    plainly = answered(folders, "model:{close},stop=fixed")[1]
+    engine, out = answered(folders, LINE + "kappa=0")
+    assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
+    assert not engine.drafter.counts.hits
+
+
+def test_a_window_drafted_ahead_is_the_one_that_would_have_been_drafted(folders):
+    """Greedily every window equals a fresh one, so the rounds are the same, whatever was hit and missed."""
+    for rule in ("stop=fixed", "stop=svip"):
+        plainly = answered(folders, f"model:{{close}},{rule}")[1]
+        engine, out = answered(folders, LINE + f"{rule},kappa=2")
+        assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
+        assert [done.stats.drafted for done in out] == [done.stats.drafted for done in plainly]
+        assert engine.drafter.counts.hits
+        assert engine.drafter.counts.misses
+
+
+def test_hits_grow_with_the_candidates_up_to_all(folders):
+    rates = []
+    for kappa in (1, 3, 400):
+        engine, _ = answered(folders, LINE + f"kappa={kappa},draft=1", SamplingParams(max_tokens=8))
+        counts = engine.drafter.counts
+        rates.append(counts.hit_rate)
+        assert counts.hit_rate == sum(counts.hits.values()) / (sum(counts.hits.values()) + sum(counts.misses.values()))
+    assert rates == sorted(rates)
+    assert rates[0] < rates[-1] == 1
+
+
+@pytest.mark.parametrize("source", ["draft", pytest.param("both", marks=pytest.mark.slow)])
+def test_the_process_writes_the_same(folders, alone, source):
+    spec = f"mirror:{{close}},check=false,limit=60,source={source},kappa=3"
+    engine, out = answered(folders, spec)
+    try:
+        assert [done.tokens for done in out] == alone
+        assert engine.drafter.counts.hits
+        drawn = {"temperature": 0.8, "logit_bias": {5: 1.0}}
+        params = [SamplingParams(max_tokens=NEW, seed=i, **drawn) for i in range(len(TEXTS))]
+        sampled = engine.generate(TEXTS, params)
+        inline = answered(folders, LINE + f"source={source},kappa=3", params)[1]
+        assert [done.tokens for done in sampled] == [done.tokens for done in inline]
+    finally:
+        engine.drafter.close()
+
+
+@pytest.mark.parametrize("end", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+def test_a_process_that_dies_or_hangs_leaves_plain_decoding(folders, alone, end, caplog):
+    spec = "mirror:{close},check=false,limit=0.5"
+    engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
+    beside = engine.drafter._side
+    names = [ring.memory.name for ring in (beside._to, beside._from)]
+    process = beside.process
+    how = signal.SIGKILL if end == "killed" else signal.SIGSTOP
+    Thread(target=lambda: (sleep(0.05), os.kill(process.pid, how))).start()
+    tokens: list[list[int]] = []
+    for _ in range(40):
+        tokens = [done.tokens for done in engine.generate(TEXTS, GREEDY)]
+        assert tokens == alone
+        if engine.drafter._side is None:
+            break
+    assert "decoding goes on without drafts" in caplog.text
+    assert tokens == alone
+    assert not process.is_alive()
+    for name in names:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(name)
+
+
+@pytest.mark.slow
+def test_delays_on_either_side_change_nothing(folders, alone):
+    rng = np.random.default_rng(0)
+    spec = f"mirror:{folders['close']},check=false"
+    engine = Engine(str(folders["target"]), spec, dtype="float32", device="cpu")
+    beside, verify = engine.drafter._side, engine.target.verify
+    try:
+        windows = beside.windows
+
+        def late_windows(asks: Sequence[Ask]):
+            sleep(rng.uniform(0, 0.01))
+            return windows(asks)
+
+        def late_verify(*args: Any, **kw: Any):
+            sleep(rng.uniform(0, 0.01))
+            return verify(*args, **kw)
+
+        beside.windows, engine.target.verify = late_windows, late_verify
+        assert [done.tokens for done in engine.generate(TEXTS[:2], GREEDY)] == alone[:2]
+    finally:
+        engine.drafter.close()
+
+
+# The draft's side ----------------------------------------------------------------------------------------------------
+
+
+def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
+    """Keys and values of the committed tokens and of the window, against one forward over the same tokens."""
+    target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
+    drafter = create(f"model:{folders['close']},stop=fixed,draft=3")
+    drafter.bind(target)
+    ahead = Ahead(drafter, kappa=3)
+    ahead.open(7, list(range(5, 11)), SamplingParams(max_tokens=60, ignore_eos=True), 2048)
+    new, seen = [12], 0
+    for turn in range(8):
+        with torch.inference_mode():
+            (window,) = ahead.windows([Ask(7, new)])
+            ahead.look_ahead()
+        state = ahead._states[7]
+        keys = list(state.table)
+        assert len(keys) == len(set(keys))
+        assert all(a == len(window.tokens) or v != window.tokens[a] for a, v in keys)
+        seen += bool(window.hit)
+        a, v = keys[turn % len(keys)]
+        new = [*window.tokens[:a], v]
+        fresh = create(f"model:{folders['close']},stop=fixed,draft=3")
+        fresh.bind(target)
+        fresh.start(state.row)
+        (tree,) = fresh.propose([state.row])
+        assert tree.tokens[1:].tolist() == window.tokens
+        length = drafter.cached(state.row)
+        ours = drafter.model.cache._kv[:, :, drafter._slots[7], :, : length + 1 + len(window.tokens)]
+        theirs = fresh.model.cache._kv[:, :, fresh._slots[7], :, : length + len(window.tokens)]
+        torch.testing.assert_close(ours[..., : theirs.shape[3], :], theirs, atol=1e-4, rtol=1e-4)
+    assert seen == 7
+
+
+def test_hazards_say_where_windows_end():
+    hazard = Hazard()
+    assert sum(hazard.stops(3)) == pytest.approx(1)
+    for _ in range(400):
+        hazard.note(3, 1)
+    stops = hazard.stops(3)
+    assert stops[1] > 0.95
+    assert sum(stops) == pytest.approx(1)
+
+
+def test_messages_longer_than_the_ring_and_a_reader_that_is_gone():
+    ring = Ring(size=64)
+    other = Ring(ring.memory.name, size=64)
+    sent = [os.urandom(n) for n in (0, 5, 64, 1000)]
+    writer = Thread(target=lambda: [ring.write(message) for message in sent])
+    writer.start()
+    assert [other.read() for _ in sent] == sent
+    writer.join()
+    other.limit = 0.01
+    with pytest.raises(Closed):
+        other.read()
+    other.close()
+    ring.close(unlink=True)
+
+
+# The law -------------------------------------------------------------------------------------------------------------
+
+
+class AheadTable(DraftTable):
+    """A table whose uncommitted nodes can be arranged."""
+
+    _left: dict[int, Any] = {}
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        segment = self._running.get(slot)
+        super().commit(slot, path)
+        self._left = {**self._left, slot: (segment, len(path))}
+
+    def arrange(self, slot: int, nodes: Sequence[int]) -> None:
+        segment, committed = self._left[slot]
+        places = [node + committed for node in nodes]
+        assert all(segment.parent[b] == a for a, b in pairwise(places))
+        self._running[slot] = Segment(slot, segment.tokens[places], np.arange(-1, len(places) - 1))
+
+
+class OverTable(Mirror):
+    """mirror whose draft is a table; half of the draft's outcomes are missed."""
+
+    def __init__(self, table: DraftTable, **options: Any):
+        super().__init__(MirrorConfig(checkpoint="given", where="line", **options))
+        self.table = table
+
+    def bind(self, target: Any) -> None:
+        super(Mirror, self).bind(target)
+        made = OnModel(self.table, ModelConfig(checkpoint="given", stop="fixed", draft=self.config.draft))
+        made.bind(target)
+        made.propose = lambda rows: Model.propose(made, rows)  # the shadow rows are not the engine's
+        self._vocab_size, self._max_context = target.vocab_size, target.max_context
+        self._side, self._close = Ahead(made, self.config.kappa), lambda: None
+
+
+def far(target: TableTarget, noise: float) -> AheadTable:
+    def logits(prefix):
+        random = np.random.default_rng([1, len(prefix), *prefix])
+        return target.logits_after(prefix).numpy() + noise * random.normal(size=target.vocab_size)
+
+    return AheadTable(target.vocab_size, order=target.order, logits=logits)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_sampled_answers_have_the_targets_law_and_acceptance_is_plain_speculations():
+    """100,000 answers of four tokens, with hits and misses, against the exact law."""
+    from scipy.stats import chisquare
+
+    from tests.draft.drafting import drafter as over
+
+    target = TableTarget(vocab_size=4, order=2, seed=5, scale=1.0)
+    params = SamplingParams(max_tokens=4, temperature=0.7)
+    law = plain(target, [1, 2], params, 4)
+    runs, counts, accepted = 100_000, dict.fromkeys(law, 0), []
+    for made in (OverTable(far(target, 1.0), kappa=1, draft=2), over(far(target, 1.0), stop="fixed", draft=2)):
+        engine, rounds = Engine(target, made, max_batch=64), []
+        for done in engine.generate([[1, 2]] * runs, params):
+            rounds.append(done.rounds)
+            if isinstance(made, OverTable):
+                counts[tuple(done.tokens)] += 1
+        accepted.append((np.mean(rounds), np.std(rounds) / runs**0.5))
+        if isinstance(made, OverTable):
+            assert made.counts.hits
+            assert made.counts.misses
+    expected = np.array([law[answer] * runs for answer in counts])
+    assert chisquare(np.array(list(counts.values())), expected * (runs / expected.sum())).pvalue > 1e-3
+    (ours, error), (theirs, other) = accepted
+    assert abs(ours - theirs) < 3 * (error**2 + other**2) ** 0.5
+
+
+def test_keeping_the_more_confident_of_two_windows_is_not_lossless():
+    """Two branches under one key, of which the likelier is kept: its tokens are not drawn from q."""
+    target, params = TableTarget(vocab_size=4, order=1, seed=3, scale=1.0), SamplingParams(temperature=1.0)
+    draft = far(target, 1.5)
+    honest = drawn(draft, [0])
+
+    def confident(tokens, random):
+        trees = [honest(tokens, random) for _ in range(2)]
+        return max(trees, key=lambda tree: float(tree.draft_probs[0][tree.tokens[1]]))
+
+    law = plain(target, [1], params, 2)
+    assert largest_difference(speculative(target, [1], params, honest, 2), law) < 1e-9
+    assert largest_difference(speculative(target, [1], params, confident, 2), law) > 0.01
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("mirror:sam:{close}", "takes no checkpoint"),
+        ("mirror:{close},where=line,source=early_exit,layer=99", "layer is 99"),
+        ("mirror:model:{close},where=line,stop=adaptive", "stop is 'adaptive'"),
+        ("mirror", "needs a checkpoint"),
+    ],
+)
+def test_what_cannot_be_mirrored(folders, spec, says):
+    with pytest.raises(MethodError, match=says):
+        Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
