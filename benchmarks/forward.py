@@ -103,7 +103,7 @@ def median_ms(functions: dict[str, Callable[[int], object]], rounds: int) -> dic
 
 def engine_share(decoder: Decoder, depth: int, rounds: int, temperature: float) -> tuple[float, float]:
     """(milliseconds a round, share of it outside the model) of rounds that verify `depth` drafted tokens."""
-    engine = Engine(decoder, Guess(depth))
+    engine = Engine(decoder, Guess(depth), reuse=False)
     prompt = np.random.default_rng(1).integers(0, decoder.vocab_size, CONTEXT)
     row = engine.add(prompt.tolist(), SamplingParams(max_tokens=1000, temperature=temperature, ignore_eos=True, seed=0))
     for _ in range(4):

@@ -47,7 +47,7 @@ def main() -> None:
             tables.append((len(round.rows[0]), drafter._tables[round.rows[0].id]))
 
     drafter.observe = watch  # type: ignore[method-assign]
-    engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=1)
+    engine = Engine(target, drafter, tokenizer=tokenizer, max_batch=1, reuse=False)
     right, seen = np.zeros((drafter.depth, drafter.config.candidates)), np.zeros(drafter.depth)
     for prompt in read_prompts(given.prompts, tokenizer, given.every, given.characters):
         tables.clear()

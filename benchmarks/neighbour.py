@@ -105,7 +105,7 @@ def ours(model: str, chosen: bool) -> Iterator[int]:
     """Tokens of one answer after another, by Paceline."""
     from paceline import Engine, SamplingParams
 
-    engine = Engine(model, threads=None if chosen else torch.get_num_threads())
+    engine = Engine(model, threads=None if chosen else torch.get_num_threads(), reuse=False)
     params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     while True:
         yield sum(len(delta.tokens) for delta in engine.stream([PROMPT], params))

@@ -31,11 +31,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.exact:
         Decoder._padding = lambda *_: 0  # type: ignore[method-assign]
-    engine = Engine(options.model)
+    engine = Engine(options.model, reuse=False)
     lines = options.prompts.read_text().splitlines()[::EVERY]
     prompts = [[{"role": "user", "content": json.loads(line)["turns"][0][:LETTERS]}] for line in lines]
     for draft in options.draft:
-        drafted = Engine(engine.target, draft, tokenizer=engine.tokenizer)
+        drafted = Engine(engine.target, draft, tokenizer=engine.tokenizer, reuse=False)
         speeds = []
         for _ in range(PASSES):
             began = perf_counter()

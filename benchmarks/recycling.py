@@ -27,7 +27,8 @@ import torch
 from paceline import Engine, SamplingParams
 from paceline.bench.looping import is_looping
 from paceline.completion import Completion
-from paceline.draft.recycling import TREES, RankPath, Recycling, RecyclingConfig, _grow, _update, compile_template
+from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, _grow, _update
+from paceline.draft.shapes import RankPath, compile_template
 from paceline.kernels.topk import top_tokens
 from paceline.round import Round
 from paceline.target.base import Target
@@ -55,7 +56,7 @@ def accept(
     print("| | mean accepted | not looping | nodes a round | positions a token |")
     print("|---|---:|---:|---:|---:|")
     for spec in specs:
-        engine = Engine(target, spec, tokenizer=tokenizer, max_batch=batch)
+        engine = Engine(target, spec, tokenizer=tokenizer, max_batch=batch, reuse=False)
         done = engine.generate(prompts, SamplingParams(max_tokens=new))
         calm = [one for one in done if not is_looping(one.tokens)]
         rounds, tokens = sum(one.rounds for one in done), sum(one.new_tokens for one in done)
@@ -95,7 +96,7 @@ def shapes(target: Target, tokenizer: Tokenizer, prompts: list[list[int]], new: 
     """Of the paper's paths those taken most often, for every budget. A path is never taken more often than its
     beginning, so they are a tree, and no other part of the paper's would have had more accepted in these rounds."""
     counting = Counting(RecyclingConfig())
-    engine = Engine(target, counting, tokenizer=tokenizer, max_batch=1)
+    engine = Engine(target, counting, tokenizer=tokenizer, max_batch=1, reuse=False)
     rounds = calm = 0
     for prompt in prompts:
         before = counting.taken.copy()
@@ -136,7 +137,7 @@ def timings() -> None:
     matrix = random.integers(0, 32_000, (32_000, 8)).astype(np.int32)
     print("| nodes | draft µs | with its depths, as a DraftTree µs | update µs |\n|---|---:|---:|---:|")
     for size in TREES:
-        parent, rank, _ = compile_template(paths_of(size), 8)
+        parent, rank, *_ = compile_template(paths_of(size), 8)
         given = matrix, 5, parent, rank, size + 1, np.empty(0, np.int64)
         tokens, above = _grow(*given)
         verified = tokens, depths(above), np.array([0, 1]), random.integers(0, 32_000, (size + 1, 8))

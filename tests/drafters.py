@@ -225,7 +225,8 @@ class EarlyExit(Drafter):
             for i, start, state in zip(active, done, new, strict=True):
                 states[i].append(state)
                 if depth < deep[i]:
-                    trees[i], leaf[i] = self._grow(trees[i], leaf[i], self.target.logits(state[leaf[i] - start]))
+                    (logits,) = self.target.logits(state[leaf[i] - start : leaf[i] - start + 1])
+                    trees[i], leaf[i] = self._grow(trees[i], leaf[i], logits)
         for i, state in enumerate(states):
             if state:
                 trees[i].hidden = torch.cat(state)

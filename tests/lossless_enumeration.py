@@ -63,6 +63,16 @@ def outcomes(run: Callable[[Branches], Hashable]) -> dict[Any, float]:
     return dict(found)
 
 
+class _NoNoise:
+    """Where a round's noise would begin; there is none."""
+
+    def begin(self, position: int) -> None:
+        """Nothing to do: decisions are walked, not drawn."""
+
+    def random(self) -> float:
+        raise AssertionError("noise was asked for, and not a decision")
+
+
 class BranchingRandom(RowRandom):
     """A row's randomness that branches at every decision. Randomness taken any other way is an error."""
 
@@ -76,7 +86,7 @@ class BranchingRandom(RowRandom):
 
     @property
     def free(self) -> Any:  # type: ignore[override]
-        raise AssertionError("noise was asked for, and not a decision")
+        return _NoNoise()
 
     def choose(self, probs: torch.Tensor, position: int) -> int:
         # Noise belongs to a position: used twice, it would tie together what must be independent.

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from paceline.completion import Completion
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.past_answer import PastAnswer
 from paceline.engine import Engine
 from paceline.round import Segment
 from paceline.row import Row
@@ -33,6 +34,7 @@ from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
 from tests.paths import REPOSITORY
 from tests.plain import generate, texts, up_to
+from tests.preempting import preempt_often
 
 NEW = 16
 COMPANY = {1: 3, 3: 5, 8: 8}
@@ -67,14 +69,22 @@ def registered() -> list[str]:
 
 
 def drafter_of(name: str, answers: Answers) -> Drafter:
-    return TEST_DRAFTERS[name](answers) if name in TEST_DRAFTERS else registry.create(name)
+    if name in TEST_DRAFTERS:
+        return TEST_DRAFTERS[name](answers)
+    drafter = registry.create(name)
+    if isinstance(drafter, PastAnswer):  # it drafts for prompts that it has seen: half of their answers are right
+        for prompt, text in answers.items():
+            answer = np.array(text[len(prompt) :])
+            answer[len(answer) // 2] = 5
+            drafter.remember(np.array(prompt), answer)
+    return drafter
 
 
 def worked(name: str, out: Sequence[Completion]) -> None:
     """A drafter that drafts nothing, or of which nothing is ever accepted, would prove nothing."""
-    if name != "none":
+    if name not in ("none", "prediction", "grammar"):  # two draft for requests that bring something
         assert sum(done.stats.draft_tokens for done in out) > 0
-    accepts = ("oracle", "probes", "sam", "prompt-lookup", "hierarchy", "recycling", "blend", "jacobi")
+    accepts = ("oracle", "probes", "sam", "prompt-lookup", "hierarchy", "recycling", "blend", "jacobi", "past-answer")
     if name.startswith(accepts) and "vllm" not in name and "retrieve=none" not in name:
         assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
 
@@ -119,6 +129,40 @@ def test_greedy_text_of_every_family_is_transformers_own(family: str, name: str)
         assert texts(prompts[-count:], out) == list(answers.values())[-count:]
         assert {done.finish_reason for done in out} <= {"stop", "length"}
         worked(name, out)
+
+
+# Exact, in bfloat16 --------------------------------------------------------------------------------------------------
+
+
+@cache
+def exact_world() -> tuple[Target, list[list[int]], dict[bool, list[list[int]]]]:
+    """An exact bfloat16 model, prompts, and what plain decoding writes after each of them alone, sampled or not."""
+    target = native.of(models.model("llama2"), torch.bfloat16, eos=())
+    target.make_exact()
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (70, 5, 34, 1, 61, 8)]
+    plain = Engine(target, max_batch=1)
+    answers = {
+        sampled: [done.tokens for prompt in prompts for done in plain.generate([prompt], exact_wish(sampled))]
+        for sampled in (False, True)
+    }
+    return target, prompts, answers
+
+
+def exact_wish(sampled: bool) -> SamplingParams:
+    return SamplingParams(temperature=0.8 if sampled else 0.0, max_tokens=NEW, seed=4)
+
+
+@pytest.mark.parametrize("name", [*TEST_DRAFTERS, *registered()])
+def test_exact_answers_in_bfloat16_are_plain_ones(name: str) -> None:
+    target, prompts, answers = exact_world()
+    for sampled, alone in answers.items():
+        texts = {tuple(p): [*p, *tokens] for p, tokens in zip(prompts, alone, strict=True)}
+        engine = Engine(target, drafter_of(name, texts), max_batch=4, prefill_chunk=32)
+        out = engine.generate(prompts, exact_wish(sampled))
+        assert [done.tokens for done in out] == alone
+        if "oracle" in name or "exit" in name:
+            assert sum(done.stats.draft_tokens for done in out) > 0
 
 
 # A trained model -----------------------------------------------------------------------------------------------------
@@ -241,7 +285,8 @@ def test_bfloat16_attention_is_the_same_alone_and_in_a_draft(demo: Path) -> None
 def test_point_mass_drafts_give_plain_samples_seed_for_seed(world: Stories, name: str) -> None:
     drafter = drafter_of(name, world.samples)
     for batch, count in batches(name).items():
-        out = world.engine(drafter, max_batch=batch).generate(world.prompts[:count], SAMPLED[:count])
+        engine = world.engine(drafter, max_batch=batch)
+        out = (preempt_often(engine) if batch == 3 else engine).generate(world.prompts[:count], SAMPLED[:count])
         assert texts(world.prompts[:count], out) == list(world.samples.values())[:count]
 
 
@@ -263,14 +308,15 @@ DRAWN = {"chain": ((1, 1, 1, 1), False), "tree": ((3, 2, 1), False), "tree, with
 def test_drawn_drafts_are_greedy_at_temperature_zero_and_the_rows_own_above(world: Stories, kind: str) -> None:
     widths, replacement = DRAWN[kind]
 
-    def answer(params: SamplingParams | Sequence[SamplingParams], batch: int) -> list[Completion]:
-        drafter = Drawing(torch.empty(0), widths, replacement)
-        return world.engine(drafter, max_batch=batch).generate(world.prompts, params)
+    def answer(params: SamplingParams | Sequence[SamplingParams], batch: int, every: int = 1000) -> list[Completion]:
+        engine = world.engine(Drawing(torch.empty(0), widths, replacement), max_batch=batch)
+        return preempt_often(engine, every).generate(world.prompts, params)
 
     assert texts(world.prompts, answer(SamplingParams(max_tokens=NEW * 2), 3)) == list(world.answers.values())
     alone = answer(SAMPLED, 1)
     assert np.mean([done.mean_accepted_tokens for done in alone]) > 1.1
-    assert [done.tokens for done in answer(SAMPLED, 8)] == [done.tokens for done in alone]
+    for other in (answer(SAMPLED, 8), answer(SAMPLED, 4, every=3)):
+        assert [done.tokens for done in other] == [done.tokens for done in alone]
 
 
 @pytest.mark.parametrize("greedy", [True, False])

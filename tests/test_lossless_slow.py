@@ -4,12 +4,8 @@ the questions of Spec-Bench. Minutes, not seconds: `pytest -m slow tests/test_lo
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,10 +19,10 @@ from paceline.round import Segment
 from paceline.sampling import SamplingParams, probabilities
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
-from paceline.target.tokenizer import Tokenizer
 from tests import drafters
 from tests.lossless_statistics import fit
 from tests.plain import generate
+from tests.spec_bench import encode, parting, questions
 
 pytestmark = pytest.mark.slow
 
@@ -180,48 +176,14 @@ DRAFTERS = [
     "s2d:{folder}-sorted,context=64",
     "s2d:{folder}-sorted,thresholds=0.5",
     "kangaroo:{folder}-kangaroo",
+    "medusa:{folder}-medusa",
+    "hydra:{folder}-hydra,tree=auto",
+    "amphista:{folder}-amphista",
+    "sam+amphista:{folder}-amphista,tree=8,vocab={folder}-draft/paceline/vocab.safetensors",
 ]
+EXACT_QUESTIONS = 40
 TIES = 0.005
 """Share of the answers that may part at a tie."""
-
-
-def questions(file: Path, count: int) -> list[str]:
-    """First turns of `count` questions, as many of each category as there are until all have the same number."""
-    by_category: dict[str, list[str]] = defaultdict(list)
-    for line in file.read_text().splitlines():
-        question = json.loads(line)
-        by_category[question["category"]].append(question["turns"][0])
-    taken = [text for row in zip_longest(*by_category.values()) for text in row if text is not None]
-    return taken[:count]
-
-
-def encode(tokenizer: Tokenizer, text: str, room: int) -> list[int]:
-    """Tokens of a chat that asks `text`. A text too long for `room` tokens loses its end, as much as must be; the
-    words of the chat template stay whole."""
-    while True:
-        ids = tokenizer.encode_chat([{"role": "user", "content": text}])
-        if len(ids) <= room:
-            return ids
-        text = text[: min(len(text) - 1, len(text) * room // len(ids))]
-
-
-class Parting(NamedTuple):
-    """Where two answers part, and whether float32 is to blame: both tokens are best, as far as its rounding tells."""
-
-    told: str
-    tie: bool
-
-
-def parting(
-    models: tuple[PreTrainedModel, PreTrainedModel], ids: Sequence[int], one: Sequence[int], other: Sequence[int]
-) -> Parting:
-    """Of two answers to `ids` that are not the same. models: in float32, and in float64, which says what is true."""
-    at = next(i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b)
-    both = [*one[at : at + 1], *other[at : at + 1]]
-    logits, true = (model(torch.tensor([[*ids, *one[:at]]])).logits[0, -1].double() for model in models)
-    noise, gap = float((logits - true).abs().max()), float(true.max() - true[both].min())
-    told = f"token {at}: {both}; {gap:.2g} below the best, and float32 is off by up to {noise:.2g}"
-    return Parting(told, len(both) == 2 and gap <= 2 * noise)
 
 
 @torch.inference_mode()
@@ -261,6 +223,39 @@ def check_questions(folder: Path, file: Path, count: int, by_transformers: int, 
         assert rounds < sum(done.rounds for done in plain)
     assert not wrong, "\n".join(wrong)
     assert ties <= TIES * answers
+
+
+EXACT = [
+    "none",
+    "sam",
+    "recycling,tree=16",
+    "sam+recycling,tree=16",
+    "model:{folder}-draft",
+    "kangaroo:{folder}-kangaroo",
+]
+"""Drafters of chains and trees; "none" shows that batches alone change nothing."""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_exact_answers_to_spec_bench_are_plain_ones_token_for_token(demo: Path, shared: Path, dtype: str) -> None:
+    """Without a tie: at batch 1, 8 and 32, prompts in pieces beside rows that answer."""
+    file = shared / "data" / "spec-bench" / "question.jsonl"
+    if not file.exists():
+        pytest.skip(f"{file} not found; set PACELINE_SHARED")
+    target, tokenizer = load(demo, dtype=dtype, device="cpu"), load_tokenizer(demo)
+    prompts = [encode(tokenizer, text, 512) for text in questions(file, EXACT_QUESTIONS)]
+    wish = SamplingParams(max_tokens=NEW)
+    plain = Engine(target, tokenizer=tokenizer, exact=True, max_batch=1).generate(prompts, wish)
+    for spec in (spec.format(folder=demo) for spec in EXACT):
+        if ":" in spec and not Path(spec.split(":")[1]).exists():
+            continue
+        for batch in (1, 8, 32):
+            engine = Engine(target, spec, tokenizer=tokenizer, max_batch=batch, prefill_chunk=100)
+            out = engine.generate(prompts, wish)
+            same = sum(a.tokens == b.tokens for a, b in zip(out, plain, strict=True))
+            print(f"{dtype}, {spec.replace(str(demo), demo.name)}, batch {batch}: {same} of {len(prompts)} identical")
+            assert same == len(prompts)
 
 
 @pytest.mark.timeout(1800)

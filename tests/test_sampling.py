@@ -369,6 +369,22 @@ def test_free_noise_is_apart() -> None:
     assert free[0] != RowRandom(7).emit(0)
 
 
+def test_free_noise_depends_on_where_a_round_begins_and_on_nothing_before() -> None:
+    rounds = {}
+    noise = RowRandom(7).free
+    for position in range(200):
+        noise.begin(position)
+        rounds[position] = noise.random(5).tolist()
+    assert len({number for numbers in rounds.values() for number in numbers}) == 1000
+    other = RowRandom(7).free
+    for position in (150, 3, 64, 63, 3):  # out of order, and after a round that was given up
+        other.begin(position)
+        other.random(90)
+        other.begin(position)
+        assert other.random(5).tolist() == rounds[position]
+    assert len(set(other.random(1000).tolist()) - set(rounds[3])) == 1000
+
+
 def test_a_fresh_seed_is_told() -> None:
     """So that a sampled answer can be had again."""
     one, other = RowRandom(None), RowRandom(None)

@@ -185,6 +185,8 @@ def _greedy_at_once(walkers: Sequence[Walker]) -> list[Walker]:
 
 def _alike(walking: Sequence[Walker]) -> list[list[Walker]]:
     """Groups of rows that are decided together: on a CPU one by one, elsewhere all that are decided alike."""
+    if not on_accelerator(walking[0].logits):
+        return [[walker] for walker in walking]
     groups: list[list[Walker]] = []
     for walker in walking:
         group = next((g for g in groups if _decided_alike(g[0], walker)), None)
@@ -259,6 +261,13 @@ def follow(walker: Walker, token: int) -> bool:
             done.path.append(child)
             return True
     return False
+
+
+def sample_from(walker: Walker, p: torch.Tensor) -> bool:
+    """Decide a token of a row that samples from p [V], a distribution of the caller's own making; as `follow`."""
+    if walker.tree.draft_probs is not None:
+        return _reject_or_follow(walker, p)
+    return follow(walker, walker.request.random.choose(p, walker.position))
 
 
 def _reject_or_follow(walker: Walker, p: torch.Tensor) -> bool:

@@ -1,11 +1,20 @@
-"""Clock and Profile: the time of a round by part. Knows nothing of what the parts mean."""
+"""Clock and Profile: the time of a round by part."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
+
+PARTS = {
+    "draft": "draft", "observe": "draft", "top_k": "draft",
+    "prepare": "forward", "layers": "forward", "head": "forward",
+    "accept": "accept",
+    "align": "align",
+}  # fmt: skip
+"""Which part of a row's statistics a part of the clock belongs to; the rest is bookkeeping."""
 
 
 class Clock:
@@ -31,6 +40,14 @@ class Clock:
         now = perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
+
+    def shares(self, before: Mapping[str, float], rows: int) -> dict[str, float]:
+        """What each of `rows` rows has of the time since `seconds` was `before`, by part of a row's statistics."""
+        shares: dict[str, float] = {}
+        for part, seconds in self.seconds.items():
+            booked = PARTS.get(part, "bookkeeping")
+            shares[booked] = shares.get(booked, 0.0) + (seconds - before.get(part, 0.0)) / rows
+        return shares
 
     def beside(self, part: str, seconds: float) -> None:
         """Book work that ran alongside the loop, such as a draft made while the target verified."""

@@ -48,6 +48,7 @@ class Completion:
 
     seconds   from the moment it joined the batch to its last token, prompt included.
     logprobs  one entry a token, if the request wanted them. error: what went wrong, with finish_reason "error".
+    reused    tokens whose keys and values an earlier request had computed.
     """
 
     index: int
@@ -60,6 +61,7 @@ class Completion:
     runs: list[tuple[str, int]] = field(repr=False)
     logprobs: list[TokenLogprob] = field(default_factory=list, repr=False)
     error: str = ""
+    reused: int = 0
 
     @classmethod
     def of(cls, index: int, row: Row) -> Completion:
@@ -75,6 +77,7 @@ class Completion:
             row.runs,
             row.logprobs,
             row.error,
+            row.reused,
         )
 
     @property

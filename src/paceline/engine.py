@@ -18,26 +18,29 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from paceline.accept import LOSSLESS, Accepted, Rule, accept
+from paceline.answers import WholeAnswers
 from paceline.clock import Clock, Profile
-from paceline.completion import Completion, Delta
-from paceline.draft.base import Drafter, stamp
+from paceline.completion import Delta
+from paceline.draft.base import Drafter, rooted, stamp
 from paceline.draft.registry import create
-from paceline.errors import PacelineError, PromptError, RowError
+from paceline.errors import PacelineError, PromptError
 from paceline.failures import Failures
+from paceline.memory import Memory
 from paceline.prompt import Prompt, encode, is_chat
 from paceline.round import Round, Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.schedule import Ragged, Schedule, Turn
+from paceline.schedule import Schedule, Turn
+from paceline.schedules import create_schedule, fitted, is_rectangular
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
@@ -46,15 +49,8 @@ from paceline.tree import DraftTree, IntArray
 
 log = logging.getLogger("paceline")
 
-PARTS = {
-    "draft": "draft", "observe": "draft", "top_k": "draft",
-    "prepare": "forward", "layers": "forward", "head": "forward",
-    "accept": "accept",
-}  # fmt: skip
-"""Which part of a row's statistics a part of the clock belongs to; the rest is bookkeeping."""
 
-
-class Engine:
+class Engine(WholeAnswers):
     """A target, a drafter, and the rows being answered.
 
     model          a folder, a hub id, or a Target that is already loaded.
@@ -62,10 +58,14 @@ class Engine:
     max_batch      rows answered at once; more wait their turn.
     prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
     tokenizer      another one than the model's own.
-    rule           the acceptance rule; every one but the default says whether it is lossless.
-    schedule       which rows run when; by default `Ragged(max_batch, prefill_chunk)`.
+    rule           the acceptance rule, which says whether it is lossless; None: the drafter's, else the lossless one.
+    cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of what is free. Requests wait for
+                   it, and where rows outgrow it the youngest gives way and is run again later (docs/memory.md).
+    reuse          start from the keys and values of earlier requests whose prompts begin alike.
+    schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
                    fewer while other processes want the cores.
+    exact          make the target exact: the same logits, bit for bit, in any draft and batch (docs/exact.md).
     exact_profile  wait for the accelerator after every part of a round, so that `profile` is right; that costs time.
     """
 
@@ -79,26 +79,35 @@ class Engine:
         max_batch: int = 8,
         prefill_chunk: int = 512,
         tokenizer: Tokenizer | None = None,
-        rule: Rule = LOSSLESS,
-        schedule: Schedule | None = None,
+        rule: Rule | None = None,
+        cache_memory: int | str | None = None,
+        reuse: bool = True,
+        schedule: str | Schedule | None = None,
         threads: int | None = None,
+        exact: bool = False,
         exact_profile: bool = False,
     ):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
+        self.schedule = create_schedule(schedule, max_batch, prefill_chunk)
         if isinstance(model, Target):
-            self.target = model
+            self.target = fitted(model, self.schedule)
         else:
-            self.target = load(model, dtype=dtype, device=device)
+            native = False if is_rectangular(self.schedule) else None
+            self.target = fitted(load(model, dtype=dtype, device=device, native=native), self.schedule)
             tokenizer = tokenizer or self.target.tokenizer or load_tokenizer(model)  # which says what is missing
         if tokenizer is not None:
             self.target.tokenizer = tokenizer
         self.tokenizer = self.target.tokenizer
+        if exact:
+            self.target.make_exact()
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
-        self.rule, self.schedule = rule, schedule or Ragged(max_batch, prefill_chunk)
+        self.rule = rule or self.drafter.acceptance or LOSSLESS
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
+        reuse = reuse and not self.drafter.needs.whole_prompt
+        self.memory = Memory(self.target, cache_memory, max_batch=max_batch, reuse=reuse)
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(exact_profile)
@@ -116,7 +125,7 @@ class Engine:
         """One round: what each row gained. Rows that ended have left when it returns."""
         with self._booked() as round, self._on_threads(round):
             self._admit()
-            self._draft(round, self.schedule.select(self.rows))
+            self._draft(round, self.schedule.select(self.memory.ready(self.rows)))
             self._verify(round)
             self._accept(round)
             self._commit(round)
@@ -126,6 +135,7 @@ class Engine:
 
     def _draft(self, round: Round, turns: Sequence[Turn]) -> None:
         """Lay out the round: a draft for every row that is decoding, a piece of prompt for the others."""
+        self.drafter.beside = sum(turn.chunk for turn in turns)
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
         for row, chunk in turns:
             if row.finish_reason is not None:
@@ -133,35 +143,36 @@ class Engine:
             if chunk:
                 tokens = row.pending[:chunk]
                 tree = DraftTree.root(int(tokens[-1]))
-                segment = Segment.chunk(row.slot, tokens, last=chunk == len(row.pending))
+                segment = Segment.chunk(row.slot, tokens, last=not row.num_new and chunk == len(row.pending))
             else:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
+                self.memory.saw(len(tree))
             round.rows.append(row)
             round.trees.append(tree)
             round.segments.append(segment)
         self.clock.lap("draft")
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
-        """A tree by row id; without drafts for rows whose drafter has just failed at another."""
-        if rows:
+        """A tree by row id. Where the drafter fails at a row, it is asked again for the others, whose drafts must not
+        depend on that."""
+        while rows := [row for row in rows if row.finish_reason is None]:
+            for row in rows:
+                row.random.free.begin(row.num_new)
             with self._failures.of(rows):
                 trees = stamp(self.drafter.propose(rows), self.drafter)
-                return {row.id: _rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
-        return {row.id: DraftTree.root(row.last_token) for row in rows}
+                return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
+        return {}
 
     def _verify(self, round: Round) -> None:
         """ONE forward of the target over all segments."""
         if not round.rows:
             return
-        watch = self.drafter.needs.callback_layer is not None
+        needs = self.drafter.needs
+        watch = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=round)
         with self._failures.of(round.rows):
-            round.verdict = self.target.verify(
-                round.segments,
-                self.drafter.needs,
-                (lambda layer, hidden: self.drafter.on_layer(layer, hidden, round)) if watch else None,
-            )
-        self._without_failed(round)
+            round.verdict = self.target.verify(round.segments, needs, watch)
+        self._failures.leave(round)
 
     def _accept(self, round: Round) -> None:
         """The acceptance rule over rows that have logits; a piece of a prompt is kept whole."""
@@ -176,7 +187,7 @@ class Engine:
                 elif round.is_prompt(i):
                     accepted.path = round.accepted[i].path
                 round.accepted[i] = accepted
-        self._without_failed(round)
+        self._failures.leave(round)
         self.clock.lap("accept")
 
     def _commit(self, round: Round) -> None:
@@ -185,7 +196,7 @@ class Engine:
             with self._failures.of([row]):
                 self.target.commit(row.slot, accepted.path)
                 row.cached += len(accepted.path)
-        self._without_failed(round)
+        self._failures.leave(round)
         self.clock.lap("commit")
 
     def _extend(self, round: Round) -> list[Delta]:
@@ -201,7 +212,7 @@ class Engine:
                 ended, logprobs = row.finish_reason is not None, (accepted.logprobs or [])[:taken]
                 draft = tree.num_drafted, tree.max_depth, tree.calls
                 deltas.append(Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs))
-        self._without_failed(round)
+        self._failures.leave(round)
         self.clock.lap("rows")
         return deltas
 
@@ -211,14 +222,6 @@ class Engine:
             with self._failures.of(round.rows):
                 self.drafter.observe(round)
             self.clock.lap("observe")
-
-    def _without_failed(self, round: Round) -> None:
-        """Take rows that have failed out of the round."""
-        if not self._failures.rows:
-            return
-        kept = [i for i, row in enumerate(round.rows) if row.finish_reason != "error"]
-        if len(kept) < len(round):
-            vars(round).update(vars(round.only(kept)))
 
     # Rows come and go -----------------------------------------------------------------------------------------
 
@@ -230,8 +233,8 @@ class Engine:
     def add(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> Row:
         """Queue a request; it joins between rounds, as soon as there is room.
 
-        Raises PromptError for a prompt that is empty or leaves no room in the model's context, PacelineError for
-        parameters that this model can never honour."""
+        Raises PromptError for a prompt that is empty, leaves no room in the model's context or can never fit into the
+        cache's memory, PacelineError for parameters that this model can never honour."""
         tokens = self.encode(prompt)
         params.check_vocabulary(self.target.vocab_size)
         detokenizer = None
@@ -240,17 +243,17 @@ class Engine:
             detokenizer = self.tokenizer.detokenizer(() if is_chat(prompt) else tokens.tolist())
         if params.stop and detokenizer is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
-        row = Row(
-            self._next_id,
-            tokens,
-            params,
-            max_context=self.target.max_context,
-            eos_token_ids=self.target.eos_token_ids,
-            detokenizer=detokenizer,
-        )
+        room, ends = self.target.max_context, self.target.eos_token_ids
+        row = Row(self._next_id, tokens, params, max_context=room, eos_token_ids=ends, detokenizer=detokenizer)
+        self.memory.check(row)
         self._next_id += 1
         self.waiting.append(row)
         return row
+
+    def with_weights_of(self, target: Target) -> None:
+        """Go on with a target whose weights are new, between requests, and forget what was kept of earlier prompts."""
+        self.target = target
+        self.memory = Memory(target, self.memory.budget, max_batch=self.max_batch, reuse=self.memory.reuse)
 
     def encode(self, prompt: Prompt) -> IntArray:
         """Token ids of a prompt, int64, checked against the model's vocabulary and context."""
@@ -261,19 +264,31 @@ class Engine:
         row.end("abort")
         if row in self.waiting:
             self.waiting.remove(row)
+            self._leave(row)
         elif row in self.rows:
             self._drop(row)
 
     def _admit(self) -> None:
-        for row in self.schedule.admit(self.waiting, self.rows):
-            with self._failures.of([row]):
-                row.slot = self.target.add_row(row.expected_length)
-                row.joined = perf_counter()
-                self.rows.append(row)
-                self.clock.lap("rows")
-                self.drafter.start(row)
-                self.clock.lap("draft")
+        """Take back what rows have outgrown, then let requests join as far as there is room, in their order."""
+        for row in self.memory.give_way(self.rows):
+            self.rows.remove(row)
+            self.waiting.appendleft(row)
+        joining = self.schedule.admit(self.waiting, self.rows)
+        while joining and self.memory.has_room(joining[0], self.rows):
+            self._join(joining.pop(0))
+        self.waiting.extendleft(reversed(joining))
         self._drop_ended()
+
+    def _join(self, row: Row) -> None:
+        with self._failures.of([row]):
+            self.memory.start(row, self.rows)
+            row.joined = row.joined or perf_counter()
+            self.rows.append(row)
+            self.clock.lap("rows")
+            (self.drafter.restart if row.preempted else self.drafter.start)(row)
+            self.clock.lap("draft")
+        if row.slot < 0:
+            self._leave(row)
 
     def _drop_ended(self) -> None:
         for row in [row for row in self.rows if row.finish_reason is not None]:
@@ -281,7 +296,13 @@ class Engine:
 
     def _drop(self, row: Row) -> None:
         self.rows.remove(row)
-        self.target.drop_row(row.slot)
+        self.memory.end(row)
+        self._leave(row)
+
+    def _leave(self, row: Row) -> None:
+        """Let the drafter forget a row, if it has met it."""
+        if not row.joined:
+            return
         row.ended = perf_counter()
         try:
             self.drafter.drop(row)
@@ -306,11 +327,9 @@ class Engine:
         if not round.rows:
             return
         self.rounds += 1
-        for part, seconds in self.clock.seconds.items():
-            share = (seconds - before.get(part, 0.0)) / len(round)
-            booked = PARTS.get(part, "bookkeeping")
+        for part, share in self.clock.shares(before, len(round)).items():
             for row in round.rows:
-                row.stats.seconds[booked] = row.stats.seconds.get(booked, 0.0) + share
+                row.stats.seconds[part] = row.stats.seconds.get(part, 0.0) + share
 
     @contextmanager
     def _on_threads(self, round: Round) -> Iterator[None]:
@@ -335,64 +354,3 @@ class Engine:
         self.clock.seconds.clear()
         self.clock.parallel.clear()
         self.rounds = 0
-
-    # Whole answers --------------------------------------------------------------------------------------------
-
-    def stream(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = SamplingParams()
-    ) -> Generator[Delta]:
-        """Answer `prompts` together, yielding what each round adds; `Delta.index` counts the prompts from 0.
-
-        Closing the iterator gives up what is unfinished. One stream at a time: other rows run along, but what they
-        gain meanwhile is on the rows alone."""
-        if isinstance(prompts, str):
-            raise PromptError("Give a list of prompts; for one prompt, a list that holds it.")
-        every = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        if len(every) != len(prompts):
-            raise PacelineError(f"{len(prompts)} prompts with {len(every)} params; give one for all, or one for each.")
-        rows: list[Row] = []
-        with ExitStack() as leaving:
-            for prompt, wish in zip(prompts, every, strict=True):
-                rows.append(self.add(prompt, wish))
-                leaving.callback(self.abort, rows[-1])
-            yield from self.follow(rows)
-
-    def follow(self, rows: Sequence[Row], until: Callable[[], bool] = lambda: False) -> Generator[Delta]:
-        """Run until requests that were added have ended, yielding what each round adds; `Delta.index` counts `rows`.
-
-        until  is called before every round; no more are run once it is true."""
-        index = {row.id: i for i, row in enumerate(rows)}
-        while any(row.finish_reason is None for row in rows) and not until():
-            for delta in self.step():
-                if delta.row.id in index:
-                    yield replace(delta, index=index[delta.row.id])
-
-    def finish(self, rows: Sequence[Row]) -> None:
-        """Run until requests that were added have ended. Raises PacelineError if one of them failed."""
-        for delta in self.follow(rows):
-            if delta.row.error:
-                raise PacelineError(delta.row.error)
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
-        progress: Callable[[Delta], None] | None = None,
-    ) -> list[Completion]:
-        """Answer `prompts`; completions in their order. `progress` is called with every delta.
-
-        A request that failed has finish_reason "error" and says why in `error`; the others are unharmed."""
-        rows: dict[int, Row] = {}
-        with closing(self.stream(prompts, params)) as deltas:
-            for delta in deltas:
-                rows[delta.index] = delta.row
-                if progress is not None:
-                    progress(delta)
-        return [Completion.of(i, rows[i]) for i in range(len(prompts))]
-
-
-def _rooted(tree: DraftTree, row: Row, drafter: Drafter) -> DraftTree:
-    """`tree`, if its root is the row's last token."""
-    if tree.tokens[0] != row.last_token:
-        raise RowError(row.id) from ValueError(f"{drafter.name} proposed a tree whose root is not the row's last token")
-    return tree

@@ -21,6 +21,10 @@ FinishReason = Literal["stop", "length", "context", "abort", "error"]
 caller; error: it could not go on, `Row.error` says why."""
 
 
+AHEAD = 256
+"""Tokens of an answer to make room for when its request joins; most answers are shorter."""
+
+
 class Request(Protocol):
     """What drafters see of a row: our engine's `Row`, a recording, or a request of another engine."""
 
@@ -105,9 +109,7 @@ class RowStats:
 
     def acceptance_by_depth(self) -> list[float]:
         """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
-        return [
-            sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]
-        ]
+        return [sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]]
 
 
 def _bump(histogram: list[int], index: int) -> None:
@@ -118,10 +120,13 @@ def _bump(histogram: list[int], index: int) -> None:
 class Row:
     """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
 
-    slot    where the target keeps its cache; cached how many of its tokens are in there.
+    slot    where the target keeps its cache, -1 while it has none; cached how many of its tokens are in there.
+    reused  tokens that were taken from another request's cache instead of being run.
+    preempted  how often it has lost its place in the cache, and what was in there was run again.
     joined, ended  when it joined and left the batch, by time.perf_counter; 0 before that.
     runs    (drafter, length) of each piece of the answer: who proposed it, or "" for the target's own tokens.
     logprobs  one entry a new token, if the request wants them.
+    past    int64 [n], an earlier answer to the same prompt, for drafters to propose; None: none was handed over.
     error   why it ended, with finish_reason "error".
     """
 
@@ -136,16 +141,20 @@ class Row:
         detokenizer: Detokenizer | None = None,
     ):
         self.id = id
-        self.params = params
+        self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+        self.params = params.of_row(len(prompt), frozenset(self._end_tokens))
         self.random = RowRandom(params.seed)
         self.prompt_length = len(prompt)
         self.slot = -1
         self.cached = 0
+        self.reused = 0
+        self.preempted = 0
         self.joined = 0.0
         self.ended = 0.0
         self.stats = RowStats()
         self.runs: list[tuple[str, int]] = []
         self.logprobs: list[TokenLogprob] = []
+        self.past: IntArray | None = None
         self.finish_reason: FinishReason | None = None
         self.error = ""
         self.text = ""
@@ -155,7 +164,6 @@ class Row:
         self._detokenizer = detokenizer
         self._max_length = min(self.prompt_length + params.max_tokens, max_context)
         self._context_first = self.prompt_length + params.max_tokens > max_context
-        self._end_tokens = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
         self._tokens = np.empty(self._max_length + 1, np.int64)
         self._tokens[: self.prompt_length] = prompt
         self._length = self.prompt_length
@@ -185,13 +193,19 @@ class Row:
 
     @property
     def pending(self) -> IntArray:
-        """Tokens not in the cache yet: the last one alone while decoding, a whole prompt at first."""
-        return self._tokens[self.cached : self._length]
+        """Tokens to run before the row can decode: a whole prompt at first, and after a preemption the answer so far
+        as well, but for its last token, which is the root of the next draft."""
+        return self._tokens[self.cached : self._length - (self.num_new > 0)]
 
     @property
     def expected_length(self) -> int:
-        """Tokens to make room for at once: the prompt and up to 256 of the answer."""
-        return min(self._max_length, self.prompt_length + 256)
+        """Tokens to make room for when it joins: the prompt and up to `AHEAD` of the answer; more once it is longer."""
+        return min(self._max_length, max(self.prompt_length + AHEAD, self._length + AHEAD // 4))
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that prompt and answer can become."""
+        return self._max_length
 
     @property
     def max_draft(self) -> int:
@@ -213,9 +227,7 @@ class Row:
         """Tokens committed per round, the target's own included (Spec-Bench's definition); plain decoding is 1."""
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
-    def extend(
-        self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None
-    ) -> int:
+    def extend(self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None) -> int:
         """Take the tokens of one round, the last of them the target's own, up to the one that ends the answer.
 
         source: who drafted the others. logprobs: of `tokens`, if the request wants them.

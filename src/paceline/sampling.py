@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import index
 from secrets import randbits
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
     "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1"),
     "repetition_penalty": (lambda r: 0 < r + 0.0 < math.inf, "above 0 (1 is off)"),
+    "presence_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
+    "frequency_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
+    "min_tokens": (lambda n: 0 <= index(n) <= MOST, f"a whole number, 0 to {MOST:,}"),
     "logit_bias": (
         lambda bias: all(index(i) >= 0 and b + 0.0 < math.inf for i, b in bias.items()),
         "a mapping from token ids to numbers (-inf bans a token)",
@@ -48,11 +51,23 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
     "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
     "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
+    "prediction": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
 }
 """What each field of SamplingParams must be: a test, and the rule in words."""
 
-WARPING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words")
+WARPING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "logit_bias", "bad_words", "grammar", "beginning", "ends",
+)  # fmt: skip
 """Fields of SamplingParams that change the distribution; the others say when an answer ends."""
+
+
+class Grammar(Protocol):
+    """What constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged as
+    committed ones are."""
+
+    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+        """Which of `size` tokens may come after the answer's tokens: bool [size]; none if it cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,9 @@ class SamplingParams:
     top_p               keep the smallest set of tokens with at least this probability; 1 keeps all.
     min_p               drop tokens less probable than min_p times the most probable one; 0 drops none.
     repetition_penalty  divides positive, multiplies negative logits of tokens in prompt and answer; 1 is off.
+    presence_penalty    subtracted from the logits of tokens that the answer has; 0 is off.
+    frequency_penalty   subtracted as many times as the answer has the token; 0 is off.
+    min_tokens          the answer does not end before this many tokens.
     logit_bias          added to the logits of these token ids.
     bad_words           token sequences that must not occur.
     max_tokens          most new tokens.
@@ -71,6 +89,9 @@ class SamplingParams:
     stop                strings that end the answer; the text ends before them.
     stop_token_ids      tokens that end the answer, beside the model's own end-of-sequence tokens.
     ignore_eos          go on past the model's end-of-sequence tokens.
+    grammar             which tokens may come next, by what the answer has so far; see `Grammar`.
+    prediction          token ids that the answer is expected to be much like; only drafters read them.
+    draft               the drafter this request wants, where the engine has several (`draft/choice.py`).
     logprobs            report how likely the target found each new token, and this many of the most probable tokens at
                         its place; None reports nothing.
     """
@@ -88,6 +109,14 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    grammar: Grammar | None = field(default=None, compare=False)
+    prediction: Sequence[int] = ()
+    draft: str | None = None
+    beginning: int = field(default=0, repr=False)
+    ends: frozenset[int] = field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
         for name, (fits, rule) in RULES.items():
@@ -107,7 +136,25 @@ class SamplingParams:
     @property
     def shifts_logits(self) -> bool:
         """Whether the most probable token can change, so that greedy decoding needs warping too."""
-        return self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
+        return (
+            self.repetition_penalty != 1
+            or bool(self.logit_bias)
+            or bool(self.bad_words)
+            or self.looks_back
+            or self.grammar is not None
+        )
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what may come next depends on how the answer began."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.min_tokens > 0
+
+    def of_row(self, beginning: int, ends: frozenset[int]) -> SamplingParams:
+        """For a row whose answer begins after `beginning` tokens, and ends with one of `ends`; only what looks at the
+        answer needs to know."""
+        if not self.looks_back and self.grammar is None:
+            return self
+        return replace(self, beginning=beginning, ends=ends)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise PacelineError if a model of `vocab_size` tokens cannot answer this: a parameter names a token that does
@@ -126,7 +173,8 @@ class SamplingParams:
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """Every field, for command lines and prompt files."""
-        return tuple(f.name for f in fields(cls))
+        hidden = ("grammar", "prediction", "draft", "beginning", "ends")
+        return tuple(f.name for f in fields(cls) if f.name not in hidden)
 
 
 class TokenLogprob(NamedTuple):
@@ -138,12 +186,44 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class FreeNoise:
+    """Uniform numbers in [0, 1) that depend on the seed, the output position at which a round begins, and how many were
+    drawn in that round before: not on rounds that came earlier, or that were begun and given up."""
+
+    LANE, BLOCK = 64, 64  # numbers of a round made at once; positions for which they are
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._position = self._drawn = 0
+        self._where: tuple[int, int] | None = None
+        self._block = np.empty(0)
+
+    def begin(self, position: int) -> None:
+        """A round begins at output position `position`."""
+        self._position, self._drawn = position, 0
+
+    def random(self, count: int = 0) -> Any:
+        """The next number, or, with a `count`, an array of that many."""
+        return np.array([self._next() for _ in range(count)]) if count else self._next()
+
+    def _next(self) -> float:
+        page, at = divmod(self._drawn, self.LANE)
+        self._drawn += 1
+        block, lane = divmod(self._position, self.BLOCK)
+        if self._where != (block, page):
+            source = np.random.SeedSequence(self._seed, spawn_key=(1, block, page))
+            self._block = np.random.Generator(np.random.Philox(source)).random((self.BLOCK, self.LANE))
+            self._where = (block, page)
+        return float(self._block[lane, at])
+
+
 class RowRandom:
     """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
 
     The noise of the token at output position i depends on the seed and i alone, not on the number of rounds before it
     or the other rows of the batch. So with drafts that are point masses a seed gives exactly the tokens that plain
-    sampling gives.
+    sampling gives. Drawn drafts give tokens of their own, which depend on where the row's rounds begin and on nothing
+    else of how it was run.
 
     Every random decision of a row is `choose`, `keep` or `draft`, so a test double can follow every branch with its
     exact probability.
@@ -151,10 +231,10 @@ class RowRandom:
 
     def __init__(self, seed: int | None):
         self.seed = randbits(63) if seed is None else seed
-        emit, free = np.random.SeedSequence(self.seed).spawn(2)
+        emit = np.random.SeedSequence(self.seed, spawn_key=(0,))
         self._emit = np.random.Generator(np.random.Philox(emit))
         self._noise = np.empty(0)
-        self.free = np.random.Generator(np.random.Philox(free))
+        self.free = FreeNoise(self.seed)
 
     def emit(self, position: int) -> float:
         """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
@@ -219,13 +299,28 @@ def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntA
             seen = torch.from_numpy(np.unique(context[context < vocab_size])).to(scores.device)
             past, penalty = row[seen], params.repetition_penalty
             row[seen] = torch.where(past > 0, past / penalty, past * penalty)
+        if params.looks_back:
+            _look_back(row, params, context[params.beginning :])
+        if params.grammar is not None:
+            allowed = params.grammar.allowed(context[params.beginning :].tolist(), vocab_size)
+            row[~allowed.to(scores.device)] = -torch.inf
         for word in params.bad_words:
             begun = len(word) - 1
             if begun <= len(context) and list(context[len(context) - begun :]) == list(word[:-1]):
                 row[word[-1]] = -torch.inf
     if bool((scores.amax(-1) == -torch.inf).any()):
-        raise PacelineError("logit_bias and bad_words leave no token that may come next; ban fewer.")
+        raise PacelineError("logit_bias, bad_words and grammar leave no token that may come next; ban fewer.")
     return scores
+
+
+def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> None:
+    """OpenAI's penalties on what the answer has, and no end before min_tokens; row [V], in place."""
+    tokens, counts = np.unique(answer[answer < len(row)], return_counts=True)
+    seen = torch.from_numpy(tokens).to(row.device)
+    times = torch.from_numpy(counts).to(row)
+    row[seen] -= params.presence_penalty + params.frequency_penalty * times
+    if len(answer) < params.min_tokens and params.ends:
+        row[torch.tensor(sorted(params.ends), device=row.device)] = -torch.inf
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

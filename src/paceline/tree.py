@@ -38,6 +38,8 @@ class DraftTree:
                  keys and values are already in the cache after the row; `verify` goes on from there.
     token_probs  float64 [n] or None: the probability with which each node's token was drawn. For acceptance rules that
                  need one number a node, as for an old policy's answers; the lossless rule needs `draft_probs`.
+    chances      float64 [n] or None: the drafter's own estimate that a node and all above it are accepted.
+    origin       int64 [n] or None: of a tree that was cut, the number each node had in the one that was proposed.
     source       name of the drafter that proposed it, for reports.
     owner        the drafter that proposed it, set by the engine and read by `Round.is_from`.
     calls        forwards of a draft model that it took, one after another.
@@ -50,6 +52,8 @@ class DraftTree:
     probe: NDArray[np.bool_] | None = None
     hidden: Any = None
     token_probs: NDArray[np.float64] | None = None
+    chances: NDArray[np.float64] | None = None
+    origin: IntArray | None = None
     source: str = ""
     owner: Any = field(default=None, repr=False)
     calls: int = 0
@@ -122,25 +126,35 @@ class DraftTree:
         keep = np.flatnonzero(self.depth <= max(max_depth, 0))
         if self.hidden is not None and keep[-1] >= len(keep):
             raise ValueError("a self-drafter's tree must keep to row.max_draft: its nodes are already cached")
+        return self.keeping(keep)
+
+    def keeping(self, nodes: IntArray) -> DraftTree:
+        """The tree of `nodes` alone, int64, ascending: the root, and no node without its parent."""
         new_index = np.full(len(self), -1)
-        new_index[keep] = np.arange(len(keep))
-        parent = np.where(self.parent[keep] < 0, -1, new_index[self.parent[keep]])
+        new_index[nodes] = np.arange(len(nodes))
+        parent = np.where(self.parent[nodes] < 0, -1, new_index[self.parent[nodes]])
 
         def of(values: Any) -> Any:
-            return None if values is None else values[keep]
+            return None if values is None else values[nodes]
 
         return replace(
             self,
-            tokens=self.tokens[keep],
+            tokens=self.tokens[nodes],
             parent=parent,
             draft_probs=of(self.draft_probs),
             probe=of(self.probe),
             hidden=of(self.hidden),
             token_probs=of(self.token_probs),
+            chances=of(self.chances),
+            origin=nodes if self.origin is None else self.origin[nodes],
             _depth=None,
             _max_depth=None,
             _children=None,
         )
+
+    def proposed(self, path: Sequence[int]) -> list[int]:
+        """The numbers that the nodes of `path` had in the tree as it was proposed."""
+        return list(path) if self.origin is None else self.origin[list(path)].tolist()
 
     def trunk(self) -> IntArray:
         """The drafted tokens of the best single chain, int64: what a host that verifies chains only can use.

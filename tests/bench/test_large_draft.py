@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests import models
+from tests.draft.eagles import forgetful, knowing_head
+from transformers import AutoModelForCausalLM
 
 from paceline.bench.large import large_folder
 from paceline.bench.large_draft import large_spec
@@ -125,3 +128,24 @@ def test_a_draft_that_cannot_grow_is_named(small: Path, tmp_path: Path) -> None:
     target, done = large_of(small)
     with pytest.raises(PacelineError, match="cannot be enlarged"):
         large_spec(f"model:{draft}", target, done)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_head(small: Path, tmp_path: Path, method: str) -> None:
+    """One that knows the small target's next token knows the large one's."""
+    model = forgetful(AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32), 0.02)
+    model.save_pretrained(small)
+    head, facts = knowing_head(tmp_path / "head", method, model), TargetFacts.of(opened(small))
+    config = json.loads((head / "config.json").read_text())
+    tensors = load_file(head / "model.safetensors")
+    if method == "eagle3":  # the other layers of the target, and a nested configuration
+        layers = {key: config.pop(key) for key in list(config) if key not in ("draft_vocab_size", "norm_output")}
+        config |= {"speculators_model_type": "eagle3", "transformer_layer_config": layers}
+        config |= {"eagle_aux_hidden_state_layer_ids": [0, 1, 3], "norm_before_residual": False}
+        tensors["fc.weight"].normal_(0, 0.02)
+    else:
+        del tensors["embed_tokens.weight"]
+    save_drafter(head, method, config=config, tensors=tensors, target=facts)
+    for options in ("tree=0,draft=3", "tree=8,width=3"):
+        large = same(small, f"{method}:{head},{options}")
+    assert str(head) not in large

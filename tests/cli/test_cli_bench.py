@@ -128,6 +128,42 @@ def test_a_batch(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> N
     assert "peer:transformers-lookup failed: answers 1 at a time, and --batch is 2" in told.err
 
 
+def test_schedules_are_compared(command: Command, tiny: Path, suite: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 12, "--schedule", "ragged,equal,grouped:3",
+                 "--batch", "1,2", "--warm-up", 0, "--dtype", "float32", "--out", out]  # fmt: skip
+    told = command(*arguments, "--json")
+    assert told.code == 0, told.err
+    found = results(told.out)
+    methods = {f"sam {schedule} {batch}" for schedule in ("ragged", "equal", "grouped:3") for batch in (1, 2)}
+    assert {method for method, _ in found} == {"none", "none ragged 2", *methods}
+    for (method, category), one in found.items():
+        assert one["identical"] == one["partial_match"] == 1.0, (method, category)
+        assert one["answers"] == 4  # first turns
+        assert 0 < one["latency_p50"] <= one["latency_p99"]
+        assert method == "none" or 0 <= one["idle_slots"] < 1
+    assert found["sam ragged 2", "overall"]["moved_bytes"] == 0 < found["sam equal 2", "overall"]["moved_bytes"]
+    assert found["sam equal 1", "overall"]["group_rate"] == 1
+    before = (out / "answers.jsonl").read_bytes()
+    again = command(*arguments)
+    assert (out / "answers.jsonl").read_bytes() == before
+    assert "sam grouped:3 2" in again.out
+    assert command("report", out).code == 0
+    assert "Schedules and batch sizes" in (out / "report.html").read_text()
+
+
+def test_a_schedule_that_cannot_be_had(command: Command, tiny: Path) -> None:
+    for arguments, told in {
+        ("--batch", "1,x"): "--batch is '1,x'; give a number from 1, or several joined by commas: 1,2,4,8",
+        ("--batch", "1,2"): "several batch sizes are compared with --schedule",
+        ("--schedule", "equall"): "there is no schedule 'equall'",
+        ("--schedule", "equal", "--peer", "transformers"): "leave out --peer",
+    }.items():
+        refused = command("bench", tiny, *arguments)
+        assert refused.code == 2
+        assert told in refused.err
+
+
 def test_a_larger_model_says_the_same(
     command: Command, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,11 @@ def test_a_hub_name_without_a_connection(command: Command, tmp_path: Path, monke
     _complains(command, "nobody/nothing-7b", "hi", of=("error: 'nobody/nothing-7b'", "no connection"))
 
 
+def test_memory_that_is_no_size_or_too_little(command: Command, tiny: Path) -> None:
+    _complains(command, tiny, "hi", "--cache-memory", "2 apples", of=("cache_memory is '2 apples'", "such as 2GB"))
+    _complains(command, tiny, "hi", "--cache-memory", "9kB", of=("need", "cache_memory is 9 kB", "give it more"))
+
+
 def test_a_folder_that_is_no_model(command: Command, tmp_path: Path) -> None:
     _complains(command, tmp_path, "hi", of=(str(tmp_path), "config.json"))
 

@@ -22,6 +22,7 @@ from paceline.completion import Delta
 from paceline.engine import Engine
 from paceline.row import Row
 from paceline.sampling import SamplingParams
+from paceline.target.decoder import Decoder
 
 LOOPS = "the cat and the dog and the cat and the dog and the cat"
 
@@ -159,7 +160,7 @@ def test_outputs_that_differ_are_said_to_differ_and_where() -> None:
     assert "9 7" in text
     assert "6 7" in text
     assert "identical" not in text
-    assert "float32 rules that out" in " ".join(comparison(once(both), "sam", torch.bfloat16))
+    assert "--exact rules that out" in " ".join(comparison(once(both), "sam", torch.bfloat16))
     assert "distribution" in " ".join(comparison(once(_compared([5], [6], temperature=1)), "sam", torch.bfloat16))
 
 
@@ -261,6 +262,20 @@ def test_a_file_of_prompts_in_words(command: Command, tiny: Path, tmp_path: Path
         assert result.err.count("new tokens in") == 2
 
 
+@pytest.mark.parametrize("schedule", ["equal", "grouped"])
+def test_a_schedule_changes_no_answer(command: Command, tiny: Path, tmp_path: Path, schedule: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("the cat", "a dog and a", "mat")))
+    arguments = ["generate", tiny, "-p", path, "--json", "-n", 8, "--dtype", "float32"]
+    plain = command(*arguments)
+    told = command(*arguments, "--batch", 2, "--schedule", schedule, "--compare")
+    assert told.code == 0, told.err
+    answers = {record["index"]: record["text"] for record in map(json.loads, plain.out.splitlines())}
+    records = [json.loads(line) for line in told.out.splitlines()]
+    assert {record["index"]: record["text"] for record in records} == answers
+    assert all(record["identical"] for record in records)
+
+
 def test_compare_a_file_in_batches(command: Command, tiny: Path, tmp_path: Path) -> None:
     path = _file(tmp_path, *(f'{{"prompt": "{word} {LOOPS}"}}' for word in ("a", "the", "and", "was", "to")))
     result = command("generate", tiny, "-p", path, "-n", 20, "--batch", 2, "--json", "--compare")
@@ -349,6 +364,23 @@ def test_threads(command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     command("generate", tiny, "hi", "-n", 1, "--threads", 1)
     assert asked == [1]
+
+
+def test_exact_reaches_the_target_or_is_refused_in_a_line(
+    command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    usual = Decoder.make_exact
+    monkeypatch.setattr(Decoder, "make_exact", lambda self: made.append(True) or usual(self))  # type: ignore[func-returns-value]
+    answers = [
+        command("generate", tiny, LOOPS, "-n", 20, "--ignore-eos", "--exact", "-d", draft).out
+        for draft in ("none", "sam")
+    ]
+    assert answers[0] == answers[1]
+    assert len(made) == 2
+    refused = command("generate", tiny, LOOPS, "--exact", "--dtype", "float16")
+    assert refused.code != 0
+    assert "needs bfloat16 or float32" in " ".join(refused.err.split())
 
 
 def test_seconds_are_the_engine_s_alone(tiny: Path) -> None:

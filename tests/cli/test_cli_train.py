@@ -19,7 +19,7 @@ from paceline.train.__main__ import app, later
 STAGES = (
     "sources", "synth", "tokenizer", "pretrain", "chat", "settle", "distil", "zoo", "held-out", "evaluate", "card",
 )  # fmt: skip
-DRAFTERS = ("draft", "vocab", "sorted", "noise", "kangaroo")
+DRAFTERS = ("draft", "vocab", "sorted", "noise", "kangaroo", "medusa", "hydra", "amphista", "tree")
 
 
 @pytest.fixture(scope="module")

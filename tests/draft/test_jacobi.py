@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft.jacobi import Jacobi, JacobiConfig, after_match, laid_out, slots
+from paceline.draft.jacobi import Jacobi, JacobiConfig, after_match, slots
 from paceline.draft.registry import create
-from paceline.draft.shapes import best_paths, chain, published
+from paceline.draft.shapes import best_paths, chain, compile_template, published
 from paceline.engine import Engine
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
@@ -84,7 +84,6 @@ def test_shapes_of_other_sizes_take_the_most_likely_paths():
     assert chain(3) == [(0,), (0, 0), (0, 0, 0)]
     for count in (1, 8, 16, 40):
         assert len(Jacobi(JacobiConfig(tree=count)).paths) == count
-    assert laid_out([(0,), (1,), (0, 0), (0, 0, 0), (1, 2)], 2, 2) == [(0, 0, 0), (0, 0, 1), (1, 1, 0)]
 
 
 def test_measured_accuracies_make_the_tree(tmp_path):
@@ -254,4 +253,6 @@ def test_what_copies_may_not_run_a_model():
 
 
 def test_depths_are_those_of_the_paths():
-    assert depths(np.array([-1, *(above for above, _, _ in laid_out(published(), 5, 10))])).max() == 4
+    template = compile_template(published(), 10)
+    assert template.depth.tolist() == depths(template.parent).tolist()
+    assert np.diff(template.levels).tolist() == [10, 28, 23, 2]

@@ -18,13 +18,12 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 
 import paceline.draft.kangaroo as kangaroo
-from paceline.accept import accept
 from paceline.completion import Completion
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
-from paceline.draft.neural import stop
+from paceline.draft.neural import pending, stop
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.stepping import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
@@ -39,10 +38,11 @@ from paceline.target.shape import Shape, rotary_tables
 from paceline.train.kangaroo import AdapterModule, no_adapter
 from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
+from tests.enumerated import law, plainly
 from tests.fakes import TableTarget
-from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
+from tests.lossless_enumeration import largest_difference
 from tests.plain import generate, texts, up_to
-from tests.rounds import prompt_run
+from tests.preempting import preempt_often
 
 NEW = 16
 
@@ -63,6 +63,8 @@ class World:
 
     def answer(self, drafter: Drafter, batch: int = 8, new: int = NEW, chunk: int = 512) -> list[Completion]:
         engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
+        if batch == 3:
+            preempt_often(engine)
         return engine.generate(self.prompts, SamplingParams(max_tokens=new))
 
     def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
@@ -244,15 +246,17 @@ def test_plain_guesses_give_plain_samples_seed_for_seed(world: Callable[..., Wor
             assert done.tokens == plain.decode(here.model, prompt, wish, eos=here.target.eos_token_ids).tokens
 
 
-def test_drawn_drafts_are_the_rows_own_and_the_seeds(world: Callable[..., World]) -> None:
+@pytest.mark.parametrize("options", [{"threshold": 0.2}, {"stop": "heuristic"}], ids=str)
+def test_drawn_drafts_are_the_rows_own_and_the_seeds(world: Callable[..., World], options: dict[str, object]) -> None:
     here = world()
 
-    def answer(batch: int) -> list[list[int]]:
-        out = Engine(here.target, here.drafter(threshold=0.2), max_batch=batch).generate(here.prompts, SAMPLED)
+    def answer(batch: int, every: int = 1000) -> list[list[int]]:
+        engine = preempt_often(Engine(here.target, here.drafter(**options), max_batch=batch), every)
+        out = engine.generate(here.prompts, SAMPLED)
         assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
         return [done.tokens for done in out]
 
-    assert answer(1) == answer(4)
+    assert answer(1) == answer(4) == answer(4, every=3)
 
 
 def test_drawn_drafts_are_greedy_at_temperatures_near_zero(world: Callable[..., World]) -> None:
@@ -270,11 +274,11 @@ class Idle(drafters.Oracle):
 
 
 @pytest.mark.parametrize("tree", [0, 9])
-@pytest.mark.parametrize("chunk", [kangaroo.CHUNK, 3])
+@pytest.mark.parametrize("chunk", [pending.CHUNK, 3])
 def test_rows_that_another_drafter_drafted_meanwhile(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, tree: int, chunk: int
 ) -> None:
-    monkeypatch.setattr(kangaroo, "CHUNK", chunk)
+    monkeypatch.setattr(pending, "CHUNK", chunk)
     here = world()
     for batch in (1, 8):
         mine = here.drafter(tree=tree, width=3, threshold=0.2)
@@ -344,7 +348,7 @@ class Counting(Kangaroo):
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
         for row in rows:
             done = self.cached(row)
-            assert self.target.length(row.slot) == len(row) - 1 == done + len(self._pending[row.id])
+            assert self.target.length(row.slot) == len(row) - 1 == done + self.pending.count(row)
             if row.id in self.whole:
                 self.lags.append((self.whole[row.id], len(row) - 1 - done))
         return super().propose(rows)
@@ -424,7 +428,7 @@ def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
             done = drafter.cached(row)
             mine = drafter.adapter.cache._kv[:, :, drafter._slots[row.id], :, :done]
             states = verdict.hidden[here.exit]
-            torch.testing.assert_close(drafter._pending[row.id], states[done:], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(drafter.pending.of(row), states[done:], atol=1e-4, rtol=1e-4)
             if not done:
                 continue
             adapter = kangaroo.Adapter(adapters(here.model)["trained"], fresh)
@@ -441,7 +445,7 @@ def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World]) -> No
     drafter = here.drafter(threshold=0.3)
     first, second = here.answer(drafter), here.answer(drafter)
     assert [done.rounds for done in first] == [done.rounds for done in second]
-    assert not drafter._pending
+    assert not drafter.pending._states
     assert not drafter._slots
     assert not drafter._drafts
 
@@ -536,40 +540,6 @@ class Dropping(Kangaroo):
         return super()._chain(draft)
 
 
-def law(target: Decoder, drafter: Kangaroo, prompt: list[int], new: int) -> dict[tuple[int, ...], float]:
-    """Probability of every answer of `new` tokens, by walking every branch of every round there can be."""
-    params = SamplingParams(temperature=1.3, top_k=4, max_tokens=new)
-    drafter.bind(target)
-    finished: dict[tuple[int, ...], float] = {}
-    begun: dict[tuple[int, ...], float] = {(): 1.0}
-    while begun:
-        answer = min(begun, key=len)
-        so_far = begun.pop(answer)
-        text = [*prompt, *answer]
-        row = Row(0, prompt, params, max_context=target.max_context)
-        row.extend(answer)
-        row.slot = target.add_row(row.expected_length)
-        drafter.start(row)
-        verdict = target.verify([Segment.chunk(row.slot, np.array(text[:-1]), last=False)], drafter.needs)
-        target.commit(row.slot, list(range(len(text) - 1)))
-        drafter.observe(prompt_run(row, text[:-1], verdict))
-
-        def one(branches: Branches, row: Row = row) -> tuple[int, ...]:
-            row.random = BranchingRandom(branches)
-            [tree] = drafter.propose([row])
-            said = target.verify([Segment.tree(row.slot, tree)], drafter.needs)
-            [done] = accept([row], [tree], [said.of(0)])
-            return tuple(done.tokens)
-
-        for tokens, probability in outcomes(one).items():
-            longer = (*answer, *tokens)
-            to = finished if len(longer) == new else begun
-            to[longer] = to.get(longer, 0.0) + so_far * probability
-        target.drop_row(row.slot)
-        drafter.drop(row)
-    return finished
-
-
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Path]:
     """A target of few tokens, on which half the drafts are wrong."""
@@ -589,24 +559,6 @@ def test_sampled_text_has_the_targets_distribution(few: tuple[Decoder, Path], et
     expected = plainly(target, prompt, new)
     assert largest_difference(law(target, Kangaroo(config), prompt, new), expected) < 1e-5
     assert largest_difference(law(target, Dropping(config), prompt, new), expected) > 5e-3
-
-
-def plainly(target: Decoder, prompt: list[int], new: int) -> dict[tuple[int, ...], float]:
-    """The same law of plain decoding."""
-    from paceline.sampling import probabilities
-
-    params = SamplingParams(temperature=1.3, top_k=4)
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(new):
-        longer = {}
-        for answer, before in found.items():
-            slot = target.add_row(len(prompt) + new)
-            logits = target.verify([Segment.chunk(slot, np.array([*prompt, *answer]), last=True)]).logits
-            target.drop_row(slot)
-            after = probabilities(logits, params, [])[0].tolist()
-            longer |= {(*answer, token): before * p for token, p in enumerate(after) if p > 0}
-        found = longer
-    return found
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
@@ -657,7 +609,7 @@ def test_a_trimmed_vocabulary_drafts_what_it_keeps(world: Callable[..., World], 
         engine.add(prompt, SamplingParams(max_tokens=NEW, temperature=1.0, seed=1))
     drafted = set()
     while engine.has_work:
-        rows = [row for row in engine.rows if len(row.pending) == 1]
+        rows = [row for row in engine.rows if row.is_decoding]
         if rows:
             trees = drafter.propose(rows)
             drafted |= {token for tree in trees for token in tree.tokens[1:].tolist()}

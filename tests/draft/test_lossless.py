@@ -20,6 +20,8 @@ SPECS = [
     "sam,min_match=3+prompt-lookup",
     "sam+none",
 ]
+BRING = ("none", "prediction", "grammar", "past-answer")
+"""They have nothing to draft unless the request brings it."""
 KINDS = [
     *((params, ()) for params in ("greedy", "greedy, penalised", "sampled", "one token")),
     *((params, (0,)) for params in ("greedy", "sampled", "ends early", "two tokens")),
@@ -50,14 +52,14 @@ def test_stops_at_the_end_of_the_context(spec):
     assert {reason for _, reason in given} == {"context"}
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "none"])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in BRING])
 def test_drafts_are_accepted(spec):
     """A target of few states soon repeats itself; a drafter that copies must profit."""
     target = TableTarget(vocab_size=8, order=2, seed=4)
     done = Engine(target, draft=spec).generate(PROMPTS, SamplingParams(max_tokens=200))
     assert sum(one.new_tokens for one in done) / sum(one.rounds for one in done) > 2
     sources = {who for one in done for who, _ in one.runs}
-    assert sources - {""} <= set(spec.replace(",", "+").split("+"))
+    assert spec == "auto" or sources - {""} <= set(spec.replace(",", "+").split("+"))
     assert len(sources) > 1
 
 

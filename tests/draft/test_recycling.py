@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from paceline.accept import Accepted
 from paceline.draft import recycling
-from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, compile_template, read_paths
+from paceline.draft.recycling import TREES, Recycling, RecyclingConfig
 from paceline.draft.registry import create
+from paceline.draft.shapes import compile_template, read_paths
 from paceline.engine import Engine
 from paceline.errors import MethodError, StoreError
 from paceline.round import Verdict

@@ -261,22 +261,45 @@ def mentions(source: str, known: list[str]) -> list[str]:
 
 WORDS = {"model", "suffix", "none"}
 
+HEADS = ("medusa:", "hydra:", "amphista:", "eagle:", "eagle3:")
 ALLOWED = {
     # the command line's defaults
     "cli/chat.py": {"sam"},
-    "cli/demo.py": {"sam", "recycling,tree=16", "model:", "kangaroo:", "s2d:"},
+    "cli/demo.py": {"sam", "recycling,tree=16", "model:", "kangaroo:", "s2d:", *HEADS},
     "cli/generate.py": {"sam"},
+    "cli/tune.py": {"sam"},
     "cli/eval_align.py": {"suffix,past=16384"},
     "evals/align/command.py": {"suffix,past=16384"},
+    "cli/rollout.py": {"past-answer"},
+    "cli/serve.py": {"sam", "prompt-lookup", "paceline.draft.grammar", "paceline.draft.prediction"},
+    # what a request may bring
+    "sampling.py": {"grammar", "prediction"},
+    "serve/answers.py": {"prediction"},
+    "serve/app.py": {"grammar", "prediction"},
+    # the defaults of hosts
+    "bench/peers/plugins.py": {"sam"},
+    "plugins/llama_cpp.py": {"sam"},
+    "plugins/transformers.py": {"sam"},
+    # what rollouts draft with in a trainer
+    "rollout/trl.py": {"past-answer+sam,past=65536"},
     # one method built on another
     "draft/s2d.py": {"paceline.draft.model"},
+    "draft/mirror.py": {"paceline.draft.model", "model:"},
     # training a method's checkpoint: its command, its recipe, the demo family
-    "train/__main__.py": {"kangaroo"},
-    "train/zoo/card.py": {"kangaroo"},
+    "train/__main__.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
+    "train/zoo/card.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
+    "train/eagle.py": {"paceline.draft.eagle"},
+    "train/eagle3.py": {"paceline.draft.eagle3", "eagle3"},
+    "train/medusa.py": {"paceline.draft.medusa"},
+    "train/hydra.py": {"paceline.draft.hydra"},
+    "train/amphista.py": {"paceline.draft.amphista"},
+    "train/export.py": {"medusa"},
     "train/kangaroo.py": {"paceline.draft.kangaroo"},
     "train/s2d.py": {"s2d"},
     "train/thresholds.py": {"paceline.draft.s2d"},
-    "train/zoo/family.py": {"kangaroo"},
+    "train/zoo/family.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
+    # what vLLM calls its own
+    "bench/peers/vllm.py": {"medusa", "eagle3"},
 }
 """Files in which a method's name is right, beside the registry and the method's own."""
 
@@ -284,7 +307,8 @@ ALLOWED = {
 def test_no_other_code_knows_a_method_by_name():
     root = Path(paceline.__file__).parent
     # "none" is how the engine is told not to draft; it may be spelled out anywhere.
-    known = [name for name in names() if name != "none"]
+    # "auto" is also how a dtype and a device are chosen.
+    known = [name for name in names() if name not in ("none", "auto")]
     modules = {name: registry._table()[name].partition(":")[0].rpartition(".")[2] for name in known}
     own = {f"draft/{module}.py": {name, f"{name}:"} for name, module in modules.items()}
     leaks = {}

@@ -13,10 +13,10 @@ from paceline.errors import ModelError
 from paceline.evals.align import sample
 from paceline.evals.align.backends.base import BackendError, Decoding, Reply, Request
 from paceline.evals.align.backends.local import Local
-from paceline.evals.align.backends.reuse import common
 from paceline.evals.align.methods import read_methods
 from paceline.evals.align.methods.base import Setting, Task
 from paceline.evals.align.types import Generation
+from paceline.prefixes import common
 from paceline.sampling import SamplingParams
 from tests import models
 

@@ -72,6 +72,7 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     def change(about: dict[str, Any], summary: dict[str, Any]) -> None:
         about["as_large"] = "The model was enlarged to 1.0B parameters without changing what it says."
+        about["tuned"] = "The model was fine-tuned with noise from another."
         about["environment"]["command"] = "paceline bench models/demo " + "--draft=" + "x" * 300
         summary["results"][1 + len(TASKS)]["differs"] = [
             {"question": "q" * 60, "repeat": 0, "turn": 0, "at": 35, "verdict": "bug", "gap": 0.5, "noise": 0.01}

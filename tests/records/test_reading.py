@@ -11,7 +11,7 @@ from paceline.bench.looping import read_prompts
 from paceline.bench.suites import read_suite
 from paceline.cli.prompts import from_file
 from paceline.cost.replay import read_cost
-from paceline.draft.recycling import read_paths
+from paceline.draft.shapes import read_paths
 from paceline.draft.text.corpus import texts
 from paceline.errors import PacelineError, PromptError
 from paceline.records import NotJSON, loads, objects

@@ -43,6 +43,7 @@ from paceline.cost.predict import predict_run, recorded_rounds
 from paceline.cost.sweeps import Sweeps
 from paceline.draft.registry import create
 from paceline.engine import Engine
+from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import unsupported
 
@@ -69,6 +70,9 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         create(spec)
     for spec in benchmark.peers:
         parse_peer(spec)
+    if benchmark.peers and benchmark.compares_schedules:
+        raise PacelineError("--schedule compares schedules of our engine: leave out --peer, or --schedule")
+    compares = benchmark.compares_schedules  # many batch sizes: rounds are predicted for one
     setting = set_up(benchmark, watch)
     contestants = create_contestants(setting)
     described = identity(setting, contestants)
@@ -81,7 +85,7 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         described |= description(setting, contestants, unavailable)
         with RunFolder.open(benchmark.out, described) as folder:
             folder.describe(methods(opened))  # a peer may have been installed since the run began
-            sweeps = _sweeps(setting, folder, watch) if benchmark.calibrate else None
+            sweeps = _sweeps(setting, folder, watch) if benchmark.calibrate and not compares else None
             complete = _run(setting, folder, present, sweeps, watch)
             folder.describe(methods(opened))  # a draft model's size may be a mean over its forwards
             _close_all(contestants)  # judging may load the model once more, in float32
@@ -144,23 +148,30 @@ def _conclude(
     predicted = predict_run(answers, calibration) if calibration else {}
     facts = {entry["method"]: entry for entry in (folder.read(RUN) or {}).get("methods", [])}
     figures = summarize(answers, facts, judged=judged, predicted=predicted)
-    disturbed = disturbances(answers, figures, threads=torch.get_num_threads())
+    compares = benchmark.compares_schedules  # a larger batch may be faster than its drafts alone allow
+    disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
     summary = {
         "complete": complete,
         "disturbed": disturbed,
         "results": figures,
-        "predictions": {"devices": _on_devices(setting, answers)},
+        "predictions": {"devices": {} if compares else _on_devices(setting, answers)},
     }
     folder.write(SUMMARY, summary)
-    notes = specbench.export(
+    notes = [] if compares else _export(setting, answers)
+    return Result(folder.path, complete, figures, unavailable, notes, disturbed)
+
+
+def _export(setting: Setting, answers: Sequence[Answer]) -> list[str]:
+    """Write Spec-Bench's files; returns what there is to say of them."""
+    benchmark = setting.benchmark
+    return specbench.export(
         answers,
-        folder.path / "spec-bench",
+        benchmark.out / "spec-bench",
         model=Path(benchmark.model).name or benchmark.model,
         dtype=setting.dtype,
         temperature=benchmark.options.temperature,
         suite=setting.suite,
     )
-    return Result(folder.path, complete, figures, unavailable, notes, disturbed)
 
 
 def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:

@@ -23,12 +23,16 @@ class NotInstalled(PacelineError):
 
 @dataclass(frozen=True)
 class Ask:
-    """How to answer. seeds: one a prompt, for sampling; ends: token ids that end an answer."""
+    """How to answer. seeds: one a prompt, for sampling; ends: token ids that end an answer; the others as in
+    `SamplingParams`."""
 
     max_tokens: int
     temperature: float = 0.0
     seeds: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass

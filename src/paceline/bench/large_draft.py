@@ -4,7 +4,8 @@
 
 A draft model is enlarged like any model (`large.py`), its exits with it; one that was cut from the target exactly as
 the target was. An adapter, which reads and writes the target's hidden states, is padded as the target's own attention
-is. Whatever else a drafter reads, a corpus say, stays as it is. Knows no drafter by name.
+is; a head over its states state by state (`large_head.py`). Whatever else a drafter reads, a corpus say, stays as it
+is. Knows no drafter by name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.large import cache_home, copy_files, fingerprint_of, large_folder, padded
+from paceline.bench.large_head import large_head
 from paceline.bench.proportions import Enlargement, Proportions
 from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.errors import ModelError
@@ -36,10 +38,15 @@ def _large_part(part: str, target: Target, done: Enlargement) -> str:
     config = _config(checkpoint) if checkpoint else None
     if checkpoint is None or config is None:
         return part
-    if "model_type" in config:
+    if "model_type" in config and not _is_head(config):
         grown = large_draft_model(checkpoint, done)
         return _with_exits(part.replace(checkpoint, str(grown), 1), parsed.options.get("exits"), grown)
     return part.replace(checkpoint, str(large_adapter(Path(checkpoint), target, done)), 1)
+
+
+def _is_head(config: dict[str, Any]) -> bool:
+    """Whether a configuration is one of a head over the target's states, and of no model."""
+    return KIND in config and "exits" not in config and "exit_layer" not in config
 
 
 def _with_exits(part: str, exits: str | None, grown: Path) -> str:
@@ -79,12 +86,15 @@ def large_adapter(folder: Path, target: Target, done: Enlargement) -> Path:
     Its tensors are attention (q_proj, k_proj, v_proj, o_proj) and norms over the target's hidden states."""
     kind = (_config(str(folder)) or {})[KIND]
     config, tensors = open_drafter(folder, kind, None)
+    folder = folder.expanduser()
     facts = TargetFacts.of(target)
     kept = cache_home() / f"{folder.resolve().name}-{facts.weights_fingerprint}-{fingerprint_of(folder)}"
     if (kept / CONFIG).exists():
         return kept
     if "exit_layer" not in config:
-        raise ModelError(f"{folder} cannot be enlarged: it is neither a model nor an adapter after a layer")
+        copy_files(folder, kept)
+        large_head(folder, kept, target, done)
+        return kept
     factor = done.width_factor  # of width and heads alike
     large = {
         name: padded(name, tensor, tuple(factor * side for side in tensor.shape), factor)

@@ -20,6 +20,7 @@ import numpy as np
 from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import Answer, Reply, good
+from paceline.bench.together import together
 from paceline.cost import model as cost
 
 BASELINE = "none"
@@ -361,6 +362,8 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "first_token_ms": first_token_ms(mine),
         "inter_token_ms_p50": waits[0],
         "inter_token_ms_p99": waits[1],
+        **together(mine, plain),
+        "scheduled": facts.get("settings", {}).get("scheduled"),
         "identical": identical(mine, plain),
         "looping": looping(mine),
         "too_short": too_short(mine),

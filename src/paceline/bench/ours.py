@@ -48,13 +48,16 @@ class Ours(Contestant):
         self.settings = {"engine": f"paceline {__version__}", "drafter": {part.name: _options(part) for part in parts}}
 
     def forget(self) -> None:
-        self._engine = Engine(self.target, create(self.spec), max_batch=self.batch, tokenizer=self.tokenizer)
+        # Every prompt is run whole: repetitions and the other contestants compute the same.
+        self._engine = Engine(
+            self.target, create(self.spec), max_batch=self.batch, tokenizer=self.tokenizer, reuse=False
+        )
 
     def close(self) -> None:
         self._engine = None
 
     def wake(self, seconds: float) -> None:
-        plain = Engine(self.target, tokenizer=self.tokenizer)
+        plain = Engine(self.target, tokenizer=self.tokenizer, reuse=False)
         began = perf_counter()
         while perf_counter() - began < seconds:
             plain.generate([[1]], SamplingParams(max_tokens=2, ignore_eos=True))
@@ -96,7 +99,15 @@ class Ours(Contestant):
 def _params(ask: Ask, count: int) -> list[SamplingParams]:
     seeds = ask.seeds or (None,) * count
     return [
-        SamplingParams(max_tokens=ask.max_tokens, temperature=ask.temperature, seed=seed, stop_token_ids=ask.ends)
+        SamplingParams(
+            max_tokens=ask.max_tokens,
+            temperature=ask.temperature,
+            top_k=ask.top_k,
+            top_p=ask.top_p,
+            repetition_penalty=ask.repetition_penalty,
+            seed=seed,
+            stop_token_ids=ask.ends,
+        )
         for seed in seeds
     ]
 

@@ -36,8 +36,12 @@ class Reply:
               among them. None: the engine does not tell.
     calls     forwards of a draft model, one after another; 0 for a drafter without a model.
     runs      (who, text, tokens) of each piece of the answer in order: the drafter it came from, "" for the target.
-    parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping"), prompt included.
+    parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", and "align" where rows are
+              realigned), prompt included.
     plain_tokens  what Spec-Bench counts for its baseline: the text encoded again, less one.
+    batch         counts of all questions answered together, on the first one's reply, where schedules are compared:
+              rounds; rows that ran in them, and slots, those that could have; drafting rounds, and those in which a
+              whole batch was equally long; moved_bytes read and written to realign rows.
     peak_bytes    most memory of the process while answering, everything that was loaded included; None: unknown.
     finish    stop, length, context or abort.
     """
@@ -55,6 +59,7 @@ class Reply:
     parts: dict[str, float] = field(default_factory=dict)
     plain_tokens: int = 0
     peak_bytes: int | None = None
+    batch: dict[str, int] = field(default_factory=dict)
     finish: str = "stop"
 
     def __post_init__(self) -> None:

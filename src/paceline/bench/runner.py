@@ -11,7 +11,7 @@ is not recorded. Knows contestants by their interface alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from random import Random
 from zlib import crc32
@@ -28,7 +28,8 @@ from paceline.errors import PacelineError
 Messages = list[dict[str, str]]
 
 CPU = torch.device("cpu")
-WARM_UP_TOKENS = 32
+WARM_UP_TOKENS, WARM_UP_QUESTIONS = 32, 8
+"""Most of each in a warm-up."""
 WAKE = 0.2
 """Seconds that a contestant works before an answer is timed. A processor whose cores slept, while another process
 answered or a file was written, takes a tenth of a second until it is as fast as before (benchmarks/awake.py). Whoever
@@ -38,7 +39,7 @@ too."""
 
 @dataclass(frozen=True)
 class Options:
-    """How a run asks. warm_up: answers of every contestant to the first question before anything is timed."""
+    """How a run asks. warm_up: answers of every contestant to the first questions before anything is timed."""
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -174,9 +175,10 @@ class Runner:
                 yield place, group, contestant
 
     def _warm_up(self, busy: Sequence[Contestant]) -> set[str]:
-        """Let everyone who has work left answer the first question, unrecorded; names of those that failed at it."""
+        """Let everyone who has work left answer the first questions, unrecorded; names of those that failed at it."""
         failed: set[str] = set()
-        first = self.groups[0]
+        whole = self.groups[0]
+        first = replace(whole, questions=whole.questions[:WARM_UP_QUESTIONS], turns=whole.turns[:WARM_UP_QUESTIONS])
         tokens = min(self.options.max_tokens, WARM_UP_TOKENS)
         for contestant in busy:
             for _ in range(0 if self.stopped() else self.options.warm_up):
@@ -192,9 +194,7 @@ class Runner:
         self, contestant: Contestant, group: QuestionGroup, repeat: int, max_tokens: int | None = None
     ) -> list[Answer]:
         """What a contestant says to a group of questions; where it fails, as far as it came."""
-        answers = [
-            Answer(contestant.name, repeat, q.id, q.category, q.task, group.number) for q in group.questions
-        ]
+        answers = [Answer(contestant.name, repeat, q.id, q.category, q.task, group.number) for q in group.questions]
         try:
             if len(group.questions) > contestant.max_batch:
                 raise PacelineError(f"answers {contestant.max_batch} at a time, and --batch is {self.options.batch}")

@@ -1,13 +1,13 @@
 """What a benchmark is asked to do, and everything it loads for that: model, questions, contestants.
 
-    setting = set_up(Benchmark("models/demo", drafts=("sam",), suite="demo"), Watch())
-    contestants = create_contestants(setting)    # plain decoding first, nobody opened yet
+setting = set_up(Benchmark("models/demo", drafts=("sam",), suite="demo"), Watch())
+contestants = create_contestants(setting)    # plain decoding first, nobody opened yet
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ from paceline.bench.peers import create_peer, parse_peer
 from paceline.bench.proportions import Enlargement, parse_size
 from paceline.bench.record import PEER, Answer
 from paceline.bench.runner import LeftOut, Options, QuestionGroup, fitting, grouped
+from paceline.bench.scheduled import Contest
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.errors import PacelineError, PromptError
 from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
 from paceline.target.load import SMALL_FILES, find, load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.target.tuned import tuned_note
 from paceline.threads import Threads
 
 
@@ -38,7 +40,9 @@ class Benchmark:
 
     as_large  "1B" and the like: the size to which the model, and every draft model, is enlarged without changing what
               it says.
-    template  the chat template, as for replay; None: the tokenizer's own."""
+    contest   schedules and batch sizes to compare; with them every first turn is a request, see `bench.scheduled`.
+    template  the chat template, as for replay; None: the tokenizer's own.
+    exact     our answers are bit-identical with any drafter and in any batch, as `Engine(exact=True)`."""
 
     model: str
     drafts: Sequence[str] = ()
@@ -54,6 +58,13 @@ class Benchmark:
     dtype: str = "auto"
     device: str = "auto"
     calibrate: bool = True
+    exact: bool = False
+    contest: Contest = field(default_factory=Contest)
+
+    @property
+    def compares_schedules(self) -> bool:
+        """Whether schedules are compared, and not only drafters."""
+        return bool(self.contest.schedules)
 
 
 @dataclass(frozen=True)
@@ -109,28 +120,33 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
         watch.say(f"enlarging {benchmark.model} to {benchmark.as_large}")
         folder = large_folder(folder, size)
         enlargement = Enlargement.read(folder)
-    target = load(folder, dtype=benchmark.dtype, device=benchmark.device)
+    native = benchmark.contest.native
+    target = load(folder, dtype=benchmark.dtype, device=benchmark.device, native=native)
+    if benchmark.exact:
+        target.make_exact()
     target.threads = Threads(torch.get_num_threads())  # the same for all contestants during the whole run
     tokenizer = load_tokenizer(folder)
     target.tokenizer = tokenizer  # drafters compare both with those they were trained for
     transcriber = Transcriber(tokenizer, benchmark.template)
     max_tokens = benchmark.options.max_tokens
-    fit, left_out = fitting(
-        suite.questions, transcriber.prompt, max_context=target.max_context, max_tokens=max_tokens
-    )
+    questions = suite.questions
+    if benchmark.compares_schedules:
+        questions = tuple(replace(question, turns=question.turns[:1]) for question in questions)
+    fit, left_out = fitting(questions, transcriber.prompt, max_context=target.max_context, max_tokens=max_tokens)
     if not fit:
         raise PromptError(f"no question of {suite.name} fits: {left_out[0].why}; try a smaller --max-tokens")
-    groups = grouped(fit, benchmark.options.batch)
+    groups = benchmark.contest.groups(fit) if benchmark.compares_schedules else grouped(fit, benchmark.options.batch)
     return Setting(benchmark, folder, target, tokenizer, transcriber, suite, groups, left_out, enlargement)
 
 
 def create_contestants(setting: Setting) -> list[Contestant]:
     """Plain decoding first, then our drafters, then the peers."""
     target, grown, batch = setting.target, setting.enlargement, setting.benchmark.options.batch
-    ours = [
-        Ours(spec, target, setting.tokenizer, batch=batch, made=large_spec(spec, target, grown) if grown else None)
-        for spec in dict.fromkeys([BASELINE, *setting.benchmark.drafts])
-    ]
+    drafts = dict.fromkeys([BASELINE, *setting.benchmark.drafts])
+    specs = [(spec, large_spec(spec, target, grown) if grown else None) for spec in drafts]
+    if setting.benchmark.compares_schedules:
+        return list(setting.benchmark.contest.contestants(specs, target, setting.tokenizer))
+    ours = [Ours(spec, target, setting.tokenizer, batch=batch, made=made) for spec, made in specs]
     return [*ours, *(_peer(spec, setting) for spec in dict.fromkeys(setting.benchmark.peers))]
 
 
@@ -190,21 +206,22 @@ def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, A
             "limit": benchmark.limit,
             "categories": list(benchmark.categories),
             "template": benchmark.template,
+            **(asdict(benchmark.contest) if benchmark.compares_schedules else {}),
+            **({"exact": True} if benchmark.exact else {}),
             "methods": [contestant.name for contestant in contestants],
         },
         "machine": machine(setting.environment()),
     }
 
 
-def description(
-    setting: Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]
-) -> dict[str, Any]:
+def description(setting: Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]) -> dict[str, Any]:
     """The rest of run.json: what explains the figures."""
     benchmark, name = setting.benchmark, setting.target.name
     if benchmark.as_large is not None:
         name = f"{Path(benchmark.model).name} as large as {benchmark.as_large}"
     return {
         "model_name": name,
+        "tuned": tuned_note(benchmark.model),
         "environment": setting.environment(),
         "left_out": [asdict(question) for question in setting.left_out],
         "methods": [facts | {"unavailable": unavailable.get(facts["method"])} for facts in methods(contestants)],

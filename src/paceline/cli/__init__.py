@@ -1,6 +1,6 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-    paceline generate models/demo "Hello! What can you do?" --draft sam --compare
+paceline generate models/demo "Hello! What can you do?" --draft sam --compare
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 
 from paceline import __version__, interrupt
 from paceline.cli.bench import bench
+from paceline.cli.certify import certify
 from paceline.cli.chat import chat
 from paceline.cli.corpus import corpus
 from paceline.cli.demo import demo
@@ -26,7 +27,10 @@ from paceline.cli.methods import methods
 from paceline.cli.options import one_line
 from paceline.cli.replay import replay
 from paceline.cli.report import report
+from paceline.cli.rollout import rollout
+from paceline.cli.serve import serve
 from paceline.cli.train import train
+from paceline.cli.tune import tune
 from paceline.errors import PacelineError
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
@@ -39,22 +43,27 @@ paceline corpus info build/answers
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(short_help="Answer a prompt, or a file of prompts.")(generate)
 app.command(short_help="Talk with a model.")(chat)
+app.command(short_help="Serve a model with OpenAI's API.")(serve)
 app.command(short_help="See what drafts gain on six prompts.")(demo)
 app.command(short_help="List the drafting methods.")(methods)
 app.add_typer(corpus, name="corpus", help=CORPUS_HELP)
 app.command(short_help="Try drafters on recorded answers.")(replay)
 app.command(short_help="Measure drafters and other engines.")(bench)
+app.command(short_help="Say whether an engine is lossless.")(certify)
 app.command(short_help="Make a page of a measurement.")(report)
+app.command(short_help="Measure this machine, and say which drafter to use.")(tune)
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")
+app.add_typer(rollout, name="rollout", short_help="Reuse answers in reinforcement learning.")
 app.add_typer(train, name="train", short_help="Train drafters, or a model family.")
 
 # Typer brings a copy of Click along; this is the copy's UsageError.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "matplotlib"), "train"),
-    **dict.fromkeys(("tenacity", "yaml", "markdown_it"), "eval"),
+    **dict.fromkeys(("tenacity", "httpx2", "yaml", "markdown_it"), "eval"),
     **dict.fromkeys(("PIL", "skia", "peft", "scipy", "sklearn"), "vision"),
     "diffusers": "diffusion",
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "llguidance"), "serve"),
 }
 """Packages that not every installation has, and the extra that brings them."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -83,9 +92,11 @@ def paceline(
     paceline generate MODEL "Hello! What can you do?" --compare  with and without
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
+    paceline serve MODEL --draft sam                      OpenAI's API on a port
     paceline methods                                      what --draft takes
     paceline corpus build OUT --text FILE --tokenizer MODEL   text to copy from
     paceline bench MODEL -d sam --peer transformers       how fast, against what
+    paceline certify MODEL -d sam                         is it lossless?
     paceline train --help                                 drafters for your model
     paceline generate --help                              every option
     """

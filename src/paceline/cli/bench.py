@@ -16,7 +16,9 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.cli.schedules import SCHEDULE_WORDS, schedule_table
 from paceline.cli.show import plain_table, progress_bar
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -47,12 +49,19 @@ def bench(
     limit: Annotated[int | None, typer.Option(help="Most questions, spread evenly over the tasks.", min=1)] = None,
     categories: Annotated[str | None, typer.Option(help="These tasks or categories only, joined by commas.")] = None,
     temperature: options.Temperature = 0.0,
-    batch: Annotated[int, typer.Option("--batch", "-b", help="Questions answered together.", min=1)] = 1,
+    batch: Annotated[
+        str, typer.Option("--batch", "-b", help="Questions answered together; with --schedule several: 1,2,4,8.")
+    ] = "1",
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare schedules, joined by commas (ragged, equal, grouped[:WINDOW]), at every --batch, on first "
+            "turns that are all handed in at once."
+        ),
+    ] = None,
     max_tokens: options.MaxTokens = 128,
     repeats: Annotated[int, typer.Option(help="How often everything is asked; medians count.", min=1)] = 1,
-    warm_up: Annotated[
-        int, typer.Option(help="Answers that every method gives before anything is timed.", min=0)
-    ] = 3,
+    warm_up: Annotated[int, typer.Option(help="Answers that every method gives before anything is timed.", min=0)] = 3,
     out: Annotated[
         Path | None, typer.Option(help="Folder of this run; a run that was stopped goes on there. [default: a new one]")
     ] = None,
@@ -71,6 +80,7 @@ def bench(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    exact: options.Exact = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:
     """Measure drafters and other engines: same model, same prompts, one run.
@@ -83,18 +93,22 @@ def bench(
     paceline bench MODEL -d sam --peer transformers --peer transformers-lookup --suite spec-bench --limit 120
     paceline bench models/demo -d sam --as-large 1B --out runs/large
     paceline report runs/large
+    paceline bench models/demo -d sam --schedule ragged,equal,grouped --batch 1,2,4,8,16,32
     """
     import torch
     import transformers
 
     from paceline.bench.benchmark import bench as run
     from paceline.bench.runner import Options
+    from paceline.bench.scheduled import Contest
     from paceline.bench.setting import Benchmark, Watch
     from paceline.cli.drive import Interrupt
 
     transformers.logging.set_verbosity_error()
     if threads is not None:
         torch.set_num_threads(threads)
+    batches = _batches(batch)
+    contest = Contest.of(filter(None, (name.strip() for name in (schedule or "").split(","))), batches)
     benchmark = Benchmark(
         model,
         drafts=draft or (),
@@ -103,13 +117,15 @@ def bench(
         out=out or _new_folder(model, suite),
         limit=limit,
         categories=[name.strip() for name in categories.split(",")] if categories else (),
-        options=Options(max_tokens, temperature, batch, repeats, warm_up, seed),
+        options=Options(max_tokens, temperature, max(batches), repeats, warm_up, seed),
         as_large=as_large,
         template=template,
         peer_python=peer_python,
         dtype=dtype,
         device=device,
         calibrate=calibrate,
+        contest=contest,
+        exact=exact,
     )
     with Interrupt() as interrupt, _Progress() as progress:
         watch = Watch(progress.say, progress.begin, progress.answered, progress.judged, lambda: interrupt.pressed)
@@ -127,6 +143,14 @@ def bench(
         )
         return 130
     return 1 if any(r["failed"] and r["method"] not in outcome.unavailable for r in outcome.results) else 0
+
+
+def _batches(text: str) -> list[int]:
+    """The numbers of --batch."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise PacelineError(f"--batch is {text!r}; give a number from 1, or several joined by commas: 1,2,4,8")
+    return [int(part) for part in parts]
 
 
 def _new_folder(model: str, suite: str) -> Path:
@@ -192,7 +216,8 @@ class _Progress:
 def _show(outcome: Result) -> None:
     console = Console(file=sys.stdout, highlight=False)
     overall = [result for result in outcome.results if result["category"] == "overall"]
-    console.print(_overview(overall))
+    compares = any(result["scheduled"] for result in overall)
+    console.print(schedule_table(overall) if compares else _overview(overall))
     tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != "overall"))
     for first in range(0, len(tasks), TASKS_PER_TABLE):
         if len(tasks) > 1:
@@ -205,6 +230,8 @@ def _show(outcome: Result) -> None:
         console.print(f"{name} did not take part: {why}", markup=False, soft_wrap=True)
     for note in outcome.notes:
         console.print(note, markup=False, soft_wrap=True)
+    if compares:
+        console.print(SCHEDULE_WORDS, markup=False, soft_wrap=True)
     console.print(
         f"\nspeed-up: all tokens over all seconds against plain decoding, prompts included, with a 95 % interval.\n"
         f"Loops flatter drafters: {_looping(overall)}.\n"
@@ -264,6 +291,3 @@ def _by_task(results: list[dict[str, Any]], overall: list[dict[str, Any]], tasks
 
 def _figure(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-

@@ -25,6 +25,7 @@ Ctrl-C stops an answer and keeps the chat."""
 def chat(
     model: options.Model,
     draft: options.Draft = "sam",
+    tune: options.Tune = None,
     max_tokens: options.MaxTokens = 512,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -37,6 +38,9 @@ def chat(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    cache_memory: options.CacheMemory = None,
+    reuse: options.Reuse = True,
+    exact: options.Exact = False,
 ) -> int:
     """Talk with a model. /help lists the commands.
 
@@ -55,7 +59,16 @@ def chat(
         seed=seed,
         stop=tuple(stop or ()),
     )
-    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)
+    engine = open_engine(
+        model,
+        options.tuned(draft, tune),
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        cache_memory=cache_memory,
+        reuse=reuse,
+        exact=exact,
+    )
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     Conversation(engine, params, Screen(color)).run()

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 
 DEMO, PROMPTS = "models/demo", "demo-prompts.jsonl"
 
-ALSO = ("recycling,tree=16", f"model:{DEMO}-draft", f"kangaroo:{DEMO}-kangaroo", f"s2d:{DEMO}-sorted")
+ALSO = (
+    "recycling,tree=16",
+    f"model:{DEMO}-draft",
+    f"kangaroo:{DEMO}-kangaroo",
+    f"s2d:{DEMO}-sorted",
+    f"medusa:{DEMO}-medusa",
+    f"hydra:{DEMO}-hydra",
+    f"amphista:{DEMO}-amphista",
+    f"eagle:{DEMO}-eagle",
+    f"eagle3:{DEMO}-eagle3",
+)
 """Also compared on the demo model: a drafter that learns from its logits, and drafters trained for it."""
 
 
@@ -68,12 +78,12 @@ def demo(
         jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
     if broken:
         raise broken[0]
-    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads)
+    engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, reuse=False)
     specs = also if also is not None else [spec for spec in ALSO if _is_there(spec)] if model == DEMO else []
 
     def fresh(spec: str) -> Engine:
         """An engine whose drafter has learned nothing, for one that learns must not have seen the answer."""
-        return Engine(engine.target, spec, max_batch=1, tokenizer=engine.tokenizer)
+        return Engine(engine.target, spec, max_batch=1, tokenizer=engine.tokenizer, reuse=False)
 
     plain = fresh("none")
     screen = Screen(color=sys.stdout.isatty())

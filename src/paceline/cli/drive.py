@@ -70,6 +70,7 @@ class Answer:
         record |= {
             "text": row.text,
             "prompt_tokens": row.prompt_length,
+            "reused_tokens": row.reused,
             "new_tokens": row.num_new,
             "rounds": row.stats.rounds,
             "mean_accepted_tokens": round(row.mean_accepted_tokens, 4),

@@ -29,6 +29,7 @@ def generate(
         ),
     ] = None,
     draft: options.Draft = "sam",
+    tune: options.Tune = None,
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
@@ -43,6 +44,7 @@ def generate(
         typer.Option("--chat/--raw", help="With the chat template, or as it is. [default: --chat if there is one]"),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", "-b", help="Prompts answered at once.", min=1)] = 1,
+    schedule: options.Schedule = "ragged",
     compare: Annotated[
         bool,
         typer.Option(
@@ -58,6 +60,9 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    cache_memory: options.CacheMemory = None,
+    reuse: options.Reuse = True,
+    exact: options.Exact = False,
 ) -> int:
     """Answer a prompt, or a file of prompts, faster than the model alone would, with the same output.
 
@@ -68,6 +73,7 @@ def generate(
     paceline generate models/demo "Hello! What can you do?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
     paceline generate models/demo -p prompts.jsonl -o answers.jsonl
+    paceline generate models/demo -p prompts.jsonl --batch 8 --schedule equal --json
     """
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
@@ -84,6 +90,7 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
+    draft = options.tuned(draft, tune)
     screen = Screen(color)
     jobs, broken = _jobs(prompt, prompts, params)
     for error in broken:
@@ -91,10 +98,20 @@ def generate(
     with ExitStack() as stack:
         lines = _lines(out, as_json, stack)
         engine = open_engine(
-            model, draft, dtype=dtype, device=device, threads=threads, max_batch=batch, exact_profile=profile
+            model,
+            draft,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            max_batch=batch,
+            cache_memory=cache_memory,
+            reuse=reuse and not compare,  # the other turns would have nothing left to run
+            schedule=schedule,
+            exact=exact,
+            exact_profile=profile,
         )
         stack.callback(screen.end_line)
-        run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()))
+        run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()), schedule)
         run.compare(jobs) if compare else run.answer(jobs)
     screen.legend()
     if profile:

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), or a Hugging Face id.")]
 Draft = Annotated[
     str,
-    typer.Option(
-        "--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."
-    ),
+    typer.Option("--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."),
+]
+Tune = Annotated[
+    str | None,
+    typer.Option(help="With --draft auto: a table of `paceline tune`. [default: costs are measured as rounds run]"),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
@@ -32,6 +34,29 @@ Threads = Annotated[
     int | None,
     typer.Option(help="Processor threads. [default: torch's number, fewer while others want the cores]", min=1),
 ]
+CacheMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Most memory for keys and values, such as 2GB; requests wait for it. [default: half of what is free]"
+    ),
+]
+Reuse = Annotated[
+    bool, typer.Option(help="Compute what prompts begin with in common once. Not with drafters that must see it.")
+]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        help="Which rows run when: ragged (ours), equal (EQSPEC) or grouped[:WINDOW] (EXSPEC), which run through "
+        "transformers and realign rows."
+    ),
+]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Bit-identical logits with any draft and in any batch, in bfloat16 too. On CPUs, with the native decoder.",
+    ),
+]
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 
@@ -42,13 +67,25 @@ def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int =
 
     from paceline.draft.registry import create
     from paceline.engine import Engine
+    from paceline.memory import parse_bytes
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
     if threads is not None:
         torch.set_num_threads(threads)
     drafter = create(draft)  # a misspelt method is named before a large model is read
+    if options.get("cache_memory") is not None:
+        parse_bytes(options["cache_memory"])
     return Engine(model, drafter, threads=threads, max_batch=max_batch, **options)
+
+
+def tuned(draft: str, table: str | None) -> str:
+    """A drafter's spec with the table of --tune, which only `auto` reads."""
+    if table is None:
+        return draft
+    if draft.partition(":")[0].partition(",")[0].strip() != "auto":
+        raise PacelineError(f"--tune is a table for auto, and --draft is {draft}; use --draft auto, or no --tune")
+    return f"{draft},table={table}"
 
 
 def one_line(error: PacelineError | str) -> str:

@@ -22,7 +22,7 @@ LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"
 class Run:
     """One run of the command: jobs in, answers out, on the screen or as JSON lines.
 
-    draft    the spec of the engine's drafter.
+    draft    the spec of the engine's drafter; schedule: the name of its schedule.
     refused  prompts that the engine would not take."""
 
     def __init__(
@@ -33,8 +33,9 @@ class Run:
         chat: bool | None,
         lines: Writer | None,
         interrupt: Interrupt,
+        schedule: str = "ragged",
     ):
-        self.draft = draft
+        self.draft, self.schedule = draft, schedule
         self.engine, self.screen, self.chat, self.lines, self.interrupt = engine, screen, chat, lines, interrupt
         self.refused = 0
         self._many = False
@@ -72,9 +73,16 @@ class Run:
                 bar.advance()
 
     def _fresh(self, draft: str) -> Engine:
-        """An engine of the same target whose drafter has seen nothing."""
+        """An engine of the same target whose drafter has seen nothing, and which runs every prompt whole."""
         engine = self.engine
-        return Engine(engine.target, draft, max_batch=engine.max_batch, tokenizer=engine.tokenizer)
+        return Engine(
+            engine.target,
+            draft,
+            max_batch=engine.max_batch,
+            tokenizer=engine.tokenizer,
+            schedule=self.schedule,
+            reuse=False,
+        )
 
     def _refuse(self, job: Job, error: PacelineError) -> None:
         if not self._many and not job.where:
@@ -156,7 +164,7 @@ def _difference(both: Comparison, at: int, dtype: torch.dtype) -> list[str]:
         lines.append("a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens")
     elif dtype != torch.float32:
         name = str(dtype).removeprefix("torch.")
-        lines.append(f"in {name} two nearly equal logits can swap; --dtype float32 rules that out")
+        lines.append(f"in {name} two nearly equal logits can swap; --exact rules that out, and --dtype float32 nearly")
     return lines
 
 

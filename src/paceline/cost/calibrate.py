@@ -245,7 +245,7 @@ class Calibrator:
         tokenizer = tokenizer or (model.tokenizer if isinstance(model, Engine) else target.tokenizer)
         self._cases = _Cases.of(sizes, context, batch, target.max_context)
         guess = _Guess()
-        engine = Engine(target, guess, max_batch=batch, tokenizer=tokenizer)
+        engine = Engine(target, guess, max_batch=batch, tokenizer=tokenizer, reuse=False)
         self._stage = _Stage(engine, guess, batch, self._cases.sizes[-1], self._cases.drift)
         self.sweeps: list[Sweep] = []
 

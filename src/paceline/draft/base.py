@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from paceline.accept import Rule
 from paceline.clock import Clock
 from paceline.errors import RowError
 from paceline.round import Round
@@ -34,12 +35,16 @@ class Drafter:
                    no options.
     needs          what it asks of the target's forward.
     weight_bytes   bytes of weights that one forward of its model reads; 0: it has no model.
+    acceptance     the acceptance rule that its options ask for, if the engine is given none; None: the lossless one.
     clock          the engine's. A drafter that runs beside the target books that time there itself (`Clock.beside`).
     eos_token_ids  the target's end tokens, from `bind`.
+    beside         tokens of prompts that this round's forward runs beside the drafts; the engine sets it before
+                   `propose`.
 
     The engine calls `bind` once, then `start(row)`; each round `propose(rows)` and `observe(round)`; at the end
-    `drop(row)`. Rows come and go between rounds; `row.id` is unique for the engine's life. `drop` is called for every
-    row that was started, also where `start` or `propose` failed.
+    `drop(row)`. `restart(row)` comes between where a row has lost its place in the cache and is run again. Rows come
+    and go between rounds; `row.id` is unique for the engine's life. `drop` is called for every row that was started,
+    also where `start` or `propose` failed.
     """
 
     name: str = ""
@@ -48,8 +53,10 @@ class Drafter:
     Config: ClassVar[type[Any] | None] = None
     needs: Needs = Needs()
     weight_bytes: int = 0
+    acceptance: Rule | None = None
     clock: Clock | None = None
     eos_token_ids: Sequence[int] = ()
+    beside: int = 0
 
     def bind(self, target: Facts) -> None:
         """Meet the target, once, before the first row. Overrides call this one, and raise MethodError if the target
@@ -78,6 +85,15 @@ class Drafter:
         """Called in the middle of the forward if `needs.callback_layer` is set, when `layer` layers are done.
 
         hidden [N, H] are the states of all nodes of the round; row i's are `hidden[round.spans()[i]]`."""
+
+    def restart(self, row: Request) -> None:
+        """A row was preempted: its tokens so far will be run again, as if they were a prompt.
+
+        What is known of its tokens stays. A drafter that takes states from the forward will be given all of them again,
+        so it forgets the row and starts anew."""
+        if self.needs.whole_prompt:
+            self.drop(row)
+            self.start(row)
 
     def drop(self, row: Request) -> None:
         """A row has ended, failed or was given up; forget it. `row.is_complete`: its answer is worth learning from."""
@@ -111,3 +127,10 @@ def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
             tree.owner = drafter
         tree.source = tree.source or drafter.name
     return trees
+
+
+def rooted(tree: DraftTree, row: Request, drafter: Drafter) -> DraftTree:
+    """`tree`, if its root is the row's last token."""
+    if tree.tokens[0] != row.last_token:
+        raise RowError(row.id) from ValueError(f"{drafter.name} proposed a tree whose root is not the row's last token")
+    return tree

@@ -28,6 +28,7 @@ class Fallback(Drafter):
         self.parts = tuple(parts)
         self.name = "+".join(part.name for part in parts)
         self.needs = reduce(or_, (part.needs for part in parts))
+        self.acceptance = next((part.acceptance for part in parts if part.acceptance is not None), None)
 
     def bind(self, target: Facts) -> None:
         """Bind every part; raise MethodError if two of them want the same forward cut at different layers."""
@@ -67,6 +68,10 @@ class Fallback(Drafter):
         for part in self.parts:
             if part.needs.callback_layer == layer:
                 part.on_layer(layer, hidden, round)
+
+    def restart(self, row: Request) -> None:
+        for part in self.parts:
+            part.restart(row)
 
     def drop(self, row: Request) -> None:
         with ExitStack() as dropping:  # even if one part fails, the others forget the row

@@ -31,7 +31,6 @@ Where we differ from the authors' code (github.com/wyxstriker/MakeSomeNoiseInfer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,7 +39,15 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.draft.shapes import RankPath, best_paths, chain, published, read_accuracies
+from paceline.draft.shapes import (
+    SLOTS,
+    RankPath,
+    best_paths,
+    chain,
+    compile_template,
+    published,
+    read_accuracies,
+)
 from paceline.draft.text.copying import continuation
 from paceline.errors import MethodError
 from paceline.kernels.topk import top_tokens
@@ -50,12 +57,6 @@ from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
 NGRAM = "ngram"
-
-_HEADS = ((0.56, 0.78), (0.32, 0.56), (0.20, 0.42), (0.15, 0.34), (0.12, 0.30))
-SLOTS = [[best] + [(five - best) * 8 / 15 / 2**rank for rank in range(9)] for best, five in _HEADS]
-"""How often the candidates of each slot are right, for trees of other sizes than the published one where nothing was
-measured: as often as those of Medusa's heads for Vicuna-7B in its authors' training logs, the best and all of the best
-five, each of these half as often as the one before it."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Jacobi(Drafter):
         self.depth = config.depth if config.tree else config.window
         self.paths = _paths(config)
         self._candidates = config.candidates if config.tree else 1
-        self._shape: list[tuple[int, int, int]] = []
+        self._shape: list[tuple[int, int, int]] = []  # parent, slot and rank of every node but the root
         self._copier = _copier(config.retrieve)
         self._tables: dict[int, list[list[int]]] = {}
         self._random: dict[int, np.random.Generator] = {}
@@ -118,7 +119,10 @@ class Jacobi(Drafter):
     def bind(self, target: Facts) -> None:
         """Lay out the shape; bind what copies. Raises MethodError if that has a model of its own."""
         self._candidates = min(self._candidates, target.vocab_size)
-        self._shape = laid_out(self.paths, self.depth, self._candidates)
+        kept = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
+        shape = compile_template(kept, self._candidates)
+        columns = (column[1:].tolist() for column in (shape.parent, shape.depth - 1, shape.rank))
+        self._shape = list(zip(*columns, strict=True))
         if self._copier is not None:
             self._copier.bind(target)
             self.needs = self._copier.needs
@@ -195,7 +199,7 @@ def _paths(config: JacobiConfig) -> list[RankPath]:
     if not config.tree:
         return chain(config.window)
     if config.checkpoint is not None:
-        return best_paths(read_accuracies(config.checkpoint), config.tree)
+        return best_paths(read_accuracies(config.checkpoint, "paceline train noise"), config.tree)
     paths = published()
     return paths if config.tree == len(paths) else best_paths(SLOTS, config.tree)
 
@@ -209,14 +213,6 @@ def _copier(name: str) -> Drafter | None:
         return None if name == NGRAM else create(name)
     except MethodError as error:
         raise MethodError(f"jacobi: retrieve is {name!r}; it must be {_CHOICES}. {error}") from None
-
-
-def laid_out(paths: Sequence[RankPath], depth: int, candidates: int) -> list[tuple[int, int, int]]:
-    """(number of the parent, slot, rank) of each path that is at most `depth` deep and takes ranks below `candidates`.
-    Parents come first; number 0 is the root, 1 the first entry."""
-    kept = sorted((path for path in paths if len(path) <= depth and max(path) < candidates), key=lambda p: (len(p), p))
-    number = {path: i for i, path in enumerate([(), *kept])}
-    return [(number[path[:-1]], len(path) - 1, path[-1]) for path in kept]
 
 
 def slots(tree: DraftTree, last: int) -> list[int]:

@@ -26,6 +26,7 @@ import torch
 
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import open_drafter
+from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
@@ -39,9 +40,6 @@ from paceline.target.decoder import Decoder
 from paceline.target.layout import plan
 from paceline.target.shape import Shape
 from paceline.tree import DraftTree
-
-CHUNK = 512
-"""Most tokens that wait for the adapter; a prompt's beyond that are run as they come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,6 @@ class Kangaroo(Stepping):
         super().__init__(config)
         self.config = config
         self._slots: dict[int, int] = {}
-        self._pending: dict[int, torch.Tensor] = {}
 
     def bind(self, target: Facts) -> None:
         """Load the adapter. MethodError if the target cannot be cut in two, or the adapter is not for it."""
@@ -110,6 +107,7 @@ class Kangaroo(Stepping):
         check_weights(path, weights, adapter_shapes(target.shape))
         self.target = target
         self.adapter = Adapter(weights, target)
+        self.pending = Pending(target, (self.exit,))
         self.needs = Needs(hidden_layers=(self.exit,), resume_layer=self.exit)
         self.head = target.head
         if self.config.vocab is not None:
@@ -121,14 +119,17 @@ class Kangaroo(Stepping):
 
     def start(self, row: Request) -> None:
         self._slots[row.id] = self.adapter.cache.add_row(row.expected_length)
-        self._pending[row.id] = torch.empty(
-            0, self.target.hidden_size, dtype=self.target.dtype, device=self.target.device
-        )
+        self.pending.start(row)
 
     def drop(self, row: Request) -> None:
         super().drop(row)
         self.adapter.cache.drop_row(self._slots.pop(row.id))
-        del self._pending[row.id]
+        self.pending.drop(row)
+
+    def restart(self, row: Request) -> None:
+        """The adapter reads the row again; what the stop rule knows of it stays."""
+        self.adapter.cache.drop_row(self._slots.pop(row.id))
+        self.start(row)
 
     def cached(self, row: Request) -> int:
         return self.adapter.cache.length(self._slots[row.id])
@@ -140,7 +141,7 @@ class Kangaroo(Stepping):
         now. The first exit."""
         states = []
         for draft, early in zip(drafts, self._run_early(drafts), strict=True):
-            states += [early] if draft.done else [self._pending[draft.row.id], early]
+            states += [early] if draft.done else [self.pending.of(draft.row), early]
         segments = [
             draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
         ]
@@ -184,24 +185,22 @@ class Kangaroo(Stepping):
 
     def observe(self, round: Round) -> None:
         """Take the early states of what was committed, whoever drafted it, and forget the adapter's other nodes."""
-        for i, row in enumerate(round.rows):
-            self._pending[row.id] = torch.cat([self._pending[row.id], round.committed(i, self.exit)])
+        self.pending.add(round)
         super().observe(round)
         for row in round.rows:
             self._catch_up(row)
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.adapter.cache.commit(self._slots[draft.row.id], nodes)
-        self._pending[draft.row.id] = self._pending[draft.row.id][len(nodes) :]
+        self.pending.read(draft.row, len(nodes))
 
     def _catch_up(self, row: Request) -> None:
         """Run the adapter over what waits, as long as it is much."""
         slot = self._slots[row.id]
-        while len(self._pending[row.id]) > CHUNK:
-            part, rest = self._pending[row.id].split([CHUNK, len(self._pending[row.id]) - CHUNK])
-            self.adapter(part, [Segment.chunk(slot, np.zeros(CHUNK, np.int64), last=False)])
-            self.adapter.cache.commit(slot, range(CHUNK))
-            self._pending[row.id] = rest
+        for states in self.pending.chunks(row):
+            tokens = np.zeros(len(states), np.int64)  # the adapter reads none
+            self.adapter(states, [Segment.chunk(slot, tokens, last=False)])
+            self.adapter.cache.commit(slot, range(len(states)))
 
 
 def slot_of(row: Request) -> int:

@@ -10,18 +10,21 @@ kernels is what takes the time, and its weights where reading them is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import trim
-from paceline.errors import MethodError
+from paceline.errors import MethodError, ModelError
 from paceline.round import Segment
 from paceline.row import Request
 from paceline.spec import option
 from paceline.target.base import Facts
+from paceline.target.cache import CachedTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import IntArray
@@ -47,6 +50,7 @@ class Model(Stepping):
     lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
     Config = ModelConfig
+    drafts_ahead = True
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -61,6 +65,9 @@ class Model(Stepping):
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         self.model = load(path, dtype=target.dtype, device=target.device)
+        if getattr(target, "exact", False):  # then what is drawn for a row does not depend on its batch either
+            with suppress(ModelError):
+                self.model.make_exact()
         if target.tokenizer is None and self.model.vocab_size != target.vocab_size:
             raise MethodError(
                 f"model:{path} knows {self.model.vocab_size} tokens and the target {target.vocab_size}: "
@@ -139,6 +146,10 @@ class Model(Stepping):
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.model.commit(self._slots[draft.row.id], nodes)
+
+
+    def arrange(self, row: Request, nodes: Sequence[int]) -> None:
+        cast(CachedTarget, self.model).arrange(self._slots[row.id], nodes)
 
 
 def check_tokenizer(path: str, drafts: Tokenizer, targets: Tokenizer) -> None:

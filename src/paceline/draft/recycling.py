@@ -15,29 +15,25 @@ Where we differ from the published method and why: docs/methods/recycling.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
+from paceline.draft.shapes import Template, compile_template, template_of
 from paceline.draft.text.store import HEADER, open_for, writing
 from paceline.errors import MethodError, StoreError
 from paceline.kernels.topk import top_tokens
-from paceline.records import loads
 from paceline.round import Round
 from paceline.row import Request
 from paceline.spec import Options, option
 from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree, IntArray
-
-RankPath = tuple[int, ...]
-"""Which successor to take at each step down from the root, 0 the best."""
 
 TREES = {
     80: "0 1 2 3 4 5 6 7 "
@@ -74,17 +70,6 @@ class RecyclingConfig(Options):
     )
     scope: Literal["shared", "row"] = option("shared", "one matrix for all requests, or one for each; paper: shared")
     prompt: bool = option(False, "also learn from the target's ranking after every prompt token; paper: false")
-
-
-class Template(NamedTuple):
-    """The shape of a draft, level by level; node 0 is the root.
-
-    parent, rank  int64 [n]: node i is successor `rank[i]` of the token at `parent[i]`; -1 at the root.
-    levels        levels[d]: how many nodes are at most d deep."""
-
-    parent: IntArray
-    rank: IntArray
-    levels: tuple[int, ...]
 
 
 class Recycling(Drafter):
@@ -163,10 +148,10 @@ class Recycling(Drafter):
         self._ends.pop(row.id, None)
 
     def draft(self, row: Request) -> DraftTree:
-        parent, rank, levels = self.template
-        size = levels[min(max(row.max_draft, 0), len(levels) - 1)]
+        template = self.template
+        size = template.within(row.max_draft)
         matrix = self._matrices.get(row.id, self.matrix)
-        tokens, above = _grow(matrix, row.last_token, parent, rank, size, self._ends[row.id])
+        tokens, above = _grow(matrix, row.last_token, template.parent, template.rank, size, self._ends[row.id])
         return DraftTree(tokens, above, source=self.name)
 
     def _learn_prompt(self, row: Request, round: Round, i: int) -> None:
@@ -191,53 +176,7 @@ def _template(config: RecyclingConfig) -> Template:
     if config.tree in TREES:
         paths = [tuple(map(int, word)) for word in TREES[int(config.tree)].split()]
         return compile_template([path for path in paths if max(path) < config.k], config.k)
-    try:
-        return compile_template(read_paths(str(config.tree)), config.k)
-    except OSError as error:
-        sizes = ", ".join(map(str, TREES))
-        raise MethodError(
-            f"recycling: tree is {config.tree!r}; it must be {sizes}, or a file of paths ({error.strerror})."
-        ) from None
-    except ValueError as error:
-        raise MethodError(f"recycling: the tree {config.tree} is not a list of paths: {error}.") from None
-
-
-def read_paths(file: str | Path) -> list[RankPath]:
-    """The paths in a file: a JSON list of lists of ranks, or words in which each digit is a rank."""
-    text = Path(file).read_text("utf-8")
-    if not text.lstrip().startswith("["):
-        return [tuple(map(int, word)) for word in text.split()]
-    paths = loads(text)
-    if not all(isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths):
-        raise ValueError("in JSON a path is a list of whole numbers")
-    return [tuple(path) for path in paths]
-
-
-def compile_template(paths: Iterable[RankPath], k: int) -> Template:
-    """Number the nodes of `paths`, shallow ones and better ranks first, whatever their order.
-
-    Raises ValueError if there is no path, one is there twice, one's beginning is missing, or a rank is not below k."""
-    index: dict[RankPath, int] = {(): 0}
-    parent, rank, levels = [-1], [-1], [1]
-    for path in sorted(paths, key=lambda path: (len(path), path)):
-        if path in index:
-            raise ValueError(f"path {_spelled(path)} is there twice")
-        if not 0 <= path[-1] < k:
-            raise ValueError(f"path {_spelled(path)} takes rank {path[-1]}, and ranks are 0 to {k - 1} (k is {k})")
-        if path[:-1] not in index:
-            raise ValueError(f"path {_spelled(path)} needs path {_spelled(path[:-1])}, which is missing")
-        parent.append(index[path[:-1]])
-        rank.append(path[-1])
-        levels += levels[-1:] if len(path) == len(levels) else []
-        levels[-1] += 1
-        index[path] = len(index)
-    if len(index) == 1:
-        raise ValueError("it has no path")
-    return Template(np.array(parent), np.array(rank), tuple(levels))
-
-
-def _spelled(path: RankPath) -> str:
-    return "-".join(map(str, path)) if path else "()"
+    return template_of(str(config.tree), config.k, "recycling", ", ".join(map(str, TREES)))
 
 
 # The matrix ----------------------------------------------------------------------------------------------------------

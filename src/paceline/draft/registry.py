@@ -32,10 +32,20 @@ _BUILT_IN = {
     "recycling": "paceline.draft.recycling:Recycling",
     "blend": "paceline.draft.blend:Blend",
     "ngram-pool": "paceline.draft.ngram_pool:NgramPool",
+    "past-answer": "paceline.draft.past_answer:PastAnswer",
     "jacobi": "paceline.draft.jacobi:Jacobi",
+    "prediction": "paceline.draft.prediction:Prediction",
+    "grammar": "paceline.draft.grammar:Forced",
     "model": "paceline.draft.model:Model",
     "s2d": "paceline.draft.s2d:Sorted",
+    "mirror": "paceline.draft.mirror:Mirror",
     "kangaroo": "paceline.draft.kangaroo:Kangaroo",
+    "medusa": "paceline.draft.medusa:Medusa",
+    "hydra": "paceline.draft.hydra:Hydra",
+    "amphista": "paceline.draft.amphista:Amphista",
+    "eagle": "paceline.draft.eagle:Eagle",
+    "eagle3": "paceline.draft.eagle3:Eagle3",
+    "auto": "paceline.draft.auto:Auto",
 }
 
 

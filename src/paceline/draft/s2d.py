@@ -122,6 +122,7 @@ class Sorted(Model):
     lossless = "yes"
     paper = "Kavehzadeh et al. 2024, S2D, arXiv 2407.01955"
     Config = SortedConfig
+    drafts_ahead = False  # its nodes wait at different layers
 
     def __init__(self, config: SortedConfig):
         super().__init__(config)

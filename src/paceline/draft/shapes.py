@@ -1,19 +1,32 @@
-"""Fixed shapes of trees whose tokens depend on depth and rank alone: candidates of the slots after the root.
+"""Trees of fixed shape: which ranks to take at each step down from the root, whatever the tokens are.
 
-A path is the ranks to take at each step down from the root: (2, 0) is candidate 0 of the second slot, below candidate 2
-of the first. Knows nothing of tokens.
+A path is such a list of ranks: (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set
+of paths that holds the beginning of each of its paths is a tree; compiled, it is a `Template`, which drafters fill with
+tokens. Paths come from a table that was published, from a file, or from how often the candidates of each depth are
+right. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from paceline.errors import MethodError
 from paceline.records import loads
+from paceline.tree import IntArray
 
 RankPath = tuple[int, ...]
+"""Which candidate to take at each step down from the root, 0 the best."""
+
+_HEADS = ((0.56, 0.78), (0.32, 0.56), (0.20, 0.42), (0.15, 0.34), (0.12, 0.30))
+SLOTS = [[best] + [(five - best) * 8 / 15 / 2**rank for rank in range(9)] for best, five in _HEADS]
+"""How often the candidates of each slot are right, for trees of other sizes than the published one where nothing was
+measured: as often as those of Medusa's heads for Vicuna-7B in its authors' training logs, the best and all of the best
+five, each of these half as often as the one before it."""
 
 SLOTS_FILE = "slots.json"
 """Where training writes how often the candidates of each slot are right."""
@@ -35,6 +48,79 @@ def published() -> list[RankPath]:
 def chain(length: int) -> list[RankPath]:
     """The best candidate of each slot, one after another."""
     return [(0,) * depth for depth in range(1, length + 1)]
+
+
+class Template(NamedTuple):
+    """A shape to be filled, shallow nodes and better ranks first. Node 0 is the root.
+
+    parent, rank, depth  int64 [n]; rank and parent of the root are -1.
+    levels  levels[d]: number of nodes that are at most d deep."""
+
+    parent: IntArray
+    rank: IntArray
+    depth: IntArray
+    levels: tuple[int, ...]
+
+    def within(self, depth: int) -> int:
+        """The number of its first nodes that are at most `depth` deep."""
+        return self.levels[min(max(depth, 0), len(self.levels) - 1)]
+
+
+def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:
+    """Number the nodes of `paths`, whatever their order.
+
+    Raises ValueError if there is no path, one is there twice, one's beginning is missing, or a rank is not below
+    `ranks`."""
+    index: dict[RankPath, int] = {(): 0}
+    parent, rank, levels = [-1], [-1], [1]
+    for path in sorted(paths, key=lambda path: (len(path), path)):
+        if path in index:
+            raise ValueError(f"path {spelled(path)} is there twice")
+        if not 0 <= path[-1] < ranks:
+            raise ValueError(f"path {spelled(path)} takes rank {path[-1]}, and ranks are 0 to {ranks - 1}")
+        if path[:-1] not in index:
+            raise ValueError(f"path {spelled(path)} needs path {spelled(path[:-1])}, which is missing")
+        parent.append(index[path[:-1]])
+        rank.append(path[-1])
+        levels += levels[-1:] if len(path) == len(levels) else []
+        levels[-1] += 1
+        index[path] = len(index)
+    if len(index) == 1:
+        raise ValueError("it has no path")
+    return Template(np.array(parent), np.array(rank), np.array([len(path) for path in index]), tuple(levels))
+
+
+def read_paths(file: str | Path) -> list[RankPath]:
+    """The paths in a file: a JSON list of lists of ranks, or words in which each digit is a rank."""
+    text = Path(file).read_text("utf-8")
+    if not text.lstrip().startswith("["):
+        return [tuple(map(int, word)) for word in text.split()]
+    paths = loads(text)
+    if not all(isinstance(path, list) and all(type(rank) is int for rank in path) for path in paths):
+        raise ValueError("in JSON a path is a list of whole numbers")
+    return [tuple(path) for path in paths]
+
+
+def template_of(file: str | Path, ranks: int, who: str, instead: str) -> Template:
+    """The template of the paths in a file; MethodError that names the drafter `who` and what may be given `instead`."""
+    try:
+        return compile_template(read_paths(file), ranks)
+    except OSError as error:
+        raise MethodError(
+            f"{who}: tree is {str(file)!r}; it must be {instead}, or a file of paths ({error.strerror})."
+        ) from None
+    except ValueError as error:
+        raise MethodError(f"{who}: the tree {file} is not a list of paths: {error}.") from None
+
+
+def spelled(path: RankPath) -> str:
+    """A path for a reader."""
+    return "-".join(map(str, path)) if path else "()"
+
+
+def path_values(accuracies: Sequence[Sequence[float]], paths: Sequence[RankPath]) -> list[float]:
+    """How likely each path is to be right, all of it: the product along it."""
+    return [float(np.prod([accuracies[slot][rank] for slot, rank in enumerate(path)])) for path in paths]
 
 
 def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPath]:
@@ -61,15 +147,16 @@ def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPa
     return best
 
 
-def read_accuracies(folder: str) -> list[list[float]]:
-    """What training measured: entry [d][r] as in `best_paths`. MethodError if it is not there or not of that form."""
+def read_accuracies(folder: str, writer: str = "paceline train tree") -> list[list[float]]:
+    """What training measured: entry [d][r] as in `best_paths`. MethodError, which names the command that writes it, if
+    it is not there, and if it is not of that form."""
     file = Path(folder) / SLOTS_FILE
     try:
         table = loads(file.read_text("utf-8"))["accuracies"]
         if not table or not all(row and all(0 <= float(share) <= 1 for share in row) for row in table):
             raise ValueError
     except OSError as error:
-        raise MethodError(f"{file} cannot be read ({error.strerror}); `paceline train noise` writes one.") from None
+        raise MethodError(f"{file} cannot be read ({error.strerror}); `{writer}` writes one.") from None
     except (ValueError, TypeError, KeyError):
         raise MethodError(f"{file} is broken: it must have shares from 0 to 1 by slot and rank.") from None
     return [[float(share) for share in row] for row in table]

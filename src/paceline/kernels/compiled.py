@@ -8,6 +8,7 @@ import numpy as np
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
+from numba.extending import overload
 
 intrinsic: Any = numba_intrinsic  # its type hides that the typing context is not the caller's to give
 
@@ -61,3 +62,29 @@ def narrow(number: Any) -> Any:
 def halves(where: Any, size: Any) -> Any:
     """`size` bfloat16 numbers at an address, as their bits, uint16."""
     return carray(address(where), (size,), np.uint16)
+
+
+def widened(number):  # type: ignore[no-untyped-def]
+    """float32 of bfloat16 bits (uint16), or of a float32. For compiled functions over either."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(widened)
+def _widened(number):  # type: ignore[no-untyped-def]
+    return (lambda number: number) if number == types.float32 else (lambda number: wide(number))
+
+
+def put(out, at, number):  # type: ignore[no-untyped-def]
+    """out[at] = number, rounded where `out` holds bfloat16 bits (uint16). For compiled functions over either."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(put)
+def _put(out, at, number):  # type: ignore[no-untyped-def]
+    def as_it_is(out, at, number):  # type: ignore[no-untyped-def]
+        out[at] = number
+
+    def rounded(out, at, number):  # type: ignore[no-untyped-def]
+        out[at] = narrow(number)
+
+    return as_it_is if out.dtype == types.float32 else rounded

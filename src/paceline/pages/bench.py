@@ -22,6 +22,7 @@ from paceline.bench.words import DASH, foldable, interval, number, percent, size
 from paceline.pages.bench_run import KIND_COLORS, BenchRun, Method
 from paceline.pages.markdown import findings, headline, model_name, setting
 from paceline.pages.plots import COLORS, FAINT, SMALL, Curve, columns, plot, style
+from paceline.pages.schedules import schedules
 
 SHOWN = 3
 """Methods whose answers are shown token by token."""
@@ -60,6 +61,7 @@ def page(run: BenchRun) -> str:
         panels=[(m, _lengths(m), _depths(m, run.measured)) for m in run.measured if m.get("lengths")],
         parts=_parts(run.measured),
         devices=devices,
+        schedules=schedules(run),
         differing=differing,
         verdicts=Counter(difference["verdict"] for _, difference in differing),
         predicted=[m for m in run.measured if m.kind != "plain" and m.get("predicted") is not None],

@@ -1,13 +1,13 @@
 """A run in words: sentences for the report page, and a Markdown table for a README.
 
-    print(markdown(read_run(Path("out/run"))))
+print(markdown(read_run(Path("out/run"))))
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.bench.words import interval, number, percent
+from paceline.bench.words import interval, number, percent, words
 from paceline.pages.bench_run import BenchRun
 
 
@@ -60,7 +60,11 @@ def setting(run: BenchRun) -> str:
         f"model {model_name(run)}",
         f"at most {options['max_tokens']} tokens an answer" if options.get("max_tokens") else "",
         "greedy" if temperature == 0 else f"sampled at temperature {temperature:g}",
-        "one question at a time" if batch == 1 else f"{batch} questions at a time",
+        f"batches of {words(options['batches'])} requests"
+        if options.get("schedules")
+        else "one question at a time"
+        if batch == 1
+        else f"{batch} questions at a time",
         "each answered once" if repeats == 1 else f"each answered {repeats} times",
     ]
     return ", ".join(filter(None, parts))
@@ -104,8 +108,7 @@ def markdown(run: BenchRun) -> str:
         lines.append(_markdown_row(cells))
     lines += ["", f"{setting(run)}; {machine(run)}.{'' if run.complete else ' Not complete.'}"]
     lines += run.summary.get("disturbed") or []
-    if run.about.get("as_large"):
-        lines.append(str(run.about["as_large"]))
+    lines += [str(run.about[fact]) for fact in ("tuned", "as_large") if run.about.get(fact)]
     command = (run.about.get("environment") or {}).get("command")
     if command:
         lines += ["", _code(str(command))]

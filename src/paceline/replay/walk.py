@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,13 +25,15 @@ from paceline.accept import Accepted
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create, describe, names
 from paceline.errors import MethodError, PacelineError
-from paceline.replay.tokens import RecordedAnswer
 from paceline.round import Round, Segment
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 from paceline.target.base import Facts, Needs
 from paceline.target.tokenizer import Tokenizer
 from paceline.tree import DraftTree, IntArray
+
+if TYPE_CHECKING:
+    from paceline.replay.tokens import RecordedAnswer
 
 ROOM = 1024
 """Tokens a row has room for after its recorded answer, so that no draft is cut where the answer happens to end."""
@@ -144,6 +147,8 @@ def tokens_only(target: Facts) -> list[str]:
 
 
 def _gets_through(name: str, target: Facts) -> bool:
+    from paceline.replay.tokens import RecordedAnswer
+
     drafter = create(name)
     try:
         drafter.bind(target)
@@ -173,9 +178,7 @@ def replay(drafter: Drafter, turn: RecordedAnswer, id: int, tally: Tally) -> Non
         seconds += perf_counter() - began
         tree = tree.clipped(row.max_draft)
         probe = _NO_PROBES if tree.probe is None else tree.probe
-        kept, node = _walk(
-            tree.tokens, tree.parent, probe, text, at, tally.accepted, tally.depths, tally.sizes
-        )
+        kept, node = _walk(tree.tokens, tree.parent, probe, text, at, tally.accepted, tally.depths, tally.sizes)
         if kept < 0:
             raise ValueError(f"{drafter.name} proposed a tree whose root is not the row's last token")
         size = len(tree.tokens)

@@ -17,6 +17,10 @@ from paceline.target.shape import Shape
 
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
+    if layout.paths is not None:
+        from paceline.target.path_attention import attend_paths  # compiling it takes seconds the first time
+
+        return attend_paths(queries, layout.paths, cache, layer)
     if len(layout.groups) == 1 and layout.groups[0].gather is None:
         return _attend_group(queries, layout, cache, layer, 0)
     out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
@@ -50,27 +54,37 @@ def _attend_group(queries: torch.Tensor, layout: Layout, cache: Writer, layer: i
 
 
 class Attention:
-    """Rotary self-attention without norms: out(attend(rotate(qkv(x)))). Trained drafters stack it.
+    """Rotary self-attention without norms before it: out(attend(rotate(qkv(x)))). Trained drafters stack it.
 
-    weights  "q_proj.weight", "k_proj.weight", "v_proj.weight" and "o_proj.weight", of `attention_shapes`."""
+    weights  of `attention_shapes`: "q_proj.weight", "k_proj.weight", "v_proj.weight" and "o_proj.weight"; biases and
+             "q_norm.weight", "k_norm.weight" are used where they are."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], shape: Shape, ops: TorchOps):
         self.shape, self.ops = shape, ops
-        self.qkv = Linear(torch.cat([weights[f"{name}_proj.weight"] for name in "qkv"]))
-        self.out = Linear(weights["o_proj.weight"])
+        biases = [weights[name] for name in ("q_proj.bias", "k_proj.bias", "v_proj.bias") if name in weights]
+        self.qkv = Linear(
+            torch.cat([weights[f"{name}_proj.weight"] for name in "qkv"]), torch.cat(biases) if biases else None
+        )
+        self.out = Linear(weights["o_proj.weight"], weights.get("o_proj.bias"))
+        self.qk_norm: torch.Tensor | None = None
+        if "q_norm.weight" in weights:
+            q, k = weights["q_norm.weight"], weights["k_norm.weight"]
+            self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
         """Attention over normed states [N, H], [N, H]; keys and values are written to layer `layer` of the cache."""
         s = self.shape
         qkv = self.qkv(x).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, None, cache, layer)
+        queries = self.ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
         return self.out(attend(queries, layout, cache, layer))
 
 
-def attention_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of `Attention`."""
+def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the tensors of `Attention`. width: of what it reads, if that is not the hidden size."""
     h, q, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    return {"q_proj.weight": (q, h), "k_proj.weight": (kv, h), "v_proj.weight": (kv, h), "o_proj.weight": (h, q)}
+    rows = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (n, width or h) for name, n in rows.items()}
+    return shapes | {"o_proj.weight": (h, q)}
 
 
 def begin(

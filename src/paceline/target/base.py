@@ -16,9 +16,13 @@ from typing import Protocol
 import torch
 
 from paceline.clock import Clock
+from paceline.errors import ModelError
 from paceline.round import Segment, Verdict
 from paceline.target.tokenizer import Tokenizer
 from paceline.threads import Threads
+
+BEFORE_NORM = -1
+"""The states that the final norm reads, in `Needs.hidden_layers`."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Needs:
     """What a drafter needs from the target's forward.
 
     hidden_layers  hidden states wanted: l means the input of layer l (l = 0: the embeddings), num_layers means
-                   after the final norm. Given for every token of the forward, prompts included.
+                   after the final norm, BEFORE_NORM before it. Given for every token of the forward, prompts included.
     top_k          the number of best logits wanted for every verified node.
     resume_layer   layers 0..resume_layer-1 of drafted nodes are the drafter's own work: segments may come with
                    `hidden`, and the target goes on from there.
@@ -37,6 +41,12 @@ class Needs:
     top_k: int = 0
     resume_layer: int | None = None
     callback_layer: int | None = None
+
+    @property
+    def whole_prompt(self) -> bool:
+        """Whether the drafter must see the states of every token of a prompt, so that none of them may come from an
+        earlier request's cache."""
+        return bool(self.hidden_layers) or self.callback_layer is not None
 
     def __or__(self, other: Needs) -> Needs:
         """What two drafters need together."""
@@ -75,7 +85,8 @@ class Target(ABC):
     it reads one row, unless that is the output head as well. weights_fingerprint tells one training from another.
     `tokenizer` is the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
     `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there. `threads` are those of all
-    engines of this target; with `same_on_any_threads` its logits are, bit for bit, the same on any number of them.
+    engines of this target; with `same_on_any_threads` its logits are, bit for bit, the same on any number of them. With
+    `exact` (see `make_exact`) a token's logits depend on its text alone.
     """
 
     vocab_size: int
@@ -91,11 +102,22 @@ class Target(ABC):
     clock: Clock
     tokenizer: Tokenizer | None = None
     same_on_any_threads = False
+    exact = False
 
     @cached_property
     def threads(self) -> Threads:
         """Chosen by how long this target's rounds take; fixed on an accelerator, where they hardly matter."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
+
+    def make_exact(self) -> None:
+        """From now on give every token the same logits, bit for bit, whatever is verified with it: alone, in a draft of
+        any shape, in a batch, and however a prompt was cut. Before the first row, for all engines of this target.
+
+        Raises ModelError if this target cannot."""
+        raise ModelError(
+            f"exact: {self.name} runs in transformers, where the number of tokens decides in which order "
+            "sums are added; it needs a family that the native decoder runs (Llama, Mistral, Qwen2, Qwen3, SmolLM)"
+        )
 
     def check(self, needs: Needs) -> None:  # noqa: B027
         """Raise ModelError if this target cannot give a drafter what it needs."""

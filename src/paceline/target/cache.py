@@ -3,7 +3,8 @@
 One tensor holds everything, [layers, 2, slots, kv_heads, capacity, head_dim] (2: keys, values). The nodes of a tree
 are written after their row's tokens; `commit` moves those of the accepted path together, which for a chain is no move.
 Rows are never realigned and never padded on the left: a shorter row simply uses less of its slot. When more room is
-needed capacity (or the number of slots) doubles, so a token is copied a constant number of times on average.
+needed capacity (or the number of slots) doubles, so a token is copied a constant number of times on average. Whoever
+has a budget asks what a rectangle of slots and capacity weighs (`weight`), and lays the rows out anew (`reshape`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ GRANULE = 64
 """Capacity is a multiple of this many tokens."""
 
 
+def in_granules(length: int) -> int:
+    """A number of tokens as a capacity."""
+    return -(-length // GRANULE) * GRANULE
+
+
 PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 """Views of every layer's keys, and of every layer's values."""
 
@@ -27,7 +33,8 @@ PerLayer = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 class RaggedCache:
     """Keys and values of rows that come and go.
 
-    Memory is 2 * layers * kv_heads * head_dim * slots * capacity numbers; capacity follows the longest row."""
+    Memory is 2 * layers * kv_heads * head_dim * slots * capacity numbers; capacity follows the longest row.
+    most_bytes  above this, growing stops doubling and makes the room that is asked for."""
 
     def __init__(
         self,
@@ -39,6 +46,7 @@ class RaggedCache:
         device: torch.device | str,
     ):
         self.max_context = max_context
+        self.most_bytes: int | None = None
         self._lengths: list[int] = []
         self._free: list[int] = []
         # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
@@ -57,9 +65,35 @@ class RaggedCache:
         return self._kv.shape[2]
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """[layers, 2, slots, kv_heads, capacity, head_dim]."""
+        return tuple(self._kv.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self._kv.dtype
+
+    @property
     def nbytes(self) -> int:
         """Memory held, in bytes."""
         return self._kv.nbytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        layers, two, _, heads, _, dim = self._kv.shape
+        return layers * two * heads * dim * self._kv.element_size()
+
+    @property
+    def held(self) -> list[int]:
+        """Slots that hold a row, in order."""
+        free = set(self._free)
+        return [slot for slot in range(len(self._lengths)) if slot not in free]
+
+    def weight(self, slots: int, capacity: int) -> int:
+        """Bytes of a cache of that shape."""
+        return self.token_bytes * slots * in_granules(capacity)
 
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def add_row(self, expected_length: int) -> int:
@@ -97,8 +131,10 @@ class RaggedCache:
         if len(self._lengths) > slots:
             slots = max(len(self._lengths), 2 * slots) if slots else len(self._lengths)
         if length > capacity:
-            capacity = max(length, min(2 * capacity, self.max_context + 1))
-            capacity = -(-capacity // GRANULE) * GRANULE
+            capacity = in_granules(max(length, min(2 * capacity, self.max_context + 1)))
+        if self.most_bytes is not None and self.weight(slots, capacity) > self.most_bytes:
+            slots = max(len(self._lengths), self.num_slots)
+            capacity = max(in_granules(length), self.capacity)
         if (slots, capacity) == (self.num_slots, self.capacity):
             return
         old = self._kv
@@ -106,6 +142,49 @@ class RaggedCache:
         self._kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
         # All of it: a self-drafter's nodes may lie after the longest row, uncommitted.
         self._kv[:, :, : old.shape[2], :, : old.shape[4]] = old
+
+    @torch.inference_mode()
+    def reshape(self, slots: int, capacity: int) -> dict[int, int]:
+        """Lay the committed tokens of all rows out anew, in `slots` slots of `capacity` tokens, and forget all else.
+
+        Rows keep their slots if those still exist; else all move together. Returns the new slot of every old one. For a
+        moment the tokens of all rows are there twice; the old memory is freed before the new is taken. Where there is
+        no memory for the new shape, the error is raised and everything is as before."""
+        held = self.held
+        slots, capacity = max(slots, len(held)), in_granules(max(capacity, *self._lengths, 0))
+        new_slot = {old: new for new, old in enumerate(held)}
+        if not held or held[-1] < slots:
+            new_slot = {slot: slot for slot in held}
+        rows = {slot: self.copy(slot, self._lengths[slot]) for slot in held}
+        layers, two, old_slots, heads, old_capacity, dim = self._kv.shape
+        self._cut_at, self._cut = None, ((), ())  # views hold the old memory
+        self._kv = self._kv.new_empty(layers, two, 0, heads, 0, dim)
+        try:
+            self._kv = self._kv.new_zeros(layers, two, slots, heads, capacity, dim)
+        except (MemoryError, RuntimeError):
+            self._kv = self._kv.new_zeros(layers, two, old_slots, heads, old_capacity, dim)
+            new_slot = {slot: slot for slot in held}
+            raise
+        finally:
+            self._lengths = [0] * (max(new_slot.values(), default=-1) + 1)
+            self._free = sorted(set(range(len(self._lengths))) - set(new_slot.values()))
+            for slot, kv in rows.items():
+                self.paste(new_slot[slot], kv)
+        return new_slot
+
+    @torch.inference_mode()
+    def copy(self, slot: int, length: int) -> torch.Tensor:
+        """Keys and values of a row's first tokens, [layers, 2, kv_heads, length, head_dim], in memory of their own."""
+        self._check(slot)
+        return self._kv[:, :, slot, :, :length].clone(memory_format=torch.contiguous_format)
+
+    @torch.inference_mode()
+    def paste(self, slot: int, kv: torch.Tensor) -> None:
+        """Make what `copy` gave the row's tokens; there is room for them."""
+        self._check(slot)
+        length = kv.shape[3]
+        self._kv[:, :, slot, :, :length] = kv
+        self._lengths[slot] = length
 
     def writer(self, layout: Layout) -> Writer:
         """Where the forward planned in `layout` writes and reads; makes room first."""
@@ -136,6 +215,16 @@ class RaggedCache:
             row[:, :, :, length + rest : length + len(path)] = row.index_select(3, source)
         self._lengths[slot] = length + len(path)
 
+    @torch.inference_mode()  # as `commit`
+    def arrange(self, slot: int, nodes: Sequence[int]) -> None:
+        """Bring nodes that lie uncommitted after a row, counted from its end, to the places right after it, in the
+        order of `nodes`."""
+        self._check(slot)
+        if list(nodes) != list(range(len(nodes))):
+            length, row = self._lengths[slot], self._kv[:, :, slot]
+            source = torch.tensor(list(nodes), device=row.device) + length
+            row[:, :, :, length : length + len(nodes)] = row.index_select(3, source)
+
 
 class Writer:
     """One forward's view of the cache: `write` the new keys and values of a layer, then `read` a group's."""
@@ -165,6 +254,11 @@ class Writer:
             self._one = (here[:, 0].unbind(0), here[:, 1].unbind(0))
         return self._one
 
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of a layer."""
+        return self._kv.shape[3]
+
     def addresses(self, layer: int) -> tuple[int, int, int]:
         """Where a layer's keys and values, each [slots, kv_heads, capacity, head_dim], begin; and the capacity."""
         kv = self._kv
@@ -193,6 +287,10 @@ class CachedTarget(Target):
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self.cache.commit(slot, path)
+
+    def arrange(self, slot: int, nodes: Sequence[int]) -> None:
+        """As `RaggedCache.arrange`."""
+        self.cache.arrange(slot, nodes)
 
     def _best(self, logits: torch.Tensor, needs: Needs) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The best logits that a drafter needs; their time is the drafter's."""

@@ -15,15 +15,17 @@ import torch.nn.functional as F
 from transformers import PretrainedConfig
 
 from paceline.clock import Clock
+from paceline.errors import ModelError
 from paceline.round import Segment, Verdict
 from paceline.target.attention import attend
-from paceline.target.base import LayerCallback, Needs
+from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import Linear
 from paceline.target.ops import TorchOps
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
+from paceline.threads import Threads
 
 
 def _fused_ops() -> type[TorchOps]:
@@ -61,6 +63,11 @@ class Block:
         self.qk_norm: torch.Tensor | None = None
         if q is not None and k is not None:
             self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
+
+    def make_exact(self) -> None:
+        """Give every product one order of sums."""
+        self.qkv, self.out = self.qkv.exact(), self.out.exact()
+        self.gate_up, self.down = self.gate_up.exact(), self.down.exact()
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, ops: TorchOps, layout: Layout, cache: Writer, layer: int
@@ -107,11 +114,35 @@ class Decoder(CachedTarget):
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
-        linears = [self.head, *(linear for b in self.blocks for linear in (b.qkv, b.out, b.gate_up, b.down))]
-        # oneDNN and MKL add in an order that depends on the number of threads; our products and attention do not.
-        self.same_on_any_threads = all(linear.panels is not None for linear in linears)
+        self.same_on_any_threads = self._has_own_products()
         self.cache = self.new_cache(s.num_layers)
         self.clock = Clock()
+
+    def _has_own_products(self) -> bool:
+        """Whether all products are ours. oneDNN and MKL add in an order that depends on the number of threads; our
+        products and attention do not."""
+        return self.head.panels is not None and all(
+            linear.panels is not None for b in self.blocks for linear in (b.qkv, b.out, b.gate_up, b.down)
+        )
+
+    def make_exact(self) -> None:
+        """As `Target.make_exact`: attention along paths, products and the steps between them row by row."""
+        if self.exact:
+            return
+        if self.device.type != "cpu":
+            raise ModelError(
+                f"exact: {self.name} runs on {self.device}, where the number of tokens decides in which order sums are "
+                "added; it needs a CPU (--device cpu)"
+            )
+        if self.dtype not in (torch.bfloat16, torch.float32):
+            raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
+        for block in self.blocks:
+            block.make_exact()
+        self.head = self.head.exact()
+        self.ops = _fused_ops()(self.ops.cos, self.ops.sin, self.ops.eps)
+        self.exact, self.same_on_any_threads = True, self._has_own_products()
+        if not self.same_on_any_threads:
+            self.threads = Threads(torch.get_num_threads())
 
     @torch.inference_mode()
     def verify(
@@ -135,6 +166,8 @@ class Decoder(CachedTarget):
             x, delta = self.blocks[layer](x, delta, self.ops, layout, cache, layer)
         self.clock.lap("layers")
         x = x if delta is None else x + delta
+        if BEFORE_NORM in needs.hidden_layers:
+            taps[BEFORE_NORM] = x[: layout.num_nodes]
         if self.num_layers in needs.hidden_layers:
             x = self.ops.norm(x, self.norm)
             taps[self.num_layers] = x[: layout.num_nodes]
@@ -195,6 +228,7 @@ class Decoder(CachedTarget):
             window=s.window,
             dtype=self.dtype,
             device=self.device,
+            exact=self.exact,
         )
 
     def _padding(self, segments: Sequence[Segment], last: int) -> int:
@@ -204,7 +238,7 @@ class Decoder(CachedTarget):
         attention for numbers of queries and keys (benchmarks/shapes.py). Rows without drafts need no padding."""
         nodes = sum(segment.num_run for segment in segments)
         padding = padded_size(nodes) - nodes
-        if not self.head.packed or nodes == len(segments):
+        if self.exact or not self.head.packed or nodes == len(segments):
             return 0
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
 
@@ -219,7 +253,8 @@ class Decoder(CachedTarget):
         If some segments have states before `resume_layer`, the layers below are run for the others. If another drafter
         needs the states of a layer below that, every layer is run for all, and the given states are not used."""
         given, seam = [s.hidden for s in segments], needs.resume_layer
-        watched = [layer for layer in (*needs.hidden_layers, needs.callback_layer) if layer is not None]
+        wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
+        watched = [layer for layer in wanted if layer is not None]
         if seam is None or all(hidden is None for hidden in given) or min(watched, default=seam) < seam:
             return F.embedding(layout.tokens, self.embedding), 0
         fresh = [s for s in segments if s.hidden is None]

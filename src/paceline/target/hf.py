@@ -149,10 +149,8 @@ class HFTarget(CachedTarget):
         if any(s.hidden is not None for s in segments):
             raise ModelError(f"{self.name} runs through transformers and cannot resume from a drafter's states")
         results: dict[int, tuple[torch.Tensor, dict[int, torch.Tensor]]] = {}
-        for members in _forwards(segments):
-            results |= zip(
-                members, self._forward([segments[s] for s in members], needs.hidden_layers), strict=True
-            )
+        for members in self._forwards(segments):
+            results |= zip(members, self._forward([segments[s] for s in members], needs.hidden_layers), strict=True)
         logits, hidden = zip(*(results[s] for s in range(len(segments))), strict=True)
         packed = torch.cat(logits)
         self.clock.lap("head")
@@ -164,22 +162,42 @@ class HFTarget(CachedTarget):
             self._best(packed, needs),
         )
 
+    def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
+        """Which segments share a forward: all short ones, in the order of their slots, and each long one alone."""
+        short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
+        if short:
+            yield sorted(short, key=lambda s: segments[s].slot)
+        yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
+
     def _forward(
         self, segments: Sequence[Segment], hidden_layers: Sequence[int]
     ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
         """One forward; for each segment its logits [num_logits, V] and hidden states {layer: [n, H]}."""
         lengths = [self.cache.length(s.slot) for s in segments]
         layout = plan(segments, lengths, dtype=self.dtype, device=self.device)
-        padding = _Padding(segments, self.device)
+        padding = Padding(segments, self.device)
         mask = self._additive(_visible(segments, lengths, padding.queries, layout.groups[0].keys))
         rows = _RowsCache(self.cache.writer(layout), layout, padding, segments)
         self.clock.lap("prepare")
+        return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers)
+
+    def _run(
+        self,
+        segments: Sequence[Segment],
+        padding: Padding,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Cache,
+        hidden_layers: Sequence[int],
+    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+        """The model over packed `tokens` and `positions`, int64 [N]; returns what `_forward` does."""
         keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
         out = self.model(
-            input_ids=padding.pad(layout.tokens),
-            position_ids=padding.pad(layout.positions),
+            input_ids=padding.pad(tokens),
+            position_ids=padding.pad(positions),
             attention_mask=mask,
-            past_key_values=rows,
+            past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
             output_hidden_states=bool(hidden_layers),
@@ -216,19 +234,11 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
         raise ModelError(f"{name} ({model.config.model_type}): its configuration does not say how long a text may be")
 
 
-def _forwards(segments: Sequence[Segment]) -> Iterator[list[int]]:
-    """Which segments share a forward: all short ones, in the order of their slots, and each long one alone."""
-    short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
-    if short:
-        yield sorted(short, key=lambda s: segments[s].slot)
-    yield from ([s] for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES)
-
-
 def _offsets(counts: Sequence[int]) -> list[int]:
     return list(accumulate(counts, initial=0))
 
 
-class _Padding:
+class Padding:
     """Between the packed nodes [N, ...] of some segments and the padded [rows, queries, ...], right-aligned.
 
     On the left: then the logits wanted are the last of every row, and architectures with a built-in causal mask count
@@ -269,7 +279,7 @@ def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, 
 class _RowsCache(Cache):
     """Our ragged cache as a cache of transformers, for one forward; the model's layers call `update`."""
 
-    def __init__(self, writer: Writer, layout: Layout, padding: _Padding, segments: Sequence[Segment]):
+    def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment]):
         super().__init__(layer_class_to_replicate=DynamicLayer)
         (group,) = layout.groups
         self._writer, self._padding, self._keys = writer, padding, group.keys

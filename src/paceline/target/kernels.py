@@ -1,19 +1,21 @@
-"""The steps of a decoder layer between its matrix products, one pass each: bfloat16 on CPUs, compiled by Numba.
+"""The steps of a decoder layer between its matrix products, one pass each: for CPUs, compiled by Numba.
 
 A decoding step of a small model is hundreds of operators over a few kilobytes, and launching them costs more than
 running them. Each kernel here replaces four to ten of torch's (`paceline.target.ops` is the reference) and computes in
-float32 with one rounding at the end, on one thread, for the arrays are too small to share.
+float32 with one rounding at the end, on one thread, for the arrays are too small to share. Rows are computed one by
+one, so a row's result does not depend on their number. Each kernel exists for bfloat16 and for float32; the latter
+is used where results must be exact (docs/exact.md).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import carray, njit
 
-from paceline.kernels.compiled import address, float_of, halves, narrow, wide
+from paceline.kernels.compiled import address, float_of, put, widened
 from paceline.target.cache import Writer
 from paceline.target.layout import Layout
 from paceline.target.ops import TorchOps
@@ -39,11 +41,17 @@ def _exp(x: Any) -> Any:
 
 
 @njit(inline="always")
-def _widen(where: Any, out: Any) -> None:
-    """Fill `out` with the bfloat16 numbers at an address."""
-    numbers = halves(where, len(out))
+def _at(where: Any, size: Any, kind: Any) -> Any:
+    """`size` numbers at an address; kind: np.uint16 for the bits of bfloat16, or np.float32."""
+    return carray(address(where), (size,), kind)
+
+
+@njit(inline="always")
+def _widen(where: Any, kind: Any, out: Any) -> None:
+    """Fill `out`, float32, with the numbers at an address."""
+    numbers = _at(where, len(out), kind)
     for i in range(len(out)):
-        out[i] = wide(numbers[i])
+        out[i] = widened(numbers[i])
 
 
 @njit(inline="always")
@@ -55,36 +63,34 @@ def _inverse_rms(x: Any, eps: Any) -> Any:
     return np.float32(1) / np.sqrt(square / np.float32(len(x)) + eps)
 
 
-@njit("void(int64, int64, int64, int64, int64, int64, int64, float32)", **FAST)
-def _add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps):  # type: ignore[no-untyped-def]
-    """sum = x + delta (nothing is added or written if delta_at is 0), out = RMS norm of that sum."""
+@njit(inline="always")
+def _add_norm(x_at, delta_at, weight_at, sum_at, out_at, rows, width, eps, kind, size):  # type: ignore[no-untyped-def]
+    """sum = x + delta (nothing is added or written if delta_at is 0), out = RMS norm of that sum.
+
+    size  bytes of a number, here and below."""
     # Working copies in float32 tell the compiler that nothing overlaps, so that every loop vectorises.
     weight, numbers = np.empty(width, np.float32), np.empty(width, np.float32)
-    _widen(weight_at, weight)
+    _widen(weight_at, kind, weight)
     for row in range(rows):
-        begin = 2 * row * width
-        x = halves(x_at + begin, width)
+        begin = size * row * width
+        x = _at(x_at + begin, width, kind)
         if delta_at != 0:
-            delta, total = halves(delta_at + begin, width), halves(sum_at + begin, width)
+            delta, total = _at(delta_at + begin, width, kind), _at(sum_at + begin, width, kind)
             for i in range(width):
-                total[i] = narrow(wide(x[i]) + wide(delta[i]))
+                put(total, i, widened(x[i]) + widened(delta[i]))
             x = total
         for i in range(width):
-            numbers[i] = wide(x[i])
+            numbers[i] = widened(x[i])
         scale = _inverse_rms(numbers, eps)
-        out = halves(out_at + begin, width)
+        out = _at(out_at + begin, width, kind)
         for i in range(width):
-            out[i] = narrow(numbers[i] * scale * weight[i])
+            put(out, i, numbers[i] * scale * weight[i])
 
 
-@njit(
-    "void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64,"
-    " int64, int64, int64, int64, int64, float32)",
-    **FAST,
-)
+@njit(inline="always")
 def _rotate(  # type: ignore[no-untyped-def]
     qkv_at, out_at, cos_at, sin_at, norm_at, positions_at, slots_at, places_at, keys_at, values_at,
-    nodes, heads, kv_heads, dim, capacity, eps,
+    nodes, heads, kv_heads, dim, capacity, eps, kind, size,
 ):  # fmt: skip
     """Norm (unless norm_at is 0) and rotate q and k; q goes to `out`, k and v to their places in the cache."""
     positions = carray(address(positions_at), (nodes,), np.int64)
@@ -93,14 +99,14 @@ def _rotate(  # type: ignore[no-untyped-def]
     half = dim // 2
     cos, sin, head, turned, weight = np.empty((5, dim), np.float32)
     for node in range(nodes):
-        _widen(cos_at + 2 * positions[node] * dim, cos)
-        _widen(sin_at + 2 * positions[node] * dim, sin)
-        source = qkv_at + 2 * node * (heads + 2 * kv_heads) * dim
-        place = 2 * (slots[node] * kv_heads * capacity + places[node]) * dim
+        _widen(cos_at + size * positions[node] * dim, kind, cos)
+        _widen(sin_at + size * positions[node] * dim, kind, sin)
+        source = qkv_at + size * node * (heads + 2 * kv_heads) * dim
+        place = size * (slots[node] * kv_heads * capacity + places[node]) * dim
         for h in range(heads + kv_heads):
-            _widen(source + 2 * h * dim, head)
+            _widen(source + size * h * dim, kind, head)
             if norm_at != 0:
-                _widen(norm_at + 2 * h * dim, weight)
+                _widen(norm_at + size * h * dim, kind, weight)
                 scale = _inverse_rms(head, eps)
                 for i in range(dim):
                     head[i] *= scale * weight[i]
@@ -108,36 +114,96 @@ def _rotate(  # type: ignore[no-untyped-def]
                 turned[i] = head[i] * cos[i] + head[i + half] * sin[i]
             for i in range(half):
                 turned[i + half] = head[i + half] * cos[i + half] + head[i] * sin[i + half]
-            to_at = out_at + 2 * (node * heads + h) * dim
+            to_at = out_at + size * (node * heads + h) * dim
             if h >= heads:
-                to_at = keys_at + place + 2 * (h - heads) * capacity * dim
-            to = halves(to_at, dim)
+                to_at = keys_at + place + size * (h - heads) * capacity * dim
+            to = _at(to_at, dim, kind)
             for i in range(dim):
-                to[i] = narrow(turned[i])
+                put(to, i, turned[i])
         for h in range(kv_heads):
-            value = halves(source + 2 * (heads + kv_heads + h) * dim, dim)
-            to = halves(values_at + place + 2 * h * capacity * dim, dim)
+            value = _at(source + size * (heads + kv_heads + h) * dim, dim, kind)
+            to = _at(values_at + place + size * h * capacity * dim, dim, kind)
             for i in range(dim):
                 to[i] = value[i]
 
 
-@njit("void(int64, int64, int64, int64)", **FAST)
-def _gate(gate_up_at, out_at, rows, width):  # type: ignore[no-untyped-def]
+@njit(inline="always")
+def _gate(gate_up_at, out_at, rows, width, kind, size):  # type: ignore[no-untyped-def]
     """out = silu(gate) * up."""
     for row in range(rows):
-        gate = halves(gate_up_at + 4 * row * width, width)
-        up = halves(gate_up_at + 4 * row * width + 2 * width, width)
-        out = halves(out_at + 2 * row * width, width)
+        begin = 2 * size * row * width
+        gate, up = _at(gate_up_at + begin, width, kind), _at(gate_up_at + begin + size * width, width, kind)
+        out = _at(out_at + size * row * width, width, kind)
         for i in range(width):
-            x = wide(gate[i])
-            out[i] = narrow(x / (np.float32(1) + _exp(-x)) * wide(up[i]))
+            x = widened(gate[i])
+            put(out, i, x / (np.float32(1) + _exp(-x)) * widened(up[i]))
+
+
+class _Kernels(NamedTuple):
+    """The compiled functions for one dtype."""
+
+    add_norm: Any
+    rotate: Any
+    gate: Any
+
+
+_ADD_NORM = "void(int64, int64, int64, int64, int64, int64, int64, float32)"
+_ROTATE = f"void({'int64, ' * 15}float32)"
+_GATE = "void(int64, int64, int64, int64)"
+
+
+@njit(_ADD_NORM, **FAST)
+def _add_norm_bfloat16(x, delta, weight, total, out, rows, width, eps):  # type: ignore[no-untyped-def]
+    _add_norm(x, delta, weight, total, out, rows, width, eps, np.uint16, 2)
+
+
+@njit(_ADD_NORM, **FAST)
+def _add_norm_float32(x, delta, weight, total, out, rows, width, eps):  # type: ignore[no-untyped-def]
+    _add_norm(x, delta, weight, total, out, rows, width, eps, np.float32, 4)
+
+
+@njit(_ROTATE, **FAST)
+def _rotate_bfloat16(  # type: ignore[no-untyped-def]
+    qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps
+):
+    _rotate(
+        qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps,
+        np.uint16, 2,
+    )  # fmt: skip
+
+
+@njit(_ROTATE, **FAST)
+def _rotate_float32(  # type: ignore[no-untyped-def]
+    qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps
+):
+    _rotate(
+        qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps,
+        np.float32, 4,
+    )  # fmt: skip
+
+
+@njit(_GATE, **FAST)
+def _gate_bfloat16(gate_up, out, rows, width):  # type: ignore[no-untyped-def]
+    _gate(gate_up, out, rows, width, np.uint16, 2)
+
+
+@njit(_GATE, **FAST)
+def _gate_float32(gate_up, out, rows, width):  # type: ignore[no-untyped-def]
+    _gate(gate_up, out, rows, width, np.float32, 4)
+
+
+_BY_DTYPE = {
+    torch.bfloat16: _Kernels(_add_norm_bfloat16, _rotate_bfloat16, _gate_bfloat16),
+    torch.float32: _Kernels(_add_norm_float32, _rotate_float32, _gate_float32),
+}
 
 
 class FusedOps(TorchOps):
-    """`TorchOps` for contiguous bfloat16 tensors on the CPU."""
+    """`TorchOps` for contiguous bfloat16 or float32 tensors on the CPU."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
         super().__init__(cos.contiguous(), sin.contiguous(), eps)
+        self._kernels = _BY_DTYPE[cos.dtype]
         self._tables = (self.cos.data_ptr(), self.sin.data_ptr())
 
     def begin(self, layout: Layout) -> None:
@@ -147,14 +213,14 @@ class FusedOps(TorchOps):
         x = x.contiguous()
         out = torch.empty_like(x)
         rows, width = x.shape
-        _add_norm(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), rows, width, self.eps)
+        self._kernels.add_norm(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), rows, width, self.eps)
         return out
 
     def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, out = torch.empty_like(delta), torch.empty_like(delta)
         rows, width = delta.shape
         at = (x.data_ptr(), delta.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr())
-        _add_norm(*at, rows, width, self.eps)
+        self._kernels.add_norm(*at, rows, width, self.eps)
         return total, out
 
     def rotate(
@@ -171,7 +237,7 @@ class FusedOps(TorchOps):
         queries = qkv.new_empty(nodes, heads, dim)
         keys_at, values_at, capacity = cache.addresses(layer)
         norm_at = 0 if qk_norm is None else qk_norm.data_ptr()
-        _rotate(
+        self._kernels.rotate(
             qkv.data_ptr(), queries.data_ptr(), *self._tables, norm_at, *self._nodes, keys_at, values_at,
             nodes, heads, kv_heads, dim, capacity, self.eps,
         )  # fmt: skip
@@ -180,5 +246,5 @@ class FusedOps(TorchOps):
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        _gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
+        self._kernels.gate(gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
         return out

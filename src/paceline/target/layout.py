@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.round import Segment
+from paceline.target.paths import PathPlan
 from paceline.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64
@@ -75,6 +76,7 @@ class Layout:
 
     tokens, positions, slots, at   int64 [N + padding]; `at` is the place in the row's cache.
     spans     (begin, end) of every segment in the packed order.
+    groups    the calls of torch's attention; none where `paths` says what each node sees (`plan(exact=True)`).
     wanted    int64 [M]: packed nodes whose logits are wanted, or None for all; wanted_at as Verdict.logits_at.
     """
 
@@ -88,6 +90,7 @@ class Layout:
     wanted_at: list[int]
     reach: dict[int, int]
     padding: int = 0
+    paths: PathPlan | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -104,13 +107,15 @@ def plan(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     padding: int = 0,
+    exact: bool = False,
 ) -> Layout:
     """Lay out `segments`; lengths[s] is the committed length of segment s's row.
 
     shared  query heads that share a key head.
     window  a node sees only this many tokens, itself included (sliding-window attention).
     padding nodes that are added to the last segment. Like rejected drafts, they stay in the cache after the row until
-            something else is written there."""
+            something else is written there.
+    exact   attention is computed along paths (`target/paths.py`), so that results do not depend on the layout."""
     counts = [s.num_logits for s in segments]
     asked = _spans(segments)
     wanted = None
@@ -125,23 +130,26 @@ def plan(
     def put(array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
 
-    short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
-    long = [s for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES]
-    groups = [
-        _group(members, segments, lengths, spans, positions, shared, window, dtype, device)
-        for members in ([short] if short else []) + [[s] for s in long]
-    ]
+    def groups() -> list[Group]:
+        short = [s for s, segment in enumerate(segments) if segment.num_run <= SHARED_QUERIES]
+        long = [s for s, segment in enumerate(segments) if segment.num_run > SHARED_QUERIES]
+        return [
+            _group(members, segments, lengths, spans, positions, shared, window, dtype, device)
+            for members in ([short] if short else []) + [[s] for s in long]
+        ]
+
     return Layout(
         tokens=put(_join([s.tokens[s.start :] for s in segments])),
         positions=put(_join(positions)),
         slots=put(_join([np.full(s.num_run, s.slot) for s in segments])),
         at=put(_join(at)),
         spans=asked,
-        groups=groups,
+        groups=[] if exact else groups(),
         wanted=None if wanted is None else put(wanted),
         wanted_at=[0, *accumulate(counts)],
         reach={s.slot: length + len(s.tokens) for s, length in zip(segments, lengths, strict=True)},
         padding=padding,
+        paths=PathPlan.of(segments, lengths, shared=shared, window=window) if exact else None,
     )
 
 

@@ -5,30 +5,69 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from paceline.errors import ModelError
 from paceline.target import products
+
+BLOCK = 16
+"""Rows of a call of a library, where its sums must have one order: with a number of rows that never changes, it always
+chooses one kernel."""
 
 
 class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
-    CPUs with bfloat16 units, and else unchanged."""
+    CPUs with bfloat16 units, and else unchanged.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
-        self.bias = bias
+    exact  a row's result is the same, bit for bit, whatever rows are beside it: by our kernel wherever it runs, else by
+           the library with BLOCK rows at a time. Raises ModelError where that has another result for another place of
+           the row."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
+        self.bias, self.is_exact = bias, exact
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
-        self.panels = products.Panels(weight, bias) if products.fits(weight) and products.preferred() else None
+        ours = products.supported(weight.dtype) if exact else weight.dtype == torch.bfloat16 and products.preferred()
+        self.panels = products.Panels(weight, bias) if ours and products.fits(weight) else None
         if self.panels is None:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.panels is not None:
             return self.panels(x)
+        return self._in_blocks(x) if self.is_exact else self._by_library(x)
+
+    def _by_library(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
+    def _in_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """`_by_library`, BLOCK rows at a time, the last ones zeros."""
+        blocks = [F.pad(part, (0, 0, 0, BLOCK - len(part))) for part in x.split(BLOCK)]
+        return torch.cat([self._by_library(block) for block in blocks])[: len(x)]
+
+    def exact(self) -> Linear:
+        """The same product with one order of sums."""
+        if self.is_exact or self.panels is not None:
+            return self
+        exact = Linear(self.dense(), self.bias, exact=True)
+        if exact.panels is None:
+            exact._check_places()
+        return exact
+
+    def _check_places(self) -> None:
+        """Raise ModelError if a row's result depends on its place among the rows of a block."""
+        weight = self.dense()
+        random = torch.Generator().manual_seed(0)
+        x = torch.randn(1, weight.shape[1], generator=random).to(weight.dtype).expand(BLOCK, -1).contiguous()
+        out = self._by_library(x)
+        if not torch.equal(out, out[:1].expand_as(out)):
+            raise ModelError(
+                "exact: this processor's library of matrix products adds in an order that depends on the row, and our "
+                "own products need AVX-512 BF16 (bfloat16) or AVX2 (float32), and torch on GNU's OpenMP"
+            )
+
     def rows(self, ids: torch.Tensor) -> Linear:
         """The outputs `ids` alone, from a copy of their weights, so that less is read."""
-        return Linear(self.dense()[ids], None if self.bias is None else self.bias[ids])
+        return Linear(self.dense()[ids], None if self.bias is None else self.bias[ids], exact=self.is_exact)
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs] as it was."""

@@ -1,10 +1,11 @@
-"""x @ weight.T over few rows or many: bfloat16 on CPUs that have dot products for it but no tiles, such as Zen 4.
+"""x @ weight.T over few rows or many, every sum in one order: bfloat16 on CPUs that have dot products for it, float32.
 
-oneDNN reads weights there at two thirds of the memory's speed, and for two to sixteen rows, as in verifying a draft, it
-does not compute while it reads (docs/performance.md, "Products"). Here weights are stored in panels of 32 outputs, in
-the order of use. Up to 12 rows are summed in registers while a panel is read; with more, the last ones prefetch the
-next panel while they compute. Every sum has the same order for any number of rows, so a token's logits are the same,
-bit for bit, alone and in a draft.
+On CPUs without tiles, such as Zen 4, this is also the faster way in bfloat16: oneDNN reads weights there at two thirds
+of the memory's speed, and for two to sixteen rows, as in verifying a draft, it does not compute while it reads
+(docs/performance.md, "Products"). Here weights are stored in panels of 32 outputs, in the order of use. Up to 12 rows
+are summed in registers while a panel is read; with more, the last ones prefetch the next panel while they compute.
+Every sum has the same order for any number of rows, so a token's logits are the same, bit for bit, alone and in a
+draft; in float32 the kernel serves that alone (docs/exact.md).
 
 The kernel is written in LLVM's language, because Numba, which includes the compiler, lacks the instruction. It runs on
 the threads of torch's OpenMP, because two thread pools would wait for each other's cores.
@@ -21,21 +22,27 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
-COLUMNS, ROWS = 32, 12
-"""Outputs of a panel, which fill two registers, and most rows at once: 24 of the 32 registers hold sums."""
-PAIRS = 4
-"""Steps of the innermost loop, of two inputs each: widths are multiples of twice that."""
+COLUMNS = 32
+"""Outputs of a panel, which fill two registers of AVX-512."""
+ROWS = 12 if llvm.get_host_cpu_features().get("avx512f") else 3
+"""Most rows at once: sums fill 24 of AVX-512's 32 registers, or 12 of 16 of half the width."""
+STEPS = 4
+"""Steps of the innermost loop. A step takes four bytes of a row: two inputs in bfloat16, one in float32."""
+PER_STEP = {torch.bfloat16: 2, torch.float32: 1}
+"""Inputs of a step."""
 AHEAD = 4096
 """Bytes by which a panel is prefetched into the second-level cache: a page, where the processor's own prefetch ends."""
 
 
-def supported() -> bool:
-    """Whether the kernel runs here: it needs AVX-512 BF16, a compiler that knows it, and torch on GNU's OpenMP."""
-    return (
-        bool(llvm.get_host_cpu_features().get("avx512bf16"))
-        and llvm.llvm_version_info >= (18,)
-        and _parallel() is not None
-    )
+def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether the kernel runs here: it needs AVX-512 BF16 (for float32 AVX2), a compiler that knows it, and torch on
+    GNU's OpenMP."""
+    features = llvm.get_host_cpu_features()
+    has_units = {
+        torch.bfloat16: bool(features.get("avx512bf16")),
+        torch.float32: bool(features.get("avx2")) and bool(features.get("fma")),
+    }
+    return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,) and parallel() is not None
 
 
 @cache
@@ -46,7 +53,8 @@ def preferred() -> bool:
 
 def fits(weight: torch.Tensor) -> bool:
     """Whether the kernel takes these weights [outputs, width]."""
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.shape[1] % (2 * PAIRS) == 0
+    inputs = PER_STEP.get(weight.dtype)
+    return weight.device.type == "cpu" and inputs is not None and weight.shape[1] % (inputs * STEPS) == 0
 
 
 class Panels:
@@ -57,15 +65,16 @@ class Panels:
         room = -(-self.outputs // COLUMNS) * COLUMNS
         rows = torch.zeros(room, self.width, dtype=weight.dtype)
         rows[: self.outputs] = weight
-        self._panels = rows.view(-1, COLUMNS, self.width // 2, 2).transpose(1, 2).contiguous()
+        inputs = PER_STEP[weight.dtype]
+        self._panels = rows.view(-1, COLUMNS, self.width // inputs, inputs).transpose(1, 2).contiguous()
         self._bias = torch.zeros(room)
         if bias is not None:
             self._bias[: self.outputs] = bias
-        self._product = _compiled(self.width)
+        self._product = _compiled(self.width // inputs, weight.dtype)
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [rows, width] @ weight.T + bias, [rows, outputs], bfloat16."""
+        """x [rows, width] @ weight.T + bias, [rows, outputs], in the weight's dtype."""
         x, rows = x.contiguous(), len(x)
         out = x.new_empty(rows, self.outputs)
         if rows:
@@ -81,7 +90,7 @@ class Panels:
 
 
 @cache
-def _parallel() -> int | None:
+def parallel() -> int | None:
     """Address of the function that runs a task on the threads of torch's OpenMP."""
     try:
         maps = Path("/proc/self/maps").read_text()
@@ -97,15 +106,15 @@ def _parallel() -> int | None:
 
 
 @cache
-def _compiled(width: int) -> Callable[..., None]:
-    """product(x, panels, bias, out, rows, outputs, threads) for inputs of that width: addresses, and numbers."""
+def _compiled(steps: int, dtype: torch.dtype) -> Callable[..., None]:
+    """product(x, panels, bias, out, rows, outputs, threads) for rows of that many steps: addresses, and numbers."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    llvm.add_symbol("GOMP_parallel", _parallel())
+    llvm.add_symbol("GOMP_parallel", parallel())
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
     )
-    module = llvm.parse_assembly("\n".join(_source(width)))
+    module = llvm.parse_assembly("\n".join(_source(steps, dtype)))
     module.verify()
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
@@ -114,16 +123,20 @@ def _compiled(width: int) -> Callable[..., None]:
     return product
 
 
-def _source(width: int) -> Iterator[str]:
+def _source(steps: int, dtype: torch.dtype) -> Iterator[str]:
     yield _PREAMBLE
     for rows in range(1, ROWS + 1):
-        yield from _tile(rows, width)
+        yield from _tile(rows, steps, dtype)
     tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, ROWS + 1))
     yield f"@tiles = internal constant [{ROWS} x ptr] [{tiles}]"
-    yield _PRODUCT.replace("WIDTH", str(width)).replace("ROWS", str(ROWS)).replace("COLUMNS", str(COLUMNS))
+    numbers = {"STEPS": steps, "ROWS": ROWS, "COLUMNS": COLUMNS, "ITEMSIZE": dtype.itemsize}
+    source = _PRODUCT
+    for name, number in numbers.items():
+        source = source.replace(name, str(number))
+    yield source
 
 
-def _tile(rows: int, width: int) -> Iterator[str]:
+def _tile(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
     """Rows x[0..rows) times one panel: sums in registers, from a bias to a rounded store of at most `columns`."""
     sums = [(row, half) for row in range(rows) for half in (0, 1)]
     takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns"
@@ -134,18 +147,18 @@ def _tile(rows: int, width: int) -> Iterator[str]:
         yield f"  %b{half} = load <16 x float>, ptr %bias{half}, align 64"
     yield "  br label %loop"
     yield "loop:"
-    yield "  %pair = phi i64 [0, %entry], [%next, %loop]"
+    yield "  %step = phi i64 [0, %entry], [%next, %loop]"
     for row, half in sums:
-        yield f"  %s{row}.{half}.0 = phi <16 x float> [%b{half}, %entry], [%s{row}.{half}.{PAIRS}, %loop]"
-    yield "  %wbytes = shl i64 %pair, 7"
+        yield f"  %s{row}.{half}.0 = phi <16 x float> [%b{half}, %entry], [%s{row}.{half}.{STEPS}, %loop]"
+    yield "  %wbytes = shl i64 %step, 7"
     yield "  %wpair = getelementptr i8, ptr %w, i64 %wbytes"
     yield "  %apair = getelementptr i8, ptr %ahead, i64 %wbytes"
-    yield "  %xbytes = shl i64 %pair, 2"
+    yield "  %xbytes = shl i64 %step, 2"
     yield "  %xpair = getelementptr i8, ptr %x, i64 %xbytes"
-    for step in range(PAIRS):
-        yield from _step(step, rows, width)
-    yield f"  %next = add nuw nsw i64 %pair, {PAIRS}"
-    yield f"  %more = icmp ult i64 %next, {width // 2}"
+    for step in range(STEPS):
+        yield from _step(step, rows, steps, dtype)
+    yield f"  %next = add nuw nsw i64 %step, {STEPS}"
+    yield f"  %more = icmp ult i64 %next, {steps}"
     yield "  br i1 %more, label %loop, label %store"
     yield "store:"
     for half in (0, 1):
@@ -157,38 +170,53 @@ def _tile(rows: int, width: int) -> Iterator[str]:
         at = f"{row}.{half}"
         yield f"  %o{at} = mul i64 %stride, {row}"
         yield f"  %r{at} = getelementptr i8, ptr %y, i64 %o{at}"
-        yield f"  %y{at} = getelementptr i8, ptr %r{at}, i64 {32 * half}"
-        yield f"  %n{at} = fptrunc <16 x float> %s{at}.{PAIRS} to <16 x bfloat>"
-        yield f"  %h{at} = bitcast <16 x bfloat> %n{at} to <16 x i16>"
-        yield f"  call void @llvm.masked.store.v16i16.p0(<16 x i16> %h{at}, ptr %y{at}, i32 2, <16 x i1> %mask{half})"
+        yield f"  %y{at} = getelementptr i8, ptr %r{at}, i64 {16 * dtype.itemsize * half}"
+        yield from _store(at, half, dtype)
     yield "  ret void"
     yield "}"
 
 
-def _step(step: int, rows: int, width: int) -> Iterator[str]:
-    """Two inputs of every row times their 32 pairs of weights."""
+def _store(at: str, half: int, dtype: torch.dtype) -> Iterator[str]:
+    """Sums, rounded to the dtype, to their place."""
+    kind, sums = ("v16f32", "<16 x float>"), f"%s{at}.{STEPS}"
+    if dtype == torch.bfloat16:
+        yield f"  %n{at} = fptrunc <16 x float> {sums} to <16 x bfloat>"
+        yield f"  %h{at} = bitcast <16 x bfloat> %n{at} to <16 x i16>"
+        kind, sums = ("v16i16", "<16 x i16>"), f"%h{at}"
+    mask = f"i32 {dtype.itemsize}, <16 x i1> %mask{half}"
+    yield f"  call void @llvm.masked.store.{kind[0]}.p0({kind[1]} {sums}, ptr %y{at}, {mask})"
+
+
+def _step(step: int, rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
+    """Four bytes of every row, one or two inputs, times their 32 weights or pairs of weights."""
+    kind, multiply = "<16 x float>", "@llvm.fma.v16f32(<16 x float> {w}, <16 x float> {x}, <16 x float> {s})"
+    if dtype == torch.bfloat16:
+        kind = "<32 x bfloat>"
+        multiply = "@llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> {s}, <32 x bfloat> {w}, <32 x bfloat> {x})"
     for half in (0, 1):
         at, byte = f"{step}.{half}", 128 * step + 64 * half
         yield f"  %a{at} = getelementptr i8, ptr %apair, i64 {byte}"
         yield f"  call void @llvm.prefetch.p0(ptr %a{at}, i32 0, i32 2, i32 1)"
         yield f"  %p{at} = getelementptr i8, ptr %wpair, i64 {byte}"
-        yield f"  %w{at} = load <32 x bfloat>, ptr %p{at}, align 64"
+        yield f"  %w{at} = load {kind}, ptr %p{at}, align 64"
     for row in range(rows):
         at = f"{step}.{row}"
-        yield f"  %q{at} = getelementptr i8, ptr %xpair, i64 {2 * width * row + 4 * step}"
+        yield f"  %q{at} = getelementptr i8, ptr %xpair, i64 {4 * (steps * row + step)}"
         yield f"  %i{at} = load i32, ptr %q{at}, align 4"
         yield f"  %v{at} = insertelement <16 x i32> poison, i32 %i{at}, i64 0"
         yield f"  %e{at} = shufflevector <16 x i32> %v{at}, <16 x i32> poison, <16 x i32> zeroinitializer"
-        yield f"  %x{at} = bitcast <16 x i32> %e{at} to <32 x bfloat>"
+        yield f"  %x{at} = bitcast <16 x i32> %e{at} to {kind}"
         for half in (0, 1):
-            sums = f"<16 x float> %s{row}.{half}.{step}, <32 x bfloat> %w{step}.{half}, <32 x bfloat> %x{at}"
-            yield f"  %s{row}.{half}.{step + 1} = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({sums})"
+            call = multiply.format(w=f"%w{step}.{half}", x=f"%x{at}", s=f"%s{row}.{half}.{step}")
+            yield f"  %s{row}.{half}.{step + 1} = call <16 x float> {call}"
 
 
 _PREAMBLE = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, i32, <16 x i1>)
+declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, i32, <16 x i1>)
 declare i64 @llvm.umax.i64(i64, i64)
 declare i64 @llvm.umin.i64(i64, i64)
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
@@ -217,14 +245,14 @@ entry:
   %next = getelementptr %Work, ptr %work, i64 0, i32 7
   %ceil = add i64 %outputs, {COLUMNS - 1}
   %panels = udiv i64 %ceil, COLUMNS
-  %stride = shl i64 %outputs, 1
+  %stride = mul i64 %outputs, ITEMSIZE
   %up = add i64 %rows, {ROWS - 1}
   %tiles = udiv i64 %up, ROWS
   %few = udiv i64 %rows, %tiles
   %extra = urem i64 %rows, %tiles
   %last = sub i64 %tiles, 1
   %alone = icmp eq i64 %tiles, 1
-  %panel.bytes = mul i64 {2 * COLUMNS}, WIDTH
+  %panel.bytes = mul i64 {4 * COLUMNS}, STEPS
   %away = select i1 %alone, i64 {AHEAD}, i64 %panel.bytes
   br label %take
 take:
@@ -242,7 +270,8 @@ panel:
   %w.away = getelementptr i8, ptr %w.panel, i64 %away
   %column = mul i64 %p, COLUMNS
   %bias.panel = getelementptr float, ptr %bias, i64 %column
-  %y.panel = getelementptr bfloat, ptr %y, i64 %column
+  %y.offset = mul i64 %column, ITEMSIZE
+  %y.panel = getelementptr i8, ptr %y, i64 %y.offset
   %columns = sub i64 %outputs, %column
   br label %tile
 tile:
@@ -253,8 +282,8 @@ tile:
   %here = add i64 %few, %one
   %is.last = icmp eq i64 %t, %last
   %ahead = select i1 %is.last, ptr %w.away, ptr %w.panel
-  %x.offset = mul i64 %row, {2}
-  %x.bytes = mul i64 %x.offset, WIDTH
+  %x.offset = mul i64 %row, 4
+  %x.bytes = mul i64 %x.offset, STEPS
   %x.tile = getelementptr i8, ptr %x, i64 %x.bytes
   %y.bytes = mul i64 %row, %stride
   %y.tile = getelementptr i8, ptr %y.panel, i64 %y.bytes

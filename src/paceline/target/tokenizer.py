@@ -70,23 +70,25 @@ class Tokenizer:
         check_text(text)
         return [int(i) for i in self.inner.encode(text, add_special_tokens=False)]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Tokens of a conversation, `[{"role": "user", "content": "Hi"}]`, up to where the assistant speaks.
+
+        options: what else the model's template reads, such as tools.
 
         Raises ModelError if the model has no chat template, PromptError if the template refuses the messages."""
         if not self.has_chat_template:
             raise ModelError(
                 f"{self.name} has no chat template: give it plain text to continue, or use a model made for chat"
             )
-        return [int(i) for i in self._templated(messages, tokenize=True)]
+        return [int(i) for i in self._templated(messages, tokenize=True, **options)]
 
-    def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool) -> Any:
+    def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **options: Any) -> Any:
         """Messages through the chat template: token ids, or text."""
         for text in (text for message in messages for text in message.values() if isinstance(text, str)):
             check_text(text)
         try:
             return self.inner.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=True, tokenize=tokenize, return_dict=False
+                [dict(m) for m in messages], add_generation_prompt=True, tokenize=tokenize, return_dict=False, **options
             )
         except Exception as error:  # a template is a program and may raise anything
             what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"

@@ -100,7 +100,7 @@ class Plain(Contestant):
         tokens, ends = [], set(ask.ends)
         began = perf_counter()
         rounds = _Rounds(llama, began)
-        stream = llama.generate(list(prompt), reset=True, **_sampling(ask.temperature))
+        stream = llama.generate(list(prompt), reset=True, **_sampling(ask))
         try:
             for token in stream:
                 tokens.append(int(token))
@@ -162,7 +162,7 @@ class _Rounds:
         return {"lengths": self.lengths, "times": self.times, "nodes": nodes, "depths": nodes}
 
 
-def _sampling(temperature: float) -> dict[str, float]:
-    """Plain temperature sampling: what llama.cpp adds by default is off."""
-    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0}
-    return {"temp": temperature, **off}
+def _sampling(ask: Ask) -> dict[str, float]:
+    """What is asked for and no more: what llama.cpp adds by default is off."""
+    wanted = {"top_k": ask.top_k, "top_p": ask.top_p, "repeat_penalty": ask.repetition_penalty}
+    return {"temp": ask.temperature, "min_p": 0.0, "typical_p": 1.0, **wanted}

@@ -102,11 +102,11 @@ class Plain(Contestant):
             torch.manual_seed(ask.seeds[0])
         rounds = _Rounds(perf_counter())
         with _quiet(), rounds.listening(self.model, self._assistant()), self._mode():
-            ids, mask = _padded(prompts, self.model.device)
+            ids, mask = padded(prompts, self.model.device)
             out = self.model.generate(
                 ids,
                 attention_mask=mask,
-                generation_config=GenerationConfig(**_how(ask, max(rooms)), **self._wishes()),
+                generation_config=GenerationConfig(**how(ask, max(rooms)), **self._wishes()),
                 streamer=rounds,
                 **self._helpers(),
             )
@@ -286,14 +286,15 @@ class _Rounds(BaseStreamer):
         }
 
 
-def _how(ask: Ask, room: int) -> dict[str, Any]:
+def how(ask: Ask, room: int) -> dict[str, Any]:
     """How to answer, as entries of a generation configuration; nothing is left to a checkpoint's own."""
-    sampling = {"temperature": ask.temperature, "top_k": 0, "top_p": 1.0} if ask.temperature > 0 else {}
+    sampling = {"temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p} if ask.temperature > 0 else {}
     return {
         "max_new_tokens": room,
         "do_sample": ask.temperature > 0,
         "eos_token_id": list(ask.ends) or None,
         "pad_token_id": next(iter(ask.ends), 0),
+        "repetition_penalty": ask.repetition_penalty,
         **sampling,
     }
 
@@ -307,7 +308,7 @@ def _drafting(config: DraftingConfig) -> GenerationConfig:
     )
 
 
-def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and mask, [B, T] each, padded on the left."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
@@ -337,7 +338,7 @@ def _borrow(setup: Setup, name: str, role: str, lent: ExitStack) -> Any:
     role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
     key = (str(folder_of(name)), setup.dtype, setup.device, role)
     if key not in _LOADED:
-        _LOADED[key] = (_load(key[0], setup.torch_dtype).to(setup.device), 0)
+        _LOADED[key] = (load_model(key[0], setup.torch_dtype).to(setup.device), 0)
     model, users = _LOADED[key]
     _LOADED[key] = (model, users + 1)
     lent.callback(_give_back, key)
@@ -350,7 +351,8 @@ def _give_back(key: tuple[str, ...]) -> None:
         _LOADED[key] = (model, users - 1)
 
 
-def _load(folder: str, dtype: torch.dtype) -> Any:
+def load_model(folder: str, dtype: torch.dtype) -> Any:
+    """transformers' own model in `folder`, in evaluation mode, without generation settings of its checkpoint."""
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

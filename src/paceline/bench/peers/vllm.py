@@ -30,6 +30,7 @@ from paceline.bench.contestant import Ask, Contestant, NotInstalled
 from paceline.bench.peers.setup import Setup, cut, cut_rounds, folder_of, model_bytes
 from paceline.bench.record import Reply
 from paceline.errors import PacelineError
+from paceline.records import loads
 from paceline.target.load import read_config
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -64,10 +65,18 @@ class DraftConfig(PlainConfig):
     k: int = field(default=5, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
 
 
+@dataclass(frozen=True)
+class HeadConfig(PlainConfig):
+    checkpoint: str = field(kw_only=True)
+    k: int = field(default=3, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
+
+
 class Plain(Contestant):
     """One token a forward."""
 
     Config: type = PlainConfig
+    guarded = True
+    """Refuse to sample where vLLM is known to do it wrongly."""
     learns = False
     """Whether its drafter keeps what it has seen beyond a request."""
 
@@ -81,7 +90,7 @@ class Plain(Contestant):
         if python is None:
             raise NotInstalled(f"{self.name}: vLLM wants an environment of its own: {HOW}")
         self.target_bytes = model_bytes(self.setup.model, self.setup.torch_dtype)
-        self.worker = Worker([python, str(WORKER)], _environment(self.setup), self.name)
+        self.worker = Worker([python, str(WORKER)], self.environment(), self.name)
         drafting = self.speculative()
         reply = self.worker.ask(
             {
@@ -92,6 +101,7 @@ class Plain(Contestant):
                 "kv_bytes": self._kv_bytes(),
                 "speculative": drafting,
                 "eager": self.config.eager,
+                "additional": self.additional(),
             },
             START_SECONDS,
         )
@@ -108,6 +118,14 @@ class Plain(Contestant):
     def speculative(self) -> dict[str, Any] | None:
         """vLLM's speculative_config."""
         return None
+
+    def additional(self) -> dict[str, Any]:
+        """vLLM's additional_config."""
+        return {}
+
+    def environment(self) -> dict[str, str]:
+        """The process's environment."""
+        return _environment(self.setup)
 
     def _kv_bytes(self) -> int:
         """Of the cache, on CPU; a GPU's memory is shared out by vLLM."""
@@ -130,7 +148,7 @@ class Plain(Contestant):
         if self.worker is None:
             raise PacelineError(f"{self.name} is not running")
         rooms = [self.setup.room(prompt, ask) for prompt in prompts]
-        if ask.temperature > 0 and self.speculative() is not None and not self._samples_right():
+        if ask.temperature > 0 and self.guarded and self.speculative() is not None and not self._samples_right():
             raise PacelineError(
                 f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
                 "nobody wrote (vllm-project/vllm issue 55005); use temperature 0 or a GPU"
@@ -140,6 +158,9 @@ class Plain(Contestant):
                 "prompts": [list(map(int, prompt)) for prompt in prompts],
                 "rooms": rooms,
                 "temperature": ask.temperature,
+                "top_k": ask.top_k,
+                "top_p": ask.top_p,
+                "repetition_penalty": ask.repetition_penalty,
                 "seeds": list(ask.seeds),
                 "ends": list(ask.ends),
             }
@@ -213,6 +234,34 @@ class Draft(Plain):
 
     def _kv_bytes(self) -> int:
         return super()._kv_bytes() + cache_bytes(self.setup, read_config(folder_of(self.config.checkpoint)))
+
+
+class Head(Plain):
+    """A head over the model's states drafts chains of k tokens: EAGLE-3 in the `speculators` format, or Medusa."""
+
+    Config = HeadConfig
+    METHODS = {"eagle3": "eagle3", "medusa": "medusa"}
+
+    def open(self) -> None:
+        self.folder = folder_of(self.config.checkpoint)
+        try:
+            self.facts = loads((self.folder / "config.json").read_bytes())
+            self.draft_bytes = sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+        except (OSError, ValueError) as error:
+            raise PacelineError(f"{self.name}: {self.folder} holds no head ({error})") from None
+        super().open()
+
+    def speculative(self) -> dict[str, Any]:
+        kind = self.facts.get("speculators_model_type") or self.facts.get("model_type")
+        if kind not in self.METHODS:
+            raise PacelineError(f"{self.name}: {self.folder} is no head that vLLM reads; it reads eagle3 and medusa")
+        return {"method": self.METHODS[kind], "model": str(self.folder), "num_speculative_tokens": self.config.k}
+
+    def _kv_bytes(self) -> int:
+        layer = self.facts.get("transformer_layer_config") or {}
+        own = layer.get("num_key_value_heads", 0) * layer.get("head_dim", 0) * layer.get("num_hidden_layers", 0)
+        tokens = self.setup.batch * (self.setup.max_context + BLOCK)
+        return super()._kv_bytes() + 2 * own * self.setup.torch_dtype.itemsize * tokens
 
 
 def cache_bytes(setup: Setup, config: PretrainedConfig) -> int:

@@ -92,6 +92,7 @@ class Engine:
             skip_tokenizer_init=True,
             generation_config="vllm",
             seed=0,
+            additional_config=config.get("additional", {}),
             **memory,
         )
         self.heard: list[tuple[float, str, int]] = []
@@ -155,6 +156,9 @@ class Engine:
         wishes = [
             SamplingParams(
                 temperature=request["temperature"],
+                top_k=request.get("top_k", 0),
+                top_p=request.get("top_p", 1.0),
+                repetition_penalty=request.get("repetition_penalty", 1.0),
                 max_tokens=room,
                 seed=seed,
                 stop_token_ids=request["ends"],

@@ -73,11 +73,12 @@ class Request:
 @dataclass
 class Reply:
     """What came back. finish_reason: "stop", "length" or what else the server says. reasoning: a thought that the
-    server took out of the text."""
+    server took out of the text. logprobs: of each token, as servers of chats give them, where they were asked for."""
 
     text: str
     call: Call
     reasoning: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def finish_reason(self) -> str:

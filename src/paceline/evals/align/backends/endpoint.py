@@ -144,7 +144,7 @@ class Endpoint:
             generated=generated,
             tries=tries,
         )
-        reply = Reply(_text(parts.text), call, _text(parts.reasoning))
+        reply = Reply(_text(parts.text), call, _text(parts.reasoning), parts.logprobs)
         if parts.finish_reason == "length" and generated is not None and generated < request.decoding.max_tokens:
             raise CutShort(reply)
         return reply

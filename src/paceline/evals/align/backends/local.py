@@ -1,8 +1,8 @@
 """Local: our own engine in this process, answering many requests at once from a thread of its own.
 
 A prefix is prefilled, never decoded, and in the tokens that were generated where it repeats an earlier reply. The
-drafter remembers within a request's scope (`scoped.py`), and prompts that begin alike share keys and values
-(`reuse.py`).
+drafter remembers within a request's scope (`scoped.py`), and prompts that begin alike share keys and values, where it
+does not have to see every token of a prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import ModelError, PacelineError
 from paceline.evals.align.backends.base import BackendError, Reply, Request
-from paceline.evals.align.backends.reuse import Reuse
 from paceline.evals.align.backends.scoped import Scoped, fits
 from paceline.evals.align.types import Call, digest
 from paceline.row import Row
@@ -53,8 +52,7 @@ class Local:
         drafter: Drafter = create(draft)
         self._scoped = Scoped(lambda: create(draft)) if fits(drafter) else None
         drafter = self._scoped or drafter
-        self._reuse = Reuse(drafter, parked=2 * batch + 2) if reuse else None
-        self.engine = Engine(model, self._reuse or drafter, dtype=dtype, device=device, max_batch=batch)
+        self.engine = Engine(model, drafter, dtype=dtype, device=device, max_batch=batch, reuse=reuse)
         if self.engine.tokenizer is None or not self.engine.tokenizer.has_chat_template:
             raise ModelError(f"{model} has no chat template, and alignment is measured in conversations")
         self.tokenizer = self.engine.tokenizer
@@ -164,7 +162,7 @@ class Local:
             "stop" if row.finish_reason == "stop" else "length",
             round(sum(stats.seconds.values()), 6),
             prefilled=row.prompt_length,
-            cached=self._reuse.saved.pop(row.id, 0) if self._reuse else 0,
+            cached=row.reused,
             injected=len(self.tokenizer.encode_text(request.forced)) if request.forced else 0,
             generated=row.num_new,
             speculation={

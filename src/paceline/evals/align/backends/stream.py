@@ -21,6 +21,7 @@ class Parts:
     reasoning: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, body: dict[str, Any]) -> None:
         """Add one event, or a whole response: both have `choices` and perhaps `usage`."""
@@ -32,6 +33,7 @@ class Parts:
             said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
             self.text.append(said.get("content") or "")
             self.reasoning.append(said.get("reasoning_content") or said.get("reasoning") or "")
+            self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 

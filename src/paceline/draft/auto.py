@@ -1,0 +1,351 @@
+"""auto: the drafter that pays for this row in this batch, and of its draft the part that pays; none where none does.
+
+Speculation costs what a batch has less and less of as it grows: room in the target's forward. So drafts must shrink
+under load, down to none. In every round
+
+1. each row's drafters are asked in the order of what they have brought, as far as asking pays. Drafters that run a
+   model come last, for the rows where they are expected to bring more than the draft there is, and to the depth to
+   which that pays for the whole batch (`load/candidate.py`);
+2. every drafted node has a chance of being accepted, learned from earlier rounds of this row and of all rows, by depth
+   and length of the draft (`load/chances.py`);
+3. the nodes that raise the expected tokens a second of the whole batch are verified (`load/choice.py`), by what
+   rounds of so many rows and nodes have cost (`load/times.py`).
+
+A share of the time, `explore`, goes to what did not seem to pay: drafters that were not asked, and nodes that would
+have been cut. Liu et al. 2024 (SmartSpec, arXiv 2406.14066) choose one
+length for chains of one draft model in this way, by the expected tokens a second of the batch.
+
+It stays lossless because nothing here ever sees the target's logits of the round, and what was *drawn* is never chosen
+by what was drawn: a drawn draft (`DraftTree.draft_probs`) is verified as it is; how deep it may be is settled before
+the drafter is asked, and once it has been asked its draft is taken, however it looks. Drafts that are point masses may
+be cut anywhere, for leaving out a guess changes what is saved, never what is said. The same holds for drafts with
+probes or with states of their own, which their drafter needs whole.
+
+    Engine("models/demo", draft="auto:sam|model:models/demo-draft")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.draft.fallback import Fallback
+from paceline.draft.load.candidate import TRIALS, Candidate, Limited
+from paceline.draft.load.choice import choose
+from paceline.draft.load.times import Drafting, Times, read_table
+from paceline.draft.registry import create
+from paceline.errors import MethodError
+from paceline.round import Round
+from paceline.row import Request
+from paceline.spec import Options, option
+from paceline.target.base import Facts
+from paceline.tree import DraftTree
+
+Floats = NDArray[np.float64]
+
+MEMORY = 64
+"""Rounds of a batch's size over which its tokens a second are counted."""
+ORDER_EVERY = 32
+"""Rounds between two looks at who is asked first."""
+HEAD_START = 4
+"""Rounds whose time may be spent on exploring at the beginning."""
+PROBE = 4
+"""Nodes that are verified beyond those that pay, and depth of a model's drafts, where something is tried."""
+
+
+@dataclass(frozen=True)
+class AutoConfig(Options):
+    """Options of auto."""
+
+    checkpoint: str = option("sam|suffix", "drafters to choose from, joined by |; ; in place of , in their options")
+    table: str | None = option(None, "costs from this file of `paceline tune`; none: measured as rounds run")
+    explore: float = option(0.01, "share of the time for trying what does not seem to pay", least=0, most=0.5)
+    seed: int = option(
+        0, "of what is tried when; where a drafter draws, a seeded answer may depend on the batch all the same", least=0
+    )
+
+
+class _Draft(NamedTuple):
+    """A row's draft in this round. gain: tokens it is expected to bring over what its nodes cost; values: the chance of
+    every drafted node; is_fixed: it is verified as it is; limit: the depth it was not to pass."""
+
+    by: Candidate
+    tree: DraftTree
+    values: Floats
+    gain: float
+    is_fixed: bool
+    limit: int
+
+
+class Auto(Fallback):
+    """Chooses among drafters by row and round, and cuts drafts to what pays at this batch's size."""
+
+    name = "auto"
+    lossless = "yes"
+    paper = "Liu et al. 2024, SmartSpec, arXiv 2406.14066"
+    Config = AutoConfig
+
+    def __init__(self, config: AutoConfig = AutoConfig()):
+        self.config = config
+        specs = [spec.strip().replace(";", ",") for spec in config.checkpoint.split("|")]
+        if not all(specs):
+            raise MethodError(f"auto:{config.checkpoint} names nothing between two |; write auto:sam|suffix.")
+        if len(set(specs)) < len(specs):
+            raise MethodError(f"auto:{config.checkpoint} names a drafter twice.")
+        if any(spec.partition(":")[0].partition(",")[0] == "auto" for spec in specs):
+            raise MethodError(f"auto:{config.checkpoint} names auto itself; list the drafters it may choose from.")
+        self.candidates = [Candidate(spec, create(spec)) for spec in specs]
+        super().__init__([candidate.drafter for candidate in self.candidates])
+        self.name = "auto"
+        self.times = Times()
+        self._order = list(self.candidates)
+        self._random = Random(config.seed)
+        self._made: dict[int, list[float]] = {}
+        self._drafts: dict[int, _Draft] = {}
+        self._price = 0.0
+        self._credit = 0.0
+        self._credit_began = False
+        self._rounds = 0
+        self._shape: tuple[int, int, int, int] | None = None
+        self._drafted_at = 0.0
+
+    def bind(self, target: Facts) -> None:
+        """Bind every part and read the table; MethodError as theirs, and for a table that does not fit."""
+        super().bind(target)
+        for candidate in self.candidates:
+            candidate.bind()
+            if self.config.explore == 0:  # nothing will be tried: what is known has to do
+                candidate.drafts = TRIALS
+        if self.config.table is None:
+            return
+        table = read_table(self.config.table, target.weights_fingerprint)
+        self.times = Times.from_json(table)
+        for candidate in self.candidates:
+            known = self.times.drafting.get(candidate.spec)
+            if known is None:
+                raise MethodError(
+                    f"the table {self.config.table} has no times of {candidate.spec}; it has "
+                    f"{', '.join(self.times.drafting)}. Run `paceline tune` with --draft '{candidate.spec}'."
+                )
+            candidate.drafting = Drafting(known.call, known.row)
+            candidate.chances.seed(table.get("acceptance", {}).get(candidate.spec, []))
+
+    # A round --------------------------------------------------------------------------------------------------
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        rate = self._rate(len(rows))
+        self._drafts = {}
+        trial = self._trial(rows)
+        for candidate in self._order:
+            if not candidate.is_late:
+                self._ask(candidate, rows, rate, trial)
+        for candidate in self._order:
+            if candidate.is_late:
+                self._ask_late(candidate, rows, rate, trial)
+        trees = self._cut(rows, rate) if self._drafts else [DraftTree.root(row.last_token) for row in rows]
+        nodes, widest = sum(map(len, trees)), max(map(len, trees))
+        self._shape = len(rows), nodes, widest, self.beside
+        self._drafted_at = perf_counter()
+        return trees
+
+    def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial) -> None:
+        """Ask for the rows for which that pays, and keep the better of their drafts."""
+        price = rate * (candidate.drafting.call / len(rows) + candidate.drafting.row)
+        worth, more, drafts = candidate.worth, candidate.more, self._drafts
+        tried = trial.row if trial is not None and trial.candidate is candidate else None
+        asked = []
+        for row in rows:
+            draft = drafts.get(row.id)
+            if (worth.of(row.id) if draft is None else 0.0 if draft.is_fixed else more.mean) >= price:
+                asked.append(row)
+            elif row.id == tried and (draft is None or not draft.is_fixed):
+                asked.append(row)
+                self._credit -= candidate.drafting.seconds(1)
+        if not asked:
+            return
+        for row, tree in zip(asked, candidate.propose(asked), strict=True):
+            other = drafts.get(row.id)
+            draft = self._draft_of(candidate, tree, row, row.max_draft)
+            gain = 0.0 if draft is None else draft.gain
+            if other is None:
+                worth.note(row.id, gain)
+            else:
+                more.note(row.id, max(gain - other.gain, 0.0))
+            if draft is not None and (other is None or draft.is_fixed or gain > other.gain):
+                drafts[row.id] = draft
+
+    def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial) -> None:
+        """Run its model for the rows and to the depth that pay; what it drafts is then taken, unseen."""
+        drafts = self._drafts
+        free = [row for row in rows if row.id not in drafts or not drafts[row.id].is_fixed]
+        if not free:
+            return
+        gains = [drafts[row.id].gain if row.id in drafts else 0.0 for row in free]
+        chosen, depth = candidate.plan(free, gains, rate, self._price)
+        asked = [free[i] for i in chosen]
+        is_trial = not asked and trial is not None and trial.candidate is candidate
+        if is_trial:
+            assert trial is not None
+            asked, depth = [row for row in free if row.id == trial.row], PROBE
+        if not asked:
+            return
+        limited = cast(Sequence[Request], [Limited(row, depth) for row in asked])
+        for row, tree in zip(asked, candidate.propose(limited), strict=True):
+            limit = min(depth, row.max_draft)
+            candidate.lengths.note(tree.max_depth, limit)
+            draft = self._draft_of(candidate, tree, row, limit)
+            if draft is not None:
+                drafts[row.id] = draft
+        if is_trial:
+            self._credit -= candidate.seconds(is_measured=not self.times.is_fixed)
+
+    def _draft_of(self, by: Candidate, tree: DraftTree, row: Request, limit: int) -> _Draft | None:
+        """A tree as a draft; None for one without drafted nodes."""
+        if len(tree) < 2 or limit < 1:
+            return None
+        tree = tree.clipped(limit)
+        is_fixed = tree.draft_probs is not None or tree.probe is not None or tree.hidden is not None
+        values = by.chances.values(tree, row.id)
+        gain = float(np.maximum(values - self._price, 0).sum())
+        return _Draft(by, tree, values, gain, is_fixed, limit)
+
+    def _cut(self, rows: Sequence[Request], rate: float) -> list[DraftTree]:
+        """The trees to verify: of every draft the nodes that pay, and once in a while a few more."""
+        drafts = self._drafts
+        whole = [draft.tree for draft in drafts.values() if draft.is_fixed]
+        free = [draft.values for draft in drafts.values() if not draft.is_fixed]
+        others = sum(map(len, whole)) - len(whole) + self.beside
+        if free:
+            widest = max(map(len, whole), default=1)
+            threshold, _, _, self._price = choose(free, len(rows), self.times, rate, others, widest)
+        else:
+            threshold = 0.0
+            self._price = rate * (self.times.slope(len(rows), len(rows) + others) + self.times.pad)
+        trees: list[DraftTree] = []
+        spare: list[int] = []
+        for i, row in enumerate(rows):
+            draft = drafts.get(row.id)
+            if draft is None:
+                trees.append(DraftTree.root(row.last_token))
+            elif draft.is_fixed:
+                trees.append(draft.tree)
+            else:
+                count = int((draft.values >= threshold).sum())
+                trees.append(_first(draft, count))
+                if count < len(draft.values):
+                    spare.append(i)
+        if spare and self._pays_for(len(rows), PROBE):
+            i = spare[self._random.randrange(len(spare))]
+            draft = drafts[rows[i].id]
+            trees[i] = _first(draft, min(len(trees[i]) - 1 + PROBE, len(draft.values)))
+        return trees
+
+    # What is tried --------------------------------------------------------------------------------------------
+
+    def _trial(self, rows: Sequence[Request]) -> _Trial:
+        """A drafter and a row for which it is to be asked even if that does not seem to pay."""
+        if self.config.explore == 0 or self._credit <= 0:
+            return None
+        candidate = self._order[self._random.randrange(len(self._order))]
+        if self._credit <= candidate.drafting.seconds(1, PROBE if candidate.is_late else 1):
+            return None
+        # A drafter with a model reads a row's whole text first: stay with a row that it has read.
+        row = rows[0] if candidate.is_late else rows[self._random.randrange(len(rows))]
+        return _Try(candidate, row.id)
+
+    def _pays_for(self, rows: int, nodes: int) -> bool:
+        """Whether there is time left to try a few more nodes; takes it."""
+        if self.config.explore == 0 or self._credit <= 0:
+            return False
+        seconds = nodes * (self.times.slope(rows, rows) + self.times.pad * rows / 2) + self.times.uneven * rows
+        if self._credit <= seconds:
+            return False
+        self._credit -= seconds
+        return True
+
+    # After a round --------------------------------------------------------------------------------------------
+
+    def observe(self, round: Round) -> None:
+        seconds = perf_counter() - self._drafted_at
+        learns = not self.times.is_fixed
+        drafting = 0.0
+        for candidate in self.candidates:
+            drafting += candidate.seconds()
+            candidate.observe(round, learns)
+        tokens = 0
+        for i, row in enumerate(round.rows):
+            accepted = round.accepted[i]
+            if round.is_prompt(i):
+                continue
+            tokens += len(accepted.tokens)
+            draft = self._drafts.pop(row.id, None)
+            if draft is not None:
+                tree = round.trees[i]
+                draft.by.chances.note(
+                    row.id, tree, accepted.path, draft.tree.max_depth, draft.limit if draft.by.is_late else 0
+                )
+        if self._shape is not None:
+            if learns:
+                self.times.took(*self._shape, seconds)
+            self._book(tokens, drafting)
+        self._shape = None
+
+    def _book(self, tokens: int, drafting: float) -> None:
+        """Count a round that is like others: tokens a second, the time to explore, and who is asked first."""
+        assert self._shape is not None
+        rows, nodes, widest, _ = self._shape
+        self._rounds += 1
+        if not self.times.known:
+            return
+        # A request brings its prompt whatever is drafted: time for prompts is not part of what drafts compete for.
+        seconds = self.times.seconds(rows, nodes, widest) + drafting
+        made = self._made.setdefault(rows, [8.0 * rows, 8 * self.times.seconds(rows, rows, 1)])
+        made[0] += tokens - made[0] / MEMORY
+        made[1] += seconds - made[1] / MEMORY
+        if not self._credit_began:
+            self._credit, self._credit_began = HEAD_START * seconds, True
+        self._credit = min(self._credit + self.config.explore * seconds, HEAD_START * seconds)
+        if self._rounds % ORDER_EVERY == 0:
+            self._order = sorted(self.candidates, key=lambda candidate: -candidate.worth.mean)
+
+    def _rate(self, rows: int) -> float:
+        """Tokens a second that a batch of this size makes; 0 while nothing is known."""
+        if not self.times.known:
+            return 0.0
+        made = self._made.get(rows)
+        return made[0] / made[1] if made is not None else rows / self.times.seconds(rows, rows, 1)
+
+    def drop(self, row: Request) -> None:
+        self._drafts.pop(row.id, None)
+        for candidate in self.candidates:
+            candidate.drop(row.id)
+        super().drop(row)
+
+
+class _Try(NamedTuple):
+    """A drafter that is to be asked for a row."""
+
+    candidate: Candidate
+    row: int
+
+
+_Trial = _Try | None
+
+
+def _first(draft: _Draft, count: int) -> DraftTree:
+    """The `count` likeliest nodes of a draft: a tree, for no node is likelier than its parent."""
+    tree = draft.tree
+    if count == len(draft.values):
+        return tree
+    if tree.is_chain:
+        nodes = np.arange(count + 1)
+    else:
+        likeliest = np.argsort(-draft.values, kind="stable")[:count]
+        nodes = np.append(0, np.sort(likeliest) + 1)
+    return tree.keeping(nodes)

@@ -1,0 +1,346 @@
+"""Tune: what rounds and drafters cost on this machine with this model, and what drafting would gain under load.
+
+    tuning = Tuning(target, tokenizer, ["sam", "suffix"], batches=[1, 8])
+    answers = tuning.answers(prompts, 64, no)    # or those of a log
+    table = tuning.measure(answers, step, no)    # for `auto:...,table=FILE`
+    predict(table, answers, drafter, 8, 32)      # tokens a second, 8 rows at once, 32 requests
+
+Costs are measured in rounds of the real engine with drafts of random sizes, at every batch size; a drafter's own time
+and how its drafts fare come from replaying the answers. A prediction replays the answers in a full batch, with the time
+of every round from the table: the drafters, `auto` among them, run as they would in the engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.accept import Accepted
+from paceline.draft.base import Drafter, stamp
+from paceline.draft.load.candidate import Candidate
+from paceline.draft.load.times import Drafting, Times
+from paceline.engine import Engine
+from paceline.prompt import Prompt
+from paceline.replay.tokens import RecordedAnswer
+from paceline.replay.walk import ROOM, Recording, Tally, replay, replayable
+from paceline.round import Round, Segment
+from paceline.row import Request, Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Target
+from paceline.target.tokenizer import Tokenizer
+from paceline.tree import DraftTree, IntArray
+
+Stopped = Callable[[], bool]
+
+WIDEST = 40
+"""Nodes of the largest drafts that are timed."""
+WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200
+"""Rounds at a batch size before any is timed; rounds that are timed, at least and at most."""
+FIRST_ROW = 1 << 20
+"""Ids of the rows of a second replay with the same drafter begin here."""
+SHOWN = (1, 2, 4, 8, 16, 32)
+"""Nodes of every row for which a table shows the time of a round."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is measured. drafts: those to replay; batches: rows at once; seconds: of timed rounds at each batch size."""
+
+    target: Target
+    tokenizer: Tokenizer
+    drafts: Sequence[str]
+    batches: Sequence[int]
+    seconds: float = 2.0
+
+    def answers(self, prompts: Sequence[Prompt], max_tokens: int, stopped: Stopped) -> list[RecordedAnswer]:
+        """The model's own greedy answers, for where there is no log."""
+        engine = Engine(self.target, "none", max_batch=8, tokenizer=self.tokenizer)
+        rows = [engine.add(prompt, SamplingParams(max_tokens=max_tokens)) for prompt in prompts]
+        for _ in engine.follow(rows, until=stopped):
+            pass
+        return [RecordedAnswer(row.tokens[: row.prompt_length], row.new_tokens) for row in rows if row.finish_reason]
+
+    def measure(
+        self, answers: Sequence[RecordedAnswer], step: Callable[[], None], stopped: Stopped
+    ) -> dict[str, Any] | None:
+        """The table; None if it was stopped. step: called after every batch size and every drafter."""
+        times = Times(fade=1.0)
+        for batch in self.batches:
+            self._time(times, batch, answers, stopped)
+            times.fit()
+            step()
+        acceptance: dict[str, list[float]] = {}
+        for spec in self.drafts:
+            if stopped():
+                return None
+            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers, times.to_json(), stopped)
+            step()
+        if stopped():
+            return None
+        target = self.target
+        return {
+            "model": {"name": target.name, "fingerprint": target.weights_fingerprint, "dtype": str(target.dtype)},
+            **times.to_json(),
+            "acceptance": acceptance,
+            "round_ms": _shown(times, self.batches),
+            "context": round(float(np.mean([len(a.prompt) + len(a.answer) / 2 for a in answers]))),
+        }
+
+    def _time(self, times: Times, batch: int, answers: Sequence[RecordedAnswer], stopped: Stopped) -> None:
+        """Rounds of a full batch of real prompts, with drafts of all sizes."""
+        probe = _Probe(times)
+        engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer)
+        params = SamplingParams(max_tokens=96, ignore_eos=True)
+        waiting = _again(answers)
+        began, rounds = perf_counter(), -WARM_ROUNDS
+        while not stopped():
+            while len(engine.rows) + len(engine.waiting) < batch:
+                engine.add(next(waiting).prompt.tolist(), params)
+            engine.step()
+            rounds += 1
+            if rounds == 0:
+                began, probe.learns = perf_counter(), True
+            if rounds >= MOST_ROUNDS or (rounds >= FEWEST_ROUNDS and perf_counter() - began > self.seconds):
+                break
+        for row in [*engine.rows, *engine.waiting]:
+            engine.abort(row)
+
+    def check(self) -> None:
+        """MethodError for a drafter that does not exist or cannot be replayed."""
+        for spec in self.drafts:
+            replayable(spec, _recording(self.target, self.tokenizer))
+
+    def _replayed(
+        self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any], stopped: Stopped
+    ) -> tuple[Drafting, list[float]]:
+        """A drafter's time by rows, and how its drafts survive from depth to depth."""
+        drafter, tally = replayable(spec, _recording(self.target, self.tokenizer)), Tally()
+        timed = _Timed(Candidate(spec, drafter))
+        for batch in (1, 8, 1, 8):
+            predict(table, answers, timed, batch, max(batch + 8, 12), stopped)
+        for i, answer in enumerate(answers):
+            if not stopped():
+                replay(drafter, answer, FIRST_ROW + i, tally)
+        shares: list[float] = []
+        above = 1.0
+        for share in tally.accepted_by_depth():
+            shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
+            above = share
+        return timed.candidate.drafting, shares
+
+
+class _Timed(Drafter):
+    """A candidate's drafter, whose time is measured as `auto` measures it."""
+
+    def __init__(self, candidate: Candidate):
+        self.candidate, self.name = candidate, candidate.drafter.name
+
+    def start(self, row: Request) -> None:
+        self.candidate.drafter.start(row)
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        return self.candidate.propose(rows)
+
+    def observe(self, round: Round) -> None:
+        self.candidate.observe(round, learns=True)
+
+    def drop(self, row: Request) -> None:
+        self.candidate.drafter.drop(row)
+
+
+class _Probe(Drafter):
+    """Drafts random tokens, in chains of all sizes, and times the rounds that verify them."""
+
+    name = "probe"
+
+    def __init__(self, times: Times):
+        self.times, self.learns = times, False
+        self._random = Random(0)
+        self._shape = (0, 0, 0, 0)
+        self._began = 0.0
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        most = self._random.choice((0, 1, 2, 4, 8, 16, WIDEST))
+        share = self._random.choice((0.2, 1.0))
+        trees = []
+        for row in rows:
+            size = self._random.randint(0, most) if self._random.random() < share else 0
+            drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, row.max_draft))
+            trees.append(DraftTree.chain(row.last_token, drafted))
+        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.beside
+        self._began = perf_counter()
+        return trees
+
+    def observe(self, round: Round) -> None:
+        if self.learns and self._shape[0] == sum(not round.is_prompt(i) for i in range(len(round))):
+            self.times.took(*self._shape, perf_counter() - self._began)
+
+
+def _again(answers: Sequence[RecordedAnswer]) -> Iterator[RecordedAnswer]:
+    """The answers, from the beginning when they are at an end."""
+    while True:
+        yield from answers
+
+
+def _recording(target: Target, tokenizer: Tokenizer) -> Recording:
+    return Recording(
+        tokenizer,
+        target.eos_token_ids,
+        target.vocab_size,
+        target.name,
+        target.weights_fingerprint,
+        target.max_context,
+        target.num_layers,
+        target.hidden_size,
+        target.dtype,
+        target.device,
+    )
+
+
+def _shown(times: Times, batches: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Milliseconds of a round by rows and by nodes of each: for people, nothing reads it."""
+    return {
+        f"{rows} rows" if rows > 1 else "1 row": {
+            f"{nodes} nodes each" if nodes > 1 else "plain": round(1e3 * times.seconds(rows, rows * nodes, nodes), 3)
+            for nodes in SHOWN
+        }
+        for rows in batches
+    }
+
+
+# Prediction ----------------------------------------------------------------------------------------------------------
+
+
+def predict(
+    table: Mapping[str, Any],
+    answers: Sequence[RecordedAnswer],
+    drafter: Drafter,
+    batch: int,
+    count: int,
+    stopped: Stopped = lambda: False,
+) -> float:
+    """Tokens a second in a full batch, until the last of `count` requests has joined; the answers come again and again.
+
+    drafter  bound. Its own time is measured; that of the rounds is the table's."""
+    times = Times.from_json(table)
+    waiting = deque(zip(range(count), _again(answers), strict=False))
+    rows: list[_Replayed] = []
+    tokens, seconds = 0, 0.0
+    while waiting and not stopped():
+        fresh: list[_Replayed] = []
+        while waiting and len(rows) + len(fresh) < batch:
+            fresh.append(_Replayed.of(*waiting.popleft()))
+            drafter.start(fresh[-1].row)
+        made, spent = _round(drafter, times, rows, fresh)
+        tokens, seconds = tokens + made, seconds + spent
+        for one in (ended := [one for one in (*rows, *fresh) if not len(one.rest)]):
+            one.row.finish_reason = "stop"
+            drafter.drop(one.row)
+        rows = [one for one in (*rows, *fresh) if one not in ended]
+    for one in rows:
+        drafter.drop(one.row)
+    return tokens / seconds if seconds else 0.0
+
+
+@dataclass(eq=False)
+class _Replayed:
+    """A row that goes on as its recorded answer does."""
+
+    row: Row
+    answer: IntArray
+
+    @classmethod
+    def of(cls, id: int, answer: RecordedAnswer) -> _Replayed:
+        room = SamplingParams(max_tokens=len(answer.answer) + ROOM, seed=0)
+        return cls(Row(id, answer.prompt, room, max_context=1 << 40), answer.answer)
+
+    @property
+    def rest(self) -> IntArray:
+        """What is still to come."""
+        return self.answer[self.row.num_new :]
+
+    def accept(self, tree: DraftTree) -> Accepted:
+        """What a greedy target keeps of a draft."""
+        rest, path = self.rest.tolist(), [0]
+        while len(path) <= len(rest):
+            right = [c for c in tree.children(path[-1]) if tree.tokens[c] == rest[len(path) - 1]]
+            if not right:
+                break
+            path.append(right[0])
+        return Accepted(path, rest[: len(path)])
+
+
+def _round(drafter: Drafter, times: Times, rows: Sequence[_Replayed], fresh: Sequence[_Replayed]) -> tuple[int, float]:
+    """Tokens and seconds of a round in which `fresh` rows read their prompts and get their first token."""
+    prompt = sum(len(one.row) for one in fresh)
+    requests = [one.row for one in rows]
+    drafter.beside = prompt
+    began = perf_counter()
+    trees = stamp(drafter.propose(requests), drafter) if rows else []
+    seconds = perf_counter() - began
+    trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, requests, strict=True)]
+    accepted = [one.accept(tree) for one, tree in zip(rows, trees, strict=True)]
+    for one, kept in zip(rows, accepted, strict=True):
+        one.row.extend(kept.tokens)
+    if rows:
+        segments = [Segment.tree(0, tree) for tree in trees]
+        began = perf_counter()
+        drafter.observe(Round(requests, trees, segments, accepted=accepted))
+        seconds += perf_counter() - began
+    for one in fresh:
+        one.row.extend(one.rest[:1].tolist())
+    nodes, widest = sum(map(len, trees)), max(map(len, trees), default=0)
+    seconds += times.seconds(len(rows), nodes, widest, prompt)
+    return len(fresh) + sum(len(kept.tokens) for kept in accepted), seconds
+
+
+def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = lambda: False) -> float:
+    """Tokens a second of the real engine, as `predict` counts them, of prompts that get as many tokens as recorded."""
+    rows = [
+        engine.add(answer.prompt.tolist(), SamplingParams(max_tokens=len(answer.answer), ignore_eos=True))
+        for _, answer in zip(range(count), _again(answers), strict=False)
+    ]
+    began, tokens = perf_counter(), 0
+    while engine.waiting and not stopped():
+        tokens += sum(len(delta.tokens) for delta in engine.step())
+    seconds = perf_counter() - began
+    for row in rows:
+        if row.finish_reason is None:
+            engine.abort(row)
+    return tokens / seconds if seconds else 0.0
+
+
+def advice(predicted: Mapping[str, Mapping[int, float]], path: str) -> str:
+    """One paragraph: what to use and what it will gain. predicted: tokens a second by drafter and batch size; "none" is
+    plain decoding, and one name begins with "auto"."""
+    auto = next(name for name in predicted if name.startswith("auto"))
+    fixed = [name for name in predicted if name not in ("none", auto)]
+    gains = {name: {b: speed / predicted["none"][b] for b, speed in of.items()} for name, of in predicted.items()}
+    batches = list(predicted["none"])
+    best = {b: max(fixed, key=lambda name: gains[name][b]) for b in batches} if fixed else {}
+    short = [b for b in batches if best and gains[auto][b] < 0.98 * max(gains[best[b]][b], 1.0)]
+    by_batch = ", ".join(f"{gains[auto][b]:.2f} at {b}" for b in batches)
+    if max(gains[auto].values()) < 1.02 and not short:
+        return (
+            "Nothing here is predicted to gain anything with your model and texts (auto over plain decoding: "
+            f"{by_batch} rows at once): decode plainly (--draft none), or try a draft model (--draft model:PATH)."
+        )
+    text = (
+        f"Use --draft {auto.partition(',')[0]!r} --tune {path}: predicted speed-up over plain decoding {by_batch} rows "
+        "at once."
+    )
+    if short:
+        which = "; ".join(
+            f"{best[b]} at {b} ({gains[best[b]][b]:.2f})" if gains[best[b]][b] > 1 else f"none at {b}" for b in short
+        )
+        text += f" Others are predicted to be faster at some sizes: {which}."
+    last = max((b for b in batches if best and gains[best[b]][b] >= 1.02), default=None)
+    if best and last != batches[-1]:
+        text += " Fixed drafters gain nothing " + (f"above {last} rows." if last else "at any of these sizes.")
+    return text

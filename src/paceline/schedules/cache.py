@@ -1,0 +1,149 @@
+"""The rectangular KV cache: rows of one forward lie right-aligned in a block, padded on the left. Knows no models.
+
+    block = cache.arrange(slots, width)     # realigns, if the rows do not lie so already
+    block.write(layer, keys, values)        # the columns after the block's last
+    cache.commit(slot, path)                # which of them the row keeps
+
+`arrange` keeps the method's invariant (Zhang et al. 2025, arXiv 2510.22876): p + c = L for every row, with p columns of
+padding before its c tokens. What is padding follows from lengths alone, never from a token's id. Rows that committed
+equally many tokens stay where they are. Else every row is copied into a new block, all layers in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+GRANULE = 16
+"""Columns of a block are a multiple of this."""
+
+
+@dataclass(eq=False)
+class Block:
+    """Rows side by side. kv: [layers, 2, rows, kv_heads, columns, head_dim]; slots: its rows, in order.
+
+    end    columns in use: L. pads: unused columns before each row's tokens.
+    width  columns that the forward under way writes after `end`."""
+
+    kv: torch.Tensor
+    slots: list[int]
+    end: int
+    pads: list[int] = field(default_factory=list)
+    width: int = 0
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store keys and values [rows, kv_heads, width, head_dim]; return those of all columns."""
+        end = self.end + self.width
+        self.kv[layer, 0, :, :, self.end : end] = keys
+        self.kv[layer, 1, :, :, self.end : end] = values
+        return self.kv[layer, 0, :, :, :end], self.kv[layer, 1, :, :, :end]
+
+
+@dataclass(eq=False)
+class _Row:
+    """Where a row's tokens lie: row `index` of `block`, columns `runs` (begin, end) in the order of the text.
+
+    new  the column of node 0 of the segment that was just run."""
+
+    block: Block | None = None
+    index: int = 0
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    new: int = 0
+
+    @property
+    def length(self) -> int:
+        return sum(end - begin for begin, end in self.runs)
+
+    def keep(self, column: int) -> None:
+        """Add a column to the row's text."""
+        if self.runs and self.runs[-1][1] == column:
+            self.runs[-1] = (self.runs[-1][0], column + 1)
+        else:
+            self.runs.append((column, column + 1))
+
+
+class RectangularCache:
+    """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
+
+    moved_bytes   bytes of keys and values read and written to bring rows into line, since the beginning.
+    realigned     how often that was done; arranged: how often rows were asked for, as once a forward."""
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
+        self._shape = (layers, 2, kv_heads, head_dim)
+        self._dtype, self._device = dtype, device
+        self._bytes_per_token = 2 * layers * kv_heads * head_dim * dtype.itemsize
+        self._rows: dict[int, _Row] = {}
+        self.moved_bytes = self.realigned = self.arranged = 0
+
+    def add_row(self, expected_length: int) -> int:
+        """The lowest free slot, empty. Room is made when the row is first run."""
+        slot = next(i for i in range(len(self._rows) + 1) if i not in self._rows)
+        self._rows[slot] = _Row()
+        return slot
+
+    def drop_row(self, slot: int) -> None:
+        """Free a slot. Its block's memory is free when the last of the block's rows has left it."""
+        self._row(slot)
+        del self._rows[slot]
+
+    def length(self, slot: int) -> int:
+        """Committed tokens of a row."""
+        return self._row(slot).length
+
+    def _row(self, slot: int) -> _Row:
+        if slot not in self._rows:
+            raise ValueError(f"slot {slot} holds no row")
+        return self._rows[slot]
+
+    def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
+        """The block of exactly these rows, right-aligned, with room for the counts[i] tokens that row i runs next:
+        they lie at the end of the block's next max(counts) columns."""
+        rows, width = [self._row(slot) for slot in slots], max(counts)
+        block, length = _aligned(rows, slots), sum(row.length for row in rows)
+        self.arranged += 1
+        if block is None:
+            self.realigned += length > 0
+            self.moved_bytes += 2 * length * self._bytes_per_token
+        if block is None or block.end + width > block.kv.shape[4]:
+            block = self._moved(rows, slots, width)
+        block.width, block.pads = width, [block.end - row.length for row in rows]
+        for row, count in zip(rows, counts, strict=True):
+            row.new = block.end + width - count
+        return block
+
+    def _moved(self, rows: Sequence[_Row], slots: Sequence[int], width: int) -> Block:
+        """A new block with the tokens of `rows`."""
+        end = max(row.length for row in rows)
+        columns = -(-(end + width + end // 8) // GRANULE) * GRANULE
+        layers, two, heads, size = self._shape
+        kv = torch.empty(layers, two, len(rows), heads, columns, size, dtype=self._dtype, device=self._device)
+        block = Block(kv, list(slots), end)
+        for i, row in enumerate(rows):
+            pad = end - row.length
+            kv[:, :, i, :, :pad] = 0  # masked, but zero times NaN is NaN
+            at = pad
+            for begin, stop in row.runs:
+                assert row.block is not None
+                kv[:, :, i, :, at : at + stop - begin] = row.block.kv[:, :, row.index, :, begin:stop]
+                at += stop - begin
+            row.block, row.index, row.runs = block, i, [(pad, end)] if end > pad else []
+        return block
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        """Keep nodes `path` (increasing, from 0) of the segment just run as the row's next tokens."""
+        row = self._row(slot)
+        for node in path:
+            row.keep(row.new + node)
+
+
+def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
+    """The block that holds exactly these rows, in this order, each of them whole and up to the same column."""
+    block = rows[0].block
+    if block is None or block.slots != list(slots) or any(row.block is not block for row in rows):
+        return None
+    if any(len(row.runs) != 1 or row.runs[0][1] != rows[0].runs[0][1] for row in rows):
+        return None
+    block.end = rows[0].runs[0][1]
+    return block

@@ -1,0 +1,444 @@
+"""auto: what it chooses under which load, that its choices repeat, and what stays exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import Engine, SamplingParams
+from paceline.draft.auto import Auto, AutoConfig
+from paceline.draft.base import Drafter
+from paceline.draft.load.candidate import Candidate, Limited
+from paceline.draft.load.chances import DEEPEST, Chances, Lengths
+from paceline.draft.load.choice import choose
+from paceline.draft.load.times import NAMES, Times
+from paceline.draft.registry import create
+from paceline.errors import MethodError
+from paceline.tree import DraftTree
+from tests.fakes import TableTarget
+from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
+
+
+def times_of(**terms: float) -> Times:
+    """A fixed table of these terms, in milliseconds; the others are 0."""
+    full = {name: terms.get(name, 0.0) for name in NAMES}
+    return Times.from_json({"forward_ms": full, "drafting_us": {}})
+
+
+def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
+    drafting = {"sam": {"step": 0, "row": 5}, "suffix": {"step": 0, "row": 10}}
+    forward = {name: terms.get(name, 0.0) for name in NAMES}
+    table = {"model": {"fingerprint": fingerprint}, "forward_ms": forward, "drafting_us": drafting, "acceptance": {}}
+    path.write_text(json.dumps(table))
+    return path
+
+
+# Times ---------------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_learned_from_rounds() -> None:
+    rng, times = np.random.default_rng(0), Times()
+
+    def truth(rows: int, nodes: int, widest: int, prompt: int) -> float:
+        return 1e-3 * (1.5 + 0.02 * rows + 0.05 * max(nodes + prompt - 12, 0) + 0.004 * rows * widest)
+
+    for _ in range(600):
+        rows = int(rng.choice([1, 4, 16]))
+        sizes = rng.integers(1, 12, rows)
+        prompt = int(rng.integers(0, 60)) if rng.random() < 0.2 else 0
+        shape = rows, int(sizes.sum()), int(sizes.max()), prompt
+        spike = 20 if rng.random() < 0.02 else 1
+        times.took(*shape, truth(*shape) * rng.normal(1, 0.03) * spike)
+    for shape in ((1, 1, 1, 0), (1, 10, 10, 0), (4, 30, 9, 0), (16, 16, 1, 0), (16, 100, 8, 40)):
+        assert times.seconds(*shape) == pytest.approx(truth(*shape), rel=0.15)
+
+
+def test_a_batch_that_never_drafted_guesses_low_what_a_node_costs() -> None:
+    times = Times()
+    for _ in range(64):
+        times.took(8, 8, 1, 0, 4e-3)
+    assert times.seconds(8, 8, 1) == pytest.approx(4e-3, rel=0.02)
+    assert 0 < times.slope(8, 8) < 0.05 * 4e-3
+
+
+def test_times_survive_a_file(tmp_path: Path) -> None:
+    times = Times()
+    for n in range(64):
+        times.took(1, 1 + n % 9, 1 + n % 9, 0, 1e-3 + 2e-5 * (n % 9))
+    again = Times.from_json(json.loads(json.dumps({**times.to_json()})))
+    assert again.seconds(1, 5, 5) == pytest.approx(times.seconds(1, 5, 5), rel=1e-3)
+    before = again.seconds(2, 9, 5)
+    again.took(2, 9, 5, 0, 1.0)
+    assert again.is_fixed
+    assert again.seconds(2, 9, 5) == before
+
+
+# Chances -------------------------------------------------------------------------------------------------------------
+
+
+def test_chances_are_those_of_the_drafts_whatever_was_cut() -> None:
+    """Cutting by depth says nothing of what lies deeper, and must not count as rejected."""
+    rng, chances = np.random.default_rng(0), Chances()
+    step = 0.8
+    for n in range(3000):
+        stood = int(rng.geometric(1 - step)) - 1
+        depth = int(rng.integers(1, 9))
+        tree = DraftTree.chain(1, [2] * depth)
+        chances.note(n, tree, list(range(min(stood, depth) + 1)), 8, 0)
+    values = chances.values(DraftTree.chain(1, [2] * 8), -1)
+    assert values == pytest.approx(step ** np.arange(1, 9), rel=0.12)
+    assert (np.diff(values) <= 0).all()
+
+
+def test_a_row_that_is_rejected_more_than_others_has_lower_chances() -> None:
+    chances, tree = Chances(), DraftTree.chain(1, [2, 3, 4])
+    for _ in range(40):
+        chances.note(1, tree, [0, 1, 2, 3], 3, 0)
+        chances.note(2, tree, [0], 3, 0)
+    good, other, bad = (chances.values(tree, row)[0] for row in (1, 3, 2))
+    assert good > other > bad
+    chances.drop(2)
+    assert chances.values(tree, 2)[0] == pytest.approx(other)
+
+
+def test_no_node_is_likelier_than_its_parent() -> None:
+    chances, rng = Chances(), np.random.default_rng(0)
+    tree = DraftTree.of(0, rng.integers(1, 9, 40).tolist(), [int(rng.integers(0, i + 1)) for i in range(40)])
+    for path in ([0], [0, tree.children(0)[0]], [0, tree.children(0)[-1]]):
+        for _ in range(20):
+            chances.note(1, tree, path, tree.max_depth, 0)
+    values = np.append(1.0, chances.values(tree, 1))
+    assert all(values[node] <= values[tree.parent[node]] for node in range(1, len(tree)))
+
+
+def test_a_drafters_own_chances_are_corrected_by_what_came() -> None:
+    chances = Chances()
+    tree = DraftTree.chain(0, [1, 2], chances=np.array([1.0, 0.9, 0.81]))
+    assert chances.values(tree, 1) == pytest.approx([0.9, 0.81])
+    for row in range(300):  # 6 of 10 stand, and 9 were promised
+        chances.note(row, tree, [0, 1, 2] if row % 10 < 6 else [0], 2, 0)
+    assert chances.values(tree, -1)[0] < 0.8
+
+
+def test_lengths_of_drafts_that_were_limited() -> None:
+    lengths = Lengths()
+    for _ in range(200):
+        lengths.note(2, 2)  # limited at 2
+        lengths.note(4, DEEPEST)
+    assert lengths.steps(4, 1)[-1] == pytest.approx(4, abs=0.3)
+    assert lengths.steps(8, 1)[-1] < 5
+    assert lengths.steps(8, 4)[-1] >= lengths.steps(8, 1)[-1]
+
+
+# The choice ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_choice_is_the_best_of_all_prefixes() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = int(rng.integers(1, 9))
+        times = times_of(round=1.5, row=0.02, token_after_0=0.03, token_after_12=0.05)
+        drafts = [np.cumprod(rng.uniform(0.3, 1, int(rng.integers(1, 9)))) for _ in range(rows)]
+        rate = rows / times.seconds(rows, rows, 1)
+        choice = choose(drafts, rows, times, rate)
+        line = np.sort(np.concatenate(drafts))[::-1]
+
+        def net(k: int) -> float:
+            return float(line[:k].sum()) - rate * times.seconds(rows, rows + k, 1)  # noqa: B023
+
+        assert net(choice.nodes) == pytest.approx(max(map(net, range(len(line) + 1))))
+        assert sum((draft >= choice.threshold).sum() for draft in drafts) == choice.nodes
+
+
+def test_drafts_shrink_as_the_batch_grows_down_to_none() -> None:
+    times = times_of(round=2.0, row=0.01, token_after_0=0.02, token_after_12=0.08)
+    draft, sizes = 0.6 ** np.arange(1.0, 17.0), []
+    for rows in (1, 2, 4, 8, 16, 32, 128):
+        choice = choose([draft] * rows, rows, times, rows / times.seconds(rows, rows, 1))
+        sizes.append(choice.nodes / rows)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] >= 6
+    assert sizes[-1] == 0
+
+
+def test_the_first_draft_pays_for_making_the_round_uneven() -> None:
+    smooth = times_of(round=2.0, token_after_0=0.01)
+    uneven = times_of(round=2.0, token_after_0=0.01, row_if_uneven=0.1)
+    assert uneven.seconds(8, 8, 1) == smooth.seconds(8, 8, 1)
+    rate, few, many = 8 / smooth.seconds(8, 8, 1), [np.array([0.5, 0.2])], [np.array([0.5, 0.2])] * 8
+    assert choose(few, 8, smooth, rate).nodes == 2
+    assert choose(few, 8, uneven, rate).nodes == 0
+    assert choose(many, 8, uneven, rate).nodes > 0
+
+
+def test_a_wide_row_pays_for_the_padding_of_all() -> None:
+    flat = times_of(round=2.0, row=0.01, token_after_0=0.001)
+    padded = times_of(round=2.0, row=0.01, token_after_0=0.001, row_times_widest=0.02)
+    draft = 0.9 ** np.arange(1.0, 21.0)
+    wide = choose([draft], 16, flat, 5e3)
+    assert choose([draft], 16, padded, 5e3).nodes < wide.nodes
+
+
+# The drafter ---------------------------------------------------------------------------------------------------------
+
+
+REPEATING = [*range(1, 9)] * 3
+
+
+def repeating() -> TableTarget:
+    """A target that counts to 8 again and again, but for one token in five, which nothing foretells."""
+
+    def logits(prefix: tuple[int, ...]) -> np.ndarray:
+        out = np.zeros(32)
+        out[1 + prefix[-1] % 8] = 6.0
+        if sum(prefix) % 5 == 0:
+            out[9 + sum(prefix) % 20] = 9.0
+        return out
+
+    return TableTarget(32, order=3, logits=logits)
+
+
+def drafted_per_round(draft: str, batch: int) -> float:
+    engine = Engine(repeating(), draft, max_batch=batch)
+    out = engine.generate([[i + 9, *REPEATING] for i in range(batch)], SamplingParams(max_tokens=60))
+    return sum(d.stats.draft_tokens for d in out) / sum(d.stats.rounds for d in out)
+
+
+def test_under_load_the_engine_drafts_less(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.json", round=2.0, token_after_0=0.2)
+    sizes = {batch: drafted_per_round(f"auto:sam,explore=0,table={table}", batch) for batch in (1, 8)}
+    assert sizes[1] > sizes[8] > 0
+    # A node costs what a round of one row costs: only what is as good as certain could pay.
+    dear = write_table(tmp_path / "dear.json", token_after_0=1.0)
+    assert drafted_per_round(f"auto:sam,explore=0,table={dear}", 8) < 0.3 * sizes[8]
+
+
+def test_the_same_table_and_seed_make_the_same_choices(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.json", round=1.5, token_after_0=0.01, token_after_12=0.05)
+
+    def run(seed: int) -> list[object]:
+        engine = Engine(repeating(), f"auto:sam|suffix,table={table},explore=0.3,seed={seed}", max_batch=3)
+        wish = SamplingParams(max_tokens=60, temperature=0.7, seed=5)
+        out = engine.generate([[i + 9, *REPEATING] for i in range(3)], wish)
+        return [(done.tokens, done.stats.accepted, done.stats.drafted) for done in out]
+
+    assert run(3) == run(3)
+    assert [done[0] for done in run(3)] == [done[0] for done in run(4)]  # type: ignore[index]
+
+
+def test_point_mass_drafters_give_a_seeds_tokens_in_any_batch() -> None:
+    """What is chosen depends on the batch and on clocks; with point masses the tokens do not."""
+    prompts = [[i + 9, *REPEATING] for i in range(4)]
+    wish = [SamplingParams(max_tokens=40, temperature=0.8, seed=seed) for seed in range(4)]
+    plain = [d.tokens for d in Engine(repeating(), "none", max_batch=4).generate(prompts, wish)]
+    for batch in (1, 2, 4):
+        out = Engine(repeating(), "auto:sam|suffix,explore=0.3", max_batch=batch).generate(prompts, wish)
+        assert [d.tokens for d in out] == plain
+        assert sum(sum(d.stats.accepted[1:]) for d in out) > 0
+
+
+class Fixed(Drafter):
+    """The same draft for every row; counts how often it is asked."""
+
+    name = "fixed"
+
+    def __init__(self, tree: DraftTree | None, weight: int = 0):
+        self.tree, self.weight_bytes, self.limits = tree, weight, []
+
+    def propose(self, rows):
+        self.limits += [row.max_draft for row in rows]
+        return [self.tree or DraftTree.root(row.last_token) for row in rows]
+
+
+class FakeRow:
+    """As much of a request as `propose` reads."""
+
+    def __init__(self, id: int = 0, max_draft: int = 30):
+        self.id, self.max_draft, self.last_token = id, max_draft, 7
+
+    def __len__(self) -> int:
+        return 5
+
+
+def auto_of(*drafters: Drafter, **config: object) -> Auto:
+    auto = Auto(AutoConfig("|".join(["sam", "suffix"][: len(drafters)]), **config))
+    auto.candidates = [Candidate(f"d{i}", drafter) for i, drafter in enumerate(drafters)]
+    for candidate in auto.candidates:
+        candidate.bind()
+        candidate.drafts = 100
+    auto._order = list(auto.candidates)
+    auto.parts = drafters
+    return auto
+
+
+def test_a_drawn_draft_is_taken_whole_however_it_looks() -> None:
+    """Its depth is settled before it is drawn; afterwards not a node may go, and no other draft may take its place."""
+    probs = torch.full((7, 9), 1 / 9)
+    drawn = DraftTree.chain(7, [1, 2, 3, 4, 5, 6], draft_probs=probs)
+    copied = DraftTree.chain(7, [8, 8, 8])
+    auto = auto_of(Fixed(copied), Fixed(drawn), explore=0.0)
+    # Nodes are dear: nothing that may be cut is verified.
+    auto.times = times_of(token_after_0=10.0)
+    assert auto.propose([FakeRow()])[0] is drawn  # type: ignore[list-item]
+    alone = auto_of(Fixed(copied), explore=0.0)
+    alone.times = times_of(token_after_0=10.0)
+    assert len(alone.propose([FakeRow()])[0]) == 1  # type: ignore[list-item]
+
+
+class Stopping(Drafter):
+    """Draws from q, and goes on after token 0 alone: how long its drafts are says what was drawn."""
+
+    name, weight_bytes = "stopping", 1
+    q = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    drawn = 0
+
+    def propose(self, rows):
+        trees = []
+        for row in rows:
+            tokens: list[int] = []
+            while len(tokens) < min(2, row.max_draft) and set(tokens) <= {0}:
+                tokens.append(row.random.draft(self.q))
+                Stopping.drawn += len(tokens) == 2
+            probs = torch.stack([self.q] * len(tokens) + [0 * self.q])
+            trees.append(DraftTree.chain(row.last_token, tokens, draft_probs=probs))
+        return trees
+
+
+class Unsure(Chances):
+    """Takes drafts of one token to be hopeless, and longer ones to be right."""
+
+    def values(self, tree, row):
+        return np.full(len(tree) - 1, 0.01 if len(tree) == 2 else 0.99)
+
+
+def answered(target: TableTarget, branches: Branches, drafter: Drafter) -> tuple[int, ...]:
+    engine = Engine(target, drafter)
+    row = engine.add([0, 1], SamplingParams(temperature=1.0, max_tokens=4, stop_token_ids=(1,)))
+    row.random = BranchingRandom(branches)
+    while engine.has_work:
+        engine.step()
+    return tuple(row.new_tokens.tolist())
+
+
+def chosen(target: TableTarget, branches: Branches) -> tuple[int, ...]:
+    """Two rounds and more of auto, from the beginning: a point-mass drafter, and one that draws."""
+    copied = Fixed(None)
+    copied.draft = lambda row: DraftTree.chain(row.last_token, [0])  # type: ignore[method-assign]
+    copied.propose = lambda rows: [copied.draft(row) for row in rows]  # type: ignore[method-assign]
+    auto = auto_of(copied, Stopping(), explore=0.0)
+    auto.times = times_of(round=1.0, token_after_0=0.2)
+    for candidate in auto.candidates:
+        candidate.chances = Unsure()
+    return answered(target, branches, auto)
+
+
+def test_the_law_of_samples_is_the_targets() -> None:
+    """Every outcome of an engine's rounds, enumerated."""
+    target = TableTarget(3, order=None, seed=7, eos=[2])
+    alone = outcomes(lambda branches: answered(target, branches, Drafter()))
+    Stopping.drawn = 0
+    assert largest_difference(outcomes(lambda branches: chosen(target, branches)), alone) < 1e-9
+    assert Stopping.drawn > 0
+
+
+def test_cutting_a_drawn_draft_by_what_was_drawn_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, if drafts that were drawn are cut as others are: the test above would see it."""
+    draft_of = Auto._draft_of
+
+    def careless(self, *arguments):
+        draft = draft_of(self, *arguments)
+        return None if draft is None else draft._replace(is_fixed=False)
+
+    monkeypatch.setattr(Auto, "_draft_of", careless)
+    target = TableTarget(3, order=None, seed=7, eos=[2])
+    alone = outcomes(lambda branches: answered(target, branches, Drafter()))
+    assert largest_difference(outcomes(lambda branches: chosen(target, branches)), alone) > 1e-6
+
+
+def test_how_deep_a_model_drafts_is_settled_before_it_is_asked() -> None:
+    deep = Fixed(DraftTree.chain(7, list(range(1, 31))), weight=1)
+    limits = {}
+    for name, node in (("cheap", 0.001), ("dear", 0.5)):
+        deep.limits = []
+        auto = auto_of(deep, explore=0.0)
+        auto.times = times_of(round=1.0, token_after_0=node)
+        auto._price = node  # of the round before, as a share of a token
+        auto.candidates[0].drafting.row = 1e-5
+        tree = auto.propose([FakeRow()])[0]  # type: ignore[list-item]
+        limits[name] = deep.limits[0]
+        assert tree.max_depth <= limits[name]
+    assert limits["cheap"] > limits["dear"] >= 1
+
+
+def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:
+    useless = Fixed(None)
+    auto = auto_of(useless, explore=0.0)
+    auto.times = times_of(round=0.1)
+    auto.candidates[0].drafting.row = 1e-5
+    for _ in range(400):
+        auto.propose([FakeRow()])  # type: ignore[list-item]
+    asked = len(useless.limits)
+    assert asked < 300
+    auto.config = AutoConfig(explore=0.05)
+    auto._credit = 1.0
+    for _ in range(20):
+        auto.propose([FakeRow()])  # type: ignore[list-item]
+    assert len(useless.limits) > asked
+
+
+def test_limited_requests_look_like_the_row() -> None:
+    row = Limited(FakeRow(id=4, max_draft=9), 3)  # type: ignore[arg-type]
+    assert (row.max_draft, row.id, len(row), row.last_token) == (3, 4, 5, 7)
+
+
+def test_a_tree_that_was_cut_knows_its_nodes_numbers() -> None:
+    tree = DraftTree.of(7, [1, 2, 3, 4], [0, 0, 2, 3])
+    cut = tree.keeping(np.array([0, 2, 3]))
+    assert cut.tokens.tolist() == [7, 2, 3]
+    assert cut.proposed([0, 1, 2]) == [0, 2, 3]
+    assert cut.clipped(1).proposed([0, 1]) == [0, 2]
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("auto:sam|", "names nothing between"),
+        ("auto:sam|sam", "twice"),
+        ("auto:auto", "names auto itself"),
+        ("auto:sam|sufix", "suffix"),
+        ("auto,explore=2", "0 to 0.5"),
+    ],
+)
+def test_what_cannot_be_chosen_from_is_refused(spec: str, says: str) -> None:
+    with pytest.raises(MethodError, match=says):
+        create(spec)
+
+
+def test_options_of_the_drafters_are_written_with_semicolons() -> None:
+    auto = create("auto:sam;draft=7|suffix;shape=tree,explore=0")
+    assert [candidate.spec for candidate in auto.candidates] == ["sam,draft=7", "suffix,shape=tree"]
+    assert auto.parts[0].config.draft == 7
+
+
+def test_a_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    target = repeating()
+    target.weights_fingerprint = "this"
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    other = write_table(tmp_path / "other.json", fingerprint="another", round=1.0)
+    lacks = write_table(tmp_path / "lacks.json", round=1.0)
+    for draft, says in (
+        (f"auto,table={tmp_path / 'none.json'}", "cannot be read"),
+        (f"auto,table={broken}", "not a table"),
+        (f"auto,table={other}", "other weights"),
+        (f"auto:prompt-lookup,table={lacks}", "no times of prompt-lookup"),
+    ):
+        with pytest.raises(MethodError, match=says):
+            create(draft).bind(target)

@@ -1,0 +1,127 @@
+"""The checker of the benchmark catches every broken shortcut, and passes what is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests import drafters, plain
+from tests.schedules import broken, world
+from tests.schedules.world import World
+
+from paceline.bench.matching import exact, partial, up_to_end
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.schedules import target as rectangles
+from paceline.schedules.cache import RectangularCache
+
+NEW, DEPTH = 10, 3
+
+
+@pytest.fixture(scope="module")
+def llama() -> World:
+    return world.of()
+
+
+def answers(of: World, shortcut: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
+    """What a shortcut answers to `count` prompts together, and what plain decoding answers to each alone."""
+    prompts = of.prompts[:count]
+    right = [plain.generate(of.model, p, NEW + DEPTH + 1, ()) for p in prompts]
+
+    def draft(i: int, text: list[int]) -> list[int]:
+        """Mostly right, as long as the text is."""
+        rng = np.random.default_rng([i, len(text)])
+        known = right[i][len(text) : len(text) + DEPTH] if right[i][: len(text)] == text else []
+        known = [*known, *rng.integers(4, 300, DEPTH - len(known)).tolist()]
+        return [int(rng.integers(4, 300)) if rng.random() < 0.25 else token for token in known]
+
+    given = broken.decode(of.model, prompts, NEW, draft, shortcut)
+    return given, [text[len(p) : len(p) + NEW] for text, p in zip(right, prompts, strict=True)]
+
+
+def shares(given: list[list[int]], known: list[list[int]]) -> tuple[float, float]:
+    """E and P of all answers."""
+    pairs = list(zip(given, known, strict=True))
+    return float(np.mean([exact(*pair) for pair in pairs])), float(np.mean([partial(*pair) for pair in pairs]))
+
+
+def test_without_a_shortcut_nothing_is_caught(llama: World) -> None:
+    assert shares(*answers(llama, "", 6)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("shortcut", ["masking", "bsp", "rollback", "dsd", "bonus"])
+def test_a_shortcut_is_caught(llama: World, shortcut: str) -> None:
+    exactly, partly = shares(*answers(llama, shortcut, 6))
+    assert exactly < 1
+    assert partly < 0.9
+
+
+def test_some_are_wrong_alone_and_some_only_in_a_batch(llama: World) -> None:
+    """The paper's two kinds: independent of the batch, and of rows that part."""
+    for shortcut in ("masking", "bsp", "dsd", "bonus"):
+        assert shares(*answers(llama, shortcut, 1))[0] == 0, shortcut
+    assert shares(*answers(llama, "rollback", 1)) == (1.0, 1.0)
+
+
+def see_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = rectangles._visible
+
+    def visible(segments, block):  # type: ignore[no-untyped-def]
+        block.pads = [0] * len(block.pads)
+        return inner(segments, block)
+
+    monkeypatch.setattr(rectangles, "_visible", visible)
+
+
+def keep_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = RectangularCache.commit
+    monkeypatch.setattr(
+        RectangularCache, "commit", lambda self, slot, path: inner(self, slot, [*path[:-1], path[-1], path[-1] + 1])
+    )
+    monkeypatch.setattr(RectangularCache, "length", lambda self, slot: self._row(slot).length)
+
+
+def positions_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = rectangles.RectangularTarget._run
+
+    def run(self, segments, padding, tokens, positions, mask, cache, hidden_layers):  # type: ignore[no-untyped-def]
+        places = torch.full_like(positions, cache.get_seq_length()) + torch.cat(
+            [torch.from_numpy(segment.depth) for segment in segments]
+        )
+        return inner(self, segments, padding, tokens, places, mask, cache, hidden_layers)
+
+    monkeypatch.setattr(rectangles.RectangularTarget, "_run", run)
+
+
+def stay_out_of_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = RectangularCache.arrange
+
+    def arrange(self, slots, counts):  # type: ignore[no-untyped-def]
+        block = inner(self, slots, counts)
+        block.kv[:, :, :, :, : block.end] = block.kv[:, :, :, :, : block.end].roll(1, 4)
+        return block
+
+    monkeypatch.setattr(RectangularCache, "arrange", arrange)
+
+
+@pytest.mark.parametrize("mutant", [see_padding, keep_rejected, positions_by_place, stay_out_of_line])
+def test_our_own_target_broken_in_the_same_ways_is_caught(
+    llama: World, mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    known = [text[len(p) :] for p, text in llama.answers.items()]
+    mutant(monkeypatch)
+    engine = Engine(llama.target, drafters.Oracle(llama.answers, error=0.3), max_batch=4, schedule="equal")
+    out = engine.generate(llama.prompts, SamplingParams(max_tokens=world.NEW))
+    exactly, partly = shares([done.tokens for done in out], known)
+    assert exactly < 1
+    assert partly < 1
+
+
+def test_matching_counts_tokens_up_to_the_end() -> None:
+    assert exact([5, 6, 2, 9], [5, 6, 2], ends=[2])
+    assert not exact([5, 6, 2, 9], [5, 6, 2])
+    assert partial([5, 6, 9], [5, 6, 7]) == pytest.approx(2 / 3)
+    assert partial([5, 6], [5, 6, 7, 8]) == 0.5
+    assert partial([5, 6, 7, 8], [5, 6]) == 1
+    assert partial([], []) == 1
+    assert up_to_end([2, 3], [2]) == [2]

@@ -1,0 +1,288 @@
+"""Equal and grouped on a transformers target: exact, whatever the batch; and the invariants of realigned rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from tests import drafters, models, native
+from tests.plain import texts
+from tests.schedules import world
+from tests.schedules.world import NEW, SAMPLED, World
+
+from paceline.draft import registry
+from paceline.draft.base import Drafter
+from paceline.engine import Engine
+from paceline.errors import ModelError, PacelineError
+from paceline.round import Segment
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.schedules import create_schedule
+from paceline.schedules.cache import Block, RectangularCache
+from paceline.schedules.published import Equal, Grouped
+from paceline.schedules.target import RectangularTarget, rectangular
+from paceline.target.base import Needs
+from paceline.tree import DraftTree
+
+SCHEDULES = ("equal", "grouped")
+GREEDY = SamplingParams(max_tokens=NEW)
+
+
+@pytest.fixture(scope="module")
+def llama() -> World:
+    return world.of()
+
+
+class Right(Drafter):
+    """Drafts `depth` tokens of the answer: every draft stands whole."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], depth: int):
+        self.answers, self.depth = answers, depth
+
+    def draft(self, row: Row) -> DraftTree:
+        text = self.answers[tuple(row.tokens[: row.prompt_length].tolist())]
+        return self.chain_after(row, np.array(text[len(row) : len(row) + min(self.depth, row.max_draft)]))
+
+
+def made(name: str, of: World) -> Drafter:
+    own = {
+        "oracle chain": lambda: drafters.Oracle(of.answers, error=0.2),
+        "oracle tree": lambda: drafters.Oracle(of.answers, error=0.2, branches=2),
+        "random chain": lambda: drafters.Random(tree=False),
+        "random tree": drafters.Random,
+        "probes": lambda: drafters.Probing(drafters.Oracle(of.answers, error=0.3, branches=1), of.answers),
+    }
+    return own[name]() if name in own else registry.create(name)
+
+
+# The promise -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "batches"),
+    [
+        ("none", (3, 8)),
+        ("oracle tree", (1, 2, 3, 8)),
+        ("oracle chain", (3, 8)),
+        ("random tree", (3,)),
+        ("random chain", (8,)),
+        ("probes", (3,)),
+    ],
+)
+def test_greedy_answers_are_plain_ones_in_the_order_of_the_prompts(
+    llama: World, schedule: str, name: str, batches: Sequence[int]
+) -> None:
+    for batch in batches:
+        chunk = 16 if batch == 3 else 512
+        engine = Engine(llama.target, made(name, llama), max_batch=batch, schedule=schedule, prefill_chunk=chunk)
+        out = engine.generate(llama.prompts, GREEDY)
+        assert texts(llama.prompts, out) == list(llama.answers.values())
+        assert name == "none" or sum(done.stats.draft_tokens for done in out) > 0
+        assert isinstance(engine.target, RectangularTarget)
+        assert not engine.target.cache._rows, "no row is left in the cache"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("family", ["gpt2", "gpt-neox"])
+def test_other_architectures(family: str, schedule: str) -> None:
+    of = world.of(family)
+    out = Engine(of.target, made("oracle tree", of), max_batch=3, schedule=schedule).generate(of.prompts, GREEDY)
+    assert texts(of.prompts, out) == list(of.answers.values())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_sampled_answers_are_plain_ones_seed_for_seed(llama: World, schedule: str) -> None:
+    engine = Engine(llama.target, made("random tree", llama), max_batch=8, schedule=schedule)
+    assert texts(llama.prompts, engine.generate(llama.prompts, SAMPLED)) == list(llama.samples.values())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_draft_model(llama: World, schedule: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = models.make("llama3", tmp_path_factory.mktemp("draft"))  # the target's own weights: most drafts stand
+    engine = Engine(llama.target, f"model:{folder}", max_batch=3, schedule=schedule)
+    out = engine.generate(llama.prompts, GREEDY)
+    assert texts(llama.prompts, out) == list(llama.answers.values())
+    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_drawn_drafts_are_the_rows_own(llama: World, schedule: str) -> None:
+    table = torch.randn(llama.target.vocab_size, llama.target.vocab_size, generator=torch.manual_seed(0))
+
+    def answer(batch: int) -> list[list[int]]:
+        drafter = drafters.Drawing(table, (2, 1), False)
+        engine = Engine(llama.target, drafter, max_batch=batch, schedule=schedule)
+        return [done.tokens for done in engine.generate(llama.prompts, SAMPLED)]
+
+    assert answer(8) == answer(1)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_row_does_not_depend_on_the_rows_beside_it(llama: World, schedule: str) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(4):
+        order = rng.permutation(len(llama.prompts))[: int(rng.integers(2, 9))]
+        prompts = [llama.prompts[i] for i in order]
+        engine = Engine(llama.target, made("oracle tree", llama), max_batch=int(rng.integers(1, 9)), schedule=schedule)
+        params = [SamplingParams(max_tokens=int(n)) for n in rng.integers(1, NEW + 1, len(prompts))]
+        for prompt, wish, done in zip(prompts, params, engine.generate(prompts, params), strict=True):
+            whole = llama.answers[tuple(prompt)][len(prompt) :]
+            assert done.tokens == whole[: wish.max_tokens]  # a budget of its own, exactly
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_row_that_is_given_up_or_fails_leaves_the_others_alone(llama: World, schedule: str) -> None:
+    engine = Engine(llama.target, made("oracle chain", llama), max_batch=4, schedule=schedule)
+    rows = [engine.add(prompt, GREEDY) for prompt in llama.prompts]
+    for _ in range(3):
+        engine.step()
+    engine.abort(rows[0])
+    engine.finish(rows[1:])
+    assert [row.tokens.tolist() for row in rows[1:]] == list(llama.answers.values())[1:]
+
+
+def test_a_self_drafter_is_refused_and_so_is_the_native_decoder(llama: World) -> None:
+    with pytest.raises(ModelError, match="cannot be entered or left in the middle"):
+        rectangular(llama.target).check(Needs(resume_layer=1))
+    with pytest.raises(ModelError, match="native=False"):
+        Engine(native.of(llama.model), "none", schedule="equal")
+
+
+# What the method promises ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_a_draft_that_stands_whole_brings_one_token_more_and_moves_nothing(llama: World, depth: int) -> None:
+    """The bonus token is kept; rows that commit equally many tokens stay in line, however unequal they are."""
+    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
+    prompts = llama.prompts[:3]
+    free = Engine(llama.target, "none").generate(prompts, params)
+    answers = {tuple(p): [*p, *done.tokens] for p, done in zip(prompts, free, strict=True)}
+    engine = Engine(llama.target, Right(answers, depth), max_batch=3, schedule="equal")
+    out = engine.generate(prompts, params)
+    assert texts(prompts, out) == list(answers.values())
+    assert {done.rounds for done in out} == {1 + -(-(NEW - 1) // (depth + 1))}
+    assert isinstance(engine.target, RectangularTarget)
+    assert engine.target.cache.moved_bytes == engine.target.cache.realigned == 0
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+    """Every arrangement, checked against the invariants and poisoned where no row has a token."""
+    seen: list[Block] = []
+    arrange = RectangularCache.arrange
+
+    def checked(self: RectangularCache, slots: Sequence[int], counts: Sequence[int]) -> Block:
+        block = arrange(self, slots, counts)
+        lengths = [self.length(slot) for slot in slots]
+        assert [pad + length for pad, length in zip(block.pads, lengths, strict=True)] == [block.end] * len(slots)
+        assert block.width == max(counts)
+        for i, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            row = self._rows[slot]
+            assert (row.block, row.index) == (block, i)
+            assert row.runs in ([(block.pads[i], block.end)], [])
+            assert row.new + count == block.end + block.width
+            block.kv[:, :, i, :, : block.pads[i]] = 1e4 * (-1) ** i
+        block.kv[..., block.end :, :] = -1e4
+        seen.append(block)
+        return block
+
+    monkeypatch.setattr(RectangularCache, "arrange", checked)
+    return seen
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rows_are_rectangular_and_padding_is_never_read(llama: World, schedule: str, watched: list[Block]) -> None:
+    inner = drafters.Oracle(llama.answers, error=0.3, branches=1)
+    listening = drafters.Listening(inner, Needs())  # n - 1 entries of n tokens, after every round
+    engine = Engine(llama.target, listening, max_batch=3, schedule=schedule)
+    assert texts(llama.prompts, engine.generate(llama.prompts, GREEDY)) == list(llama.answers.values())
+    assert any(len(set(block.pads)) > 1 for block in watched)
+
+
+def test_realigned_keys_and_values_are_those_of_a_fresh_forward(llama: World) -> None:
+    target = rectangular(llama.target)
+    engine = Engine(target, drafters.Oracle(llama.answers, error=0.4, branches=1), max_batch=3, schedule="equal")
+    rows = [engine.add(prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for prompt in llama.prompts[:3]]
+    for _ in range(5):
+        engine.step()
+    assert target.cache.realigned > 0
+    block = target.cache.arrange([row.slot for row in rows], [1] * 3)
+    for i, row in enumerate(rows):
+        fresh = rectangular(llama.target)
+        slot = fresh.add_row(0)
+        fresh.verify([Segment.chunk(slot, row.tokens[:-1], last=True)])
+        mine = block.kv[:, :, i, :, block.pads[i] : block.end]
+        again = fresh.cache._rows[slot].block
+        assert again is not None
+        torch.testing.assert_close(mine, again.kv[:, :, 0, :, : len(row) - 1], rtol=1e-4, atol=1e-5)
+
+
+# Who runs --------------------------------------------------------------------------------------------------------
+
+
+def rows_of(lengths: Sequence[int]) -> list[Row]:
+    """Rows that are decoding, with so many tokens."""
+    made = [Row(i, [5] * (n - 1), SamplingParams(max_tokens=50), max_context=100) for i, n in enumerate(lengths)]
+    for row in made:
+        row.extend([6])
+        row.cached = len(row) - 1
+    return made
+
+
+def chosen(schedule: Grouped, lengths: Sequence[int]) -> list[int]:
+    return [turn.row.id for turn in schedule.select(rows_of(lengths))]
+
+
+def test_grouped_takes_the_first_group_that_is_full_else_the_front() -> None:
+    schedule = Grouped(2, 512, window=6)
+    assert chosen(schedule, [7, 9, 8, 9, 8]) == [1, 3]
+    assert chosen(schedule, [7, 9, 8]) == [0, 1]
+    assert chosen(schedule, [7]) == [0]
+    assert chosen(schedule, [7, 9, 9, 8, 8]) == [1, 2], "row 0 starves while others match"
+
+
+def test_equal_begins_a_batch_when_the_last_has_ended() -> None:
+    schedule, waiting = Equal(2, 512), deque(rows_of([3, 4, 5]))
+    first = schedule.admit(waiting, [])
+    assert [row.id for row in first] == [0, 1]
+    assert schedule.admit(waiting, first[:1]) == []
+    assert [row.id for row in schedule.admit(waiting, [])] == [2]
+
+
+def test_prompts_run_before_drafts_in_pieces() -> None:
+    schedule, decoding = Grouped(2, 4, window=8), rows_of([7])
+    fresh = [Row(10 + n, [5] * n, SamplingParams(), max_context=100) for n in (3, 6, 2)]
+    turns = schedule.select([*decoding, *fresh])
+    assert [(turn.row.id, turn.chunk) for turn in turns] == [(13, 3), (16, 4)]
+
+
+def test_finished_rows_leave_the_batch(llama: World) -> None:
+    engine = Engine(llama.target, "none", max_batch=8, schedule="equal")
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in range(1, 9)]
+    sizes = []
+    rows = [engine.add(prompt, wish) for prompt, wish in zip(llama.prompts, params, strict=True)]
+    while engine.has_work:
+        sizes.append(len(engine.step()))
+    assert sizes == list(range(8, 0, -1))
+    assert all(len(later) != len(earlier) for earlier, later in pairwise([row.new_tokens for row in rows]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("equl", "there is no schedule 'equl'; there are ragged, equal, grouped. Did you mean 'equal'?"),
+        ("equal:3", "only grouped takes a number"),
+        ("grouped:x", "only grouped takes a number"),
+        ("grouped:8", "a window is larger than the batch, which is 8"),
+    ],
+)
+def test_a_wrong_schedule_is_named(spec: str, told: str) -> None:
+    with pytest.raises(PacelineError) as raised:
+        create_schedule(spec, 8, 512)
+    assert told in str(raised.value)

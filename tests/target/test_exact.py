@@ -1,0 +1,158 @@
+"""Exact: a token's logits are the same, bit for bit, alone, in any draft, in batches, in pieces of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from tests import exact, models, native
+
+from paceline import Engine
+from paceline.errors import ModelError
+from paceline.round import Segment
+from paceline.target import products
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.linear import Linear
+
+DTYPES = [torch.float32, torch.bfloat16]
+LONG = 100
+"""Tokens of a text: more than a block of keys holds."""
+
+
+def made(family: str, dtype: torch.dtype) -> Decoder:
+    target = native.of(models.model(family), dtype)
+    target.make_exact()
+    return target
+
+
+def text(seed: int, length: int = LONG) -> list[int]:
+    return np.random.default_rng(seed).integers(4, models.VOCAB_SIZE, length).tolist()
+
+
+@pytest.fixture(params=[1, 2])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def trees_agree(target: Decoder, tokens: list[int], alone: torch.Tensor, seed: int) -> bool:
+    """Whether paths inside random trees have plain decoding's logits, after texts that end inside and at the end of a
+    block of keys."""
+    rng = np.random.default_rng(seed)
+    agree = True
+    for begin in (5, 63, 64, 90):
+        [slot] = exact.prepared(target, [tokens[:begin]])
+        drafted, parents, nodes = exact.hidden_in_tree(rng, tokens[begin : begin + 6], 14, models.VOCAB_SIZE)
+        logits = target.verify([exact.tree(slot, drafted, parents)]).logits
+        agree &= torch.equal(logits[nodes], alone[begin : begin + 6])
+        target.drop_row(slot)
+    return agree
+
+
+FEW = ("llama2", "qwen3")
+"""Families for every run; the others when slow tests are."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "family", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in models.NATIVE]
+)
+def test_chains_pieces_and_trees_of_every_family(family: str, dtype: torch.dtype) -> None:
+    target, tokens = made(family, dtype), text(1)
+    alone = exact.one_by_one(target, tokens)
+    for sizes in ([LONG], [37, 1, 2, 60], [64, 36]):
+        assert torch.equal(exact.in_pieces(target, tokens, sizes), alone)
+    assert trees_agree(target, tokens, alone, 2)
+
+
+def test_otherwise_trees_round_differently() -> None:
+    """So that the tests here cannot pass without what they test."""
+    target, tokens = native.of(models.model("llama2")), text(1)
+    assert not trees_agree(target, tokens, exact.one_by_one(target, tokens), 2)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batches_of_1_to_32_rows_beside_a_piece_of_a_prompt(dtype: torch.dtype) -> None:
+    target, rng = made("qwen3-bias", dtype), np.random.default_rng(3)
+    texts = [text(10 + i, int(length)) for i, length in enumerate(rng.integers(2, LONG, 32))]
+    alone = [exact.in_pieces(target, tokens, [len(tokens)])[-1:] for tokens in texts]
+    prompt = text(9, 90)
+    for rows in (1, 2, 8, 32):
+        slots = exact.prepared(target, [tokens[:-1] for tokens in texts[:rows]])
+        slots.append(target.add_row(len(prompt)))
+        segments = [
+            exact.tree(slot, tokens[-1:], [-1]) for slot, tokens in zip(slots[:rows], texts[:rows], strict=True)
+        ]
+        logits = target.verify([*segments, Segment.chunk(slots[-1], np.array(prompt), last=False)]).logits
+        assert torch.equal(logits, torch.cat(alone[:rows]))
+        for slot in slots:
+            target.drop_row(slot)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_is_what_the_model_says_otherwise_up_to_rounding(dtype: torch.dtype) -> None:
+    for family in ("llama3", "mistral", "qwen2-window", "qwen3"):
+        target, tokens = native.of(models.model(family), dtype), text(4)
+        usual = exact.in_pieces(target, tokens, [LONG])
+        target.make_exact()
+        gap = (exact.in_pieces(target, tokens, [LONG]) - usual).abs().max()
+        assert gap <= (1e-4 if dtype == torch.float32 else 0.06) * usual.abs().max()
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_product_is_the_same_for_any_number_of_rows(
+    dtype: torch.dtype, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ours:  # as on a processor without our products
+        monkeypatch.setattr(products, "supported", lambda dtype: False)
+        monkeypatch.setattr(products, "preferred", lambda: False)
+    random = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(size, generator=random).to(dtype) for size in ((130, 384), (200, 384), (200,)))
+    try:
+        linear = Linear(weight, bias).exact()
+    except ModelError as error:
+        pytest.skip(str(error))
+    assert (linear.panels is not None) == (ours and products.supported(dtype))
+    whole = linear(x)
+    assert torch.allclose(whole.double(), x.double() @ weight.double().T + bias.double(), rtol=0.01, atol=1e-2)
+    for rows in [*range(1, 70), 129]:
+        assert torch.equal(linear(x[:rows]), whole[:rows])
+        assert torch.equal(linear(x[-rows:]), whole[-rows:])
+    assert torch.equal(linear.dense(), weight)
+    assert torch.equal(linear.rows(torch.arange(3, 40))(x), whole[:, 3:40])
+
+
+def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "supported", lambda dtype: False)
+    noise = torch.linspace(0, 1, 16)[:, None]
+    usual = Linear._by_library
+    monkeypatch.setattr(Linear, "_by_library", lambda self, x: usual(self, x) + noise)
+    with pytest.raises(ModelError, match="adds in an order that depends on the row"):
+        Linear(torch.ones(8, 8)).exact()
+
+
+def test_targets_that_cannot_say_why() -> None:
+    foreign = HFTarget(models.model("gpt2"))
+    with pytest.raises(ModelError, match="in transformers, where the number of tokens decides"):
+        Engine(foreign, exact=True)
+    half = native.of(models.model("llama2"), torch.float16)
+    with pytest.raises(ModelError, match="needs bfloat16 or float32"):
+        Engine(half, exact=True)
+    assert not half.exact
+
+
+def test_broken_weights_stay_visible() -> None:
+    target = made("llama2", torch.float32)
+    target.embedding[7] = torch.nan
+    slot = target.add_row(8)
+    logits = target.verify([exact.tree(slot, [5, 7, 6, 8], [-1, 0, 0, 1])]).logits
+    assert bool(logits[[0, 2]].isfinite().all())
+    assert bool(logits[[1, 3]].isnan().all())

@@ -1,0 +1,26 @@
+"""Lossless with every schedule: what test_lossless.py proves for `ragged`, for rows that are realigned.
+
+Every drafter that needs no checkpoint, on a small random model. A draft model, trees of all kinds and the invariants
+are in tests/schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.draft import registry
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from tests.plain import texts
+from tests.schedules import world
+
+INFOS = [registry.describe(name) for name in registry.names()]
+DRAFTERS = [info.name for info in INFOS if info.checkpoint != "required" and info.lossless == "yes"]
+
+
+@pytest.mark.parametrize("schedule", ["equal", "grouped"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_and_sampled_answers_are_plain_ones(name: str, schedule: str) -> None:
+    of = world.of()
+    for params, known in ((SamplingParams(max_tokens=world.NEW), of.answers), (world.SAMPLED, of.samples)):
+        engine = Engine(of.target, name, max_batch=3, schedule=schedule)
+        assert texts(of.prompts, engine.generate(of.prompts, params)) == list(known.values())

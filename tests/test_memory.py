@@ -1,0 +1,359 @@
+"""Memory: who joins, who gives way and comes back, what is reused; and that no answer depends on any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.errors import PacelineError, PromptError
+from paceline.memory import SLACK, parse_bytes
+from paceline.prefixes import Prefixes, common
+from paceline.round import Verdict
+from paceline.row import Row
+from paceline.sampling import SamplingParams
+from paceline.target.base import Needs
+from paceline.target.cache import RaggedCache, in_granules
+from paceline.target.decoder import Decoder
+from paceline.target.tokenizer import Tokenizer
+from tests import drafters, models, native
+
+NEW = 80
+RNG = np.random.default_rng(5)
+PROMPTS = [RNG.integers(2, models.VOCAB_SIZE, n).tolist() for n in (30, 3, 61, 12, 1, 25)]
+
+
+@pytest.fixture(scope="module")
+def one_decoder() -> Decoder:
+    made, _ = native.pair("llama2", max_position_embeddings=1024, **native.TINY)
+    made.eos_token_ids = ()
+    return made
+
+
+@pytest.fixture
+def decoder(one_decoder: Decoder) -> Decoder:
+    one_decoder.cache = one_decoder.new_cache(one_decoder.num_layers)
+    return one_decoder
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows reserve hardly more than their prompts, so that they outgrow it."""
+    monkeypatch.setattr("paceline.row.AHEAD", 4)
+
+
+def engine(decoder: Decoder, drafter: Drafter | str = "none", rows: int | None = None, **options: Any) -> Engine:
+    """An engine with memory for `rows` rows of 192 tokens."""
+    assert not decoder.cache.held
+    memory = None if rows is None else rows * 192 * decoder.cache.token_bytes
+    return Engine(decoder, drafter, tokenizer=Tokenizer(models.tokenizer()), cache_memory=memory, **options)
+
+
+def drawn() -> Drafter:
+    table = torch.randn(models.VOCAB_SIZE, models.VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
+    return drafters.Drawing(2 * table, (2, 1, 1))
+
+
+WISHES = [SamplingParams(max_tokens=NEW, temperature=t, seed=i) for i, t in enumerate((0, 1, 0.7, 1, 0.7, 0))]
+
+
+# Preemption --------------------------------------------------------------------------------------------------------
+
+MAKERS: dict[str, Callable[[], Drafter]] = {
+    "none": lambda: create("none"),
+    "recycling, prompt": lambda: create("recycling,prompt=true"),
+    "drawn": drawn,
+}
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("name", MAKERS)
+def test_rows_that_gave_way_answer_as_alone(decoder: Decoder, name: str) -> None:
+    wishes = [replace(wish, logprobs=2, stop=("zzzz",)) for wish in WISHES]
+    alone = engine(decoder, MAKERS[name](), max_batch=1, reuse=False).generate(PROMPTS, wishes)
+    tight = engine(decoder, MAKERS[name](), rows=2, max_batch=6)
+    rows: list[Row] = []
+    texts = [""] * len(PROMPTS)
+    over: set[int] = set()
+    for delta in tight.stream(PROMPTS, wishes):
+        rows += [delta.row] if delta.row not in rows else []
+        texts[delta.index] += delta.text
+        if decoder.cache.nbytes + tight.memory.prefixes.nbytes > tight.memory.budget:
+            over.add(tight.rounds)
+    assert len(over) <= ("recycling" in name), "the first of its large trees takes a little more"
+    rows.sort(key=lambda row: row.id)
+    assert sum(row.preempted for row in rows) >= 1
+    assert rows[0].preempted == 0, "the oldest never gives way"
+    for row, done, text in zip(rows, alone, texts, strict=True):
+        assert row.new_tokens.tolist() == done.tokens
+        assert text == row.text == done.text
+        assert [entry.token for entry in row.logprobs] == done.tokens
+        assert [entry.logprob for entry in row.logprobs] == pytest.approx([e.logprob for e in done.logprobs], abs=1e-4)
+        assert sum(row.stats.accepted) == row.stats.rounds
+        # What recycling has learnt of other rows decides how many rounds a row takes.
+        assert row.stats.rounds == done.rounds or "recycling" in name
+    assert not decoder.cache.held
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_models_rows_that_gave_way_draw_as_alone(stories: Path) -> None:
+    target = Engine(str(stories), dtype="float32").target
+    wishes = [replace(wish, max_tokens=80, temperature=1.0) for wish in WISHES[:4]]
+    spec = f"model:{stories},stop=heuristic,draft=4"  # which remembers how long a row's drafts were
+
+    def answers(**options: Any) -> list[Any]:
+        return Engine(target, spec, **options).generate(["Once upon", "Tom had a red ball", "The", "Lily"], wishes)
+
+    alone = answers(max_batch=1, reuse=False)
+    memory = 2 * 192 * target.cache.token_bytes  # type: ignore[attr-defined]
+    tight = Engine(target, spec, max_batch=4, cache_memory=memory)
+    rows = [tight.add(p, w) for p, w in zip(["Once upon", "Tom had a red ball", "The", "Lily"], wishes, strict=True)]
+    while tight.has_work:
+        tight.step()
+    assert [row.new_tokens.tolist() for row in rows] == [done.tokens for done in alone]
+    assert sum(row.preempted for row in rows) >= 1
+    assert sum(sum(row.stats.accepted[1:]) for row in rows) > 0
+
+
+@pytest.mark.usefixtures("eager")
+def test_who_came_first_goes_first(decoder: Decoder) -> None:
+    """Rows end in an order that no row overtakes by luck: equal requests end in the order they came."""
+    tight = engine(decoder, rows=2, max_batch=8)
+    rows = [tight.add(PROMPTS[1], SamplingParams(max_tokens=NEW)) for _ in range(7)]
+    ended: list[int] = []
+    while tight.has_work:
+        tight.step()
+        ended += [row.id for row in rows if row.finish_reason and row.id not in ended]
+        waiting = [row.id for row in tight.waiting]
+        assert waiting == sorted(waiting)
+        assert not tight.rows or not waiting or max(row.id for row in tight.rows) < min(waiting)
+    assert ended == sorted(ended)
+    assert sum(row.preempted for row in rows) > 0
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_row_given_up_while_it_waits_to_come_back_leaves_nothing(decoder: Decoder) -> None:
+    class Counting(Drafter):
+        held: set[int] = set()
+
+        def start(self, row: Any) -> None:
+            self.held.add(row.id)
+
+        def drop(self, row: Any) -> None:
+            self.held.remove(row.id)
+
+    tight = engine(decoder, Counting(), rows=2, max_batch=4)
+    rows = [tight.add(prompt, SamplingParams(max_tokens=NEW)) for prompt in PROMPTS[:4]]
+    while not any(row.preempted for row in rows):
+        tight.step()
+    gone = next(row for row in rows if row.preempted)
+    assert gone in tight.waiting
+    text = gone.text
+    tight.abort(gone)
+    assert (gone.finish_reason, gone.text[: len(text)]) == ("abort", text)
+    assert gone.ended >= gone.joined > 0
+    while tight.has_work:
+        tight.step()
+    assert not Counting.held
+    assert not decoder.cache.held
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once(decoder: Decoder) -> None:
+    tight = engine(decoder, rows=1)
+    tight.add([5] * 20, SamplingParams(max_tokens=192 - SLACK - 20))
+    with pytest.raises(PromptError, match=r"20 tokens and up to 109 new ones need .* cache_memory is .* ask for less"):
+        tight.add([5] * 20, SamplingParams(max_tokens=192 - SLACK - 19))
+    assert len(tight.waiting) == 1
+
+
+def test_requests_wait_until_there_is_memory(decoder: Decoder) -> None:
+    tight = engine(decoder, rows=2, max_batch=6)
+    most = 0
+    for _ in tight.stream(PROMPTS, SamplingParams(max_tokens=60)):
+        most = max(most, len(tight.rows))
+    assert most == 2, "what they reserve is for both of them, and nobody has to give way"
+
+
+def test_a_long_request_gets_the_memory_of_many_short_ones(decoder: Decoder) -> None:
+    wide = engine(decoder, rows=6, max_batch=6)
+    wide.generate(PROMPTS, SamplingParams(max_tokens=8))
+    slots = decoder.cache.num_slots
+    (done,) = wide.generate([[7] * 600], SamplingParams(max_tokens=8))
+    assert done.finish_reason == "length"
+    assert decoder.cache.nbytes <= wide.memory.budget
+    assert decoder.cache.capacity > 600
+    assert decoder.cache.num_slots < slots
+    assert len(wide.generate(PROMPTS, SamplingParams(max_tokens=8))) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GB", 2 * 10**9), ("1.5 GiB", 3 * 2**29), ("500m", 5 * 10**8), (4096, 4096), ("64kb", 64000)],
+)
+def test_sizes_are_read_as_people_write_them(text: int | str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "2 apples", "GB", 0, -5, True, "1e9", "0.1"])
+def test_other_sizes_are_refused(text: int | str) -> None:
+    with pytest.raises(PacelineError, match=r"cache_memory is .* such as 2GB"):
+        parse_bytes(text)
+
+
+# Prompts beside each other -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_long_prompt_holds_up_neither_rows_nor_short_prompts(decoder: Decoder, reuse: bool) -> None:
+    busy = engine(decoder, prefill_chunk=32, max_batch=8, reuse=reuse)
+    talking = busy.add(PROMPTS[1], SamplingParams(max_tokens=NEW))
+    busy.step()
+    long = busy.add([9] * 640, SamplingParams(max_tokens=2))
+    busy.step()
+    short = busy.add(PROMPTS[3], SamplingParams(max_tokens=2))  # 12 tokens: one round of the other half
+    before = talking.num_new
+    busy.step()
+    assert short.num_new == 1
+    assert talking.num_new > before
+    late = [busy.add([i + 20] * 30, SamplingParams(max_tokens=2)) for i in range(5)]
+    rounds = 1
+    while long.num_new == 0:
+        busy.step()
+        rounds += 1
+        late.append(busy.add([rounds + 40] * 30, SamplingParams(max_tokens=2)))  # ever more short ones
+    assert rounds <= 2 * 640 / 32
+    assert talking.num_new >= rounds, "it gained a token in every round"
+    for row in (*late, long, talking):
+        busy.abort(row)
+    assert not busy.has_work
+
+
+# Reuse ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_goes_on_from_an_earlier_one(decoder: Decoder) -> None:
+    """Turns of a conversation: each prompt is the one before, its answer, and something new."""
+    plain, reusing = engine(decoder, max_batch=1, reuse=False), engine(decoder, "sam", max_batch=1)
+    prompt, run = PROMPTS[2], []
+    verify = decoder.verify
+
+    def count(segments: Sequence[Any], *rest: Any) -> Verdict:
+        run.append(sum(len(s.tokens) for s in segments if s.is_prompt))
+        return verify(segments, *rest)
+
+    for turn in range(4):
+        wish = SamplingParams(max_tokens=20, temperature=turn % 2, seed=turn)
+        (wanted,) = plain.generate([prompt], wish)
+        decoder.verify = count  # type: ignore[method-assign]
+        try:
+            (done,) = reusing.generate([prompt], wish)
+        finally:
+            del decoder.verify  # type: ignore[method-assign]
+        assert done.tokens == wanted.tokens
+        assert sum(run) == len(prompt) - done.reused
+        assert done.reused == (len(prompt) - 12 - 1 if turn else 0)  # the last token of an answer is never run
+        prompt, run = [*prompt, *done.tokens, *PROMPTS[3]], []
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_what_prompts_share_is_computed_once(decoder: Decoder, batch: int) -> None:
+    """Also when they come together."""
+    prompts = [[*PROMPTS[2], *prompt] for prompt in PROMPTS]
+    wanted = engine(decoder, max_batch=1, reuse=False).generate(prompts, WISHES)
+    done = engine(decoder, drawn() if batch == 1 else "none", max_batch=batch).generate(prompts, WISHES)
+    if batch > 1:
+        assert [one.tokens for one in done] == [one.tokens for one in wanted]
+    assert done[0].reused == 0
+    assert all(61 <= one.reused <= 63 for one in done[1:])
+
+
+def test_a_drafter_that_must_see_the_prompt_sees_all_of_it(decoder: Decoder) -> None:
+    listening = drafters.Listening(Drafter(), Needs(hidden_layers=(1,)))
+    done = engine(decoder, listening, max_batch=1).generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=4))
+    assert [one.reused for one in done] == [0, 0]
+    done = engine(decoder, "recycling", max_batch=1).generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=4))
+    assert [one.reused for one in done] == [0, 60]
+
+
+def test_rows_that_failed_are_not_reused(decoder: Decoder) -> None:
+    reusing = engine(decoder, drafters.Failing("propose", 2), max_batch=1)
+    first, second = reusing.generate([PROMPTS[2]] * 2, SamplingParams(max_tokens=6))
+    assert (first.finish_reason, second.finish_reason) == ("error", "length")
+    assert second.reused == 0
+
+
+def test_prefixes_make_room_for_rows_the_least_used_first(decoder: Decoder) -> None:
+    tight = engine(decoder, rows=2, max_batch=2)
+    wish = SamplingParams(max_tokens=2)
+    texts = [[i + 2] * 60 for i in range(8)]
+    for text in texts:
+        tight.generate([text], wish)
+        tight.generate([texts[0]], wish)  # in use all the time
+        assert decoder.cache.nbytes + tight.memory.prefixes.nbytes <= tight.memory.budget
+    kept = tight.memory.prefixes
+    assert 1 < len(kept) < 8
+    assert kept.best(np.array(texts[0]))[0] == 60
+    assert kept.best(np.array(texts[1]))[0] == 0
+    tight.generate([[3] * 120] * 2, wish)  # two rows of 192 take all of it
+    assert len(kept) <= 1
+
+
+def test_prefixes_that_go_on_take_the_place_of_those_they_go_on_from() -> None:
+    kept = Prefixes(2)
+    for n in (30, 50, 40):
+        tokens = np.arange(n)
+        if not kept.has(tokens):
+            kept.add(tokens, torch.zeros(1, 2, 1, n, 1))
+    assert (len(kept), kept.best(np.arange(90))[0], kept.nbytes) == (1, 50, 50 * 8)
+    for first in (10, 20):
+        kept.add(np.array([first]), torch.zeros(1, 2, 1, 1, 1))
+    assert len(kept) == 2
+    assert kept.best(np.arange(90))[0] == 0
+
+
+def test_common_beginnings() -> None:
+    assert [common(np.array(a, np.int64), np.array([1, 2, 3])) for a in ([], [2], [1], [1, 2, 4], [1, 2, 3, 4])] == [
+        0, 0, 1, 2, 3,
+    ]  # fmt: skip
+
+
+# The cache -----------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_reshaping_keeps_every_row() -> None:
+    cache = RaggedCache(2, 1, 3, 500, torch.float32, "cpu")
+    kv = {}
+    for n in (5, 70, 3, 100):
+        slot = cache.add_row(n)
+        kv[slot] = torch.randn(2, 2, 1, n, 3)
+        cache.paste(slot, kv[slot])
+    cache.drop_row(0)
+    moved = cache.reshape(3, 200)
+    assert moved == {1: 0, 2: 1, 3: 2}
+    assert (cache.num_slots, cache.capacity) == (3, in_granules(200))
+    for old, new in moved.items():
+        assert torch.equal(cache.copy(new, cache.length(new)), kv[old])
+    assert cache.reshape(5, 10) == {0: 0, 1: 1, 2: 2}
+    assert cache.capacity == in_granules(100), "no row is cut"
+    assert cache.add_row(10) == 3
+
+
+@torch.inference_mode()
+def test_a_cache_for_whose_new_shape_there_is_no_memory_is_as_before() -> None:
+    cache = RaggedCache(2, 1, 3, 10**15, torch.float32, "cpu")
+    slot = cache.add_row(10)
+    kv = torch.randn(2, 2, 1, 7, 3)
+    cache.paste(slot, kv)
+    with pytest.raises(RuntimeError):
+        cache.reshape(1, 10**14)
+    assert torch.equal(cache.copy(slot, 7), kv)
+    assert cache.capacity == 64

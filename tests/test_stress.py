@@ -1,0 +1,65 @@
+"""Random requests, aborts and failures through few slots and little memory: every answer is its answer alone."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.target.decoder import Decoder
+from tests import drafters, models, native
+from tests.stress import Traffic
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "drawn": lambda: drafters.Drawing(_table(), (2, 1, 1)),
+    "sam": lambda: create("sam"),
+    "random tree": lambda: drafters.Random(),
+}
+
+
+def _table() -> torch.Tensor:
+    return torch.randn(models.VOCAB_SIZE, models.VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
+
+
+def small() -> Decoder:
+    """A model of thousands of forwards a second, and room for long texts."""
+    decoder, _ = native.pair("llama2", max_position_embeddings=1024, **native.TINY)
+    decoder.eos_token_ids = (models.EOS,)
+    return decoder
+
+
+def memory(decoder: Decoder, rows: int) -> int:
+    """Bytes that `rows` rows of 192 tokens take."""
+    return rows * 192 * decoder.cache.token_bytes
+
+
+@pytest.mark.parametrize("name", ["drawn", "sam"])
+def test_a_hundred_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("paceline.row.AHEAD", 4)  # few reserve what they need
+    decoder = small()
+    seen = Traffic(100, seed=1).run(decoder, DRAFTERS[name], slots=32, memory=memory(decoder, 6), watch=lambda: None)
+    assert seen["preempted"] >= 2
+    assert seen["reused"] > 500
+    assert seen["aborted"] >= 1
+    assert seen["failed"] >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_two_thousand_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("paceline.row.AHEAD", 4)
+    decoder = small()
+    sizes: list[int] = []
+
+    def watch() -> None:
+        sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+    seen = Traffic(2000, seed=2).run(decoder, DRAFTERS[name], slots=64, memory=memory(decoder, 12), watch=watch)
+    assert seen["preempted"] >= 30
+    assert seen["failed"] >= 50
+    grown = sizes[-1] - sizes[len(sizes) // 4]
+    assert grown < 30e6, f"{grown / 1e6:.0f} MB more at the end than after a quarter"
