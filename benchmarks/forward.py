@@ -2,11 +2,13 @@
 
     python benchmarks/forward.py                # about a minute
     python benchmarks/forward.py --rounds 41 --threads 2 --json
+    python benchmarks/forward.py --device cuda --shape 7B
 
-A Llama shape of 135M parameters with random weights (speed does not depend on what they are), bfloat16, 256 tokens
-of context. All variants are measured in turn within one process, so that a drifting machine moves them together; the
-ratios are the point, the milliseconds are this machine's. "products" is the floor: the same weights' matrix products
-and nothing else.
+Llama shapes with random weights (speed does not depend on what they are), bfloat16, 256 tokens of context. All variants
+are measured in turn within one process, so that a drifting machine moves them together; the ratios are the point, the
+milliseconds are this machine's. "products" is the floor: the same weights' matrix products and nothing else. On a GPU,
+"kernel by kernel" is ours without recorded forwards, and "transformers, compiled" is torch.compile over a static cache,
+recorded as well.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from paceline.target.decoder import Decoder
 
 CONTEXT = 256
 TOKENS = (1, 8, 16, 32)
+WARM = 3
+"""Turns before those that count: kernels are compiled and forwards recorded."""
 FORWARD = ("layers", "head")
 """The clock's parts that are the model itself; everything else is the engine's own work."""
 
 
-def shape_135m() -> LlamaConfig:
-    """30 layers, hidden 576, 9 query and 3 key/value heads, MLP 1536, vocabulary 49,152, tied."""
-    return LlamaConfig(
+SHAPES = {
+    "135M": LlamaConfig(
         hidden_size=576,
         num_hidden_layers=30,
         num_attention_heads=9,
@@ -45,7 +48,9 @@ def shape_135m() -> LlamaConfig:
         vocab_size=49152,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-    )
+    ),
+    "7B": LlamaConfig(max_position_embeddings=4096),  # transformers' default is Llama 7B
+}
 
 
 class Guess(Drafter):
@@ -66,37 +71,94 @@ def forwards(model: LlamaForCausalLM, decoder: Decoder) -> dict[str, Callable[[i
     slot = decoder.add_row(CONTEXT + max(TOKENS))
     decoder.verify([Segment.chunk(slot, prompt, last=True)])
     decoder.commit(slot, range(CONTEXT))
+    device, config = decoder.device, model.config
     with torch.inference_mode():
-        cache = model(torch.from_numpy(prompt)[None], use_cache=True).past_key_values
+        cache = model(torch.from_numpy(prompt)[None].to(device), use_cache=True).past_key_values
 
     @torch.inference_mode()
     def transformers(n: int) -> None:
-        model(torch.zeros(1, n, dtype=torch.long), past_key_values=cache, use_cache=True)
+        model(torch.zeros(1, n, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
         cache.crop(-n)
 
     def ours(n: int) -> None:
         decoder.verify([Segment(slot, np.zeros(n, np.int64), np.arange(-1, n - 1), num_logits=n)])
 
+    def kernel_by_kernel(n: int) -> None:
+        recorder, decoder.recorder = decoder.recorder, None
+        ours(n)
+        decoder.recorder = recorder
+
     @torch.inference_mode()
     def products(n: int) -> None:
-        hidden, wide = torch.zeros(n, 576, dtype=torch.bfloat16), torch.zeros(n, 1536, dtype=torch.bfloat16)
+        hidden, wide = (
+            torch.zeros(n, width, dtype=torch.bfloat16, device=device)
+            for width in (config.hidden_size, config.intermediate_size)
+        )
         for block in decoder.blocks:
             for linear, x in ((block.qkv, hidden), (block.out, hidden), (block.gate_up, hidden), (block.down, wide)):
                 linear(x)
         decoder.head(hidden)
 
-    return {"transformers": transformers, "paceline": ours, "products": products}
+    if device.type == "cpu":
+        return {"transformers": transformers, "paceline": ours, "products": products}
+    return {
+        "transformers": transformers,
+        "transformers, compiled": compiled(model, CONTEXT),
+        "kernel by kernel": kernel_by_kernel,
+        "paceline": ours,
+        "products": recorded(products),
+    }
+
+
+def compiled(model: LlamaForCausalLM, begin: int) -> Callable[[int], object]:
+    """transformers' forward over a static cache, compiled and recorded by torch."""
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=512)
+    forward = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
+
+    @torch.inference_mode()
+    def run(n: int) -> None:
+        at = torch.arange(begin, begin + n, device=model.device)
+        tokens = torch.zeros(1, n, dtype=torch.long, device=model.device)
+        mask = torch.ones(1, begin + n, dtype=torch.long, device=model.device)
+        forward(tokens, attention_mask=mask, position_ids=at[None], cache_position=at, past_key_values=cache)
+
+    return run
+
+
+def recorded(function: Callable[[int], object]) -> Callable[[int], object]:
+    """`function` as one CUDA graph for each number."""
+    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def run(n: int) -> None:
+        if n not in graphs:
+            function(n)
+            graphs[n] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[n]):
+                function(n)
+        graphs[n].replay()
+
+    return run
+
+
+def wait() -> None:
+    """Until the device has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def median_ms(functions: dict[str, Callable[[int], object]], rounds: int) -> dict[tuple[str, int], float]:
     """Median milliseconds of every (function, tokens), measured in turn."""
     seconds: dict[tuple[str, int], list[float]] = {}
-    for turn in range(rounds + 2):
+    for turn in range(rounds + WARM):
         for n in TOKENS:
             for name, function in functions.items():
+                wait()
                 begin = time.perf_counter()
                 function(n)
-                if turn >= 2:  # the first two turns warm up
+                wait()
+                if turn >= WARM:
                     seconds.setdefault((name, n), []).append(time.perf_counter() - begin)
     return {key: 1e3 * statistics.median(values) for key, values in seconds.items()}
 
@@ -121,15 +183,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21, help="measurements of each variant (default 21)")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--shape", default="135M", choices=SHAPES, help="parameters of the model (default 135M)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    config = shape_135m()
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    decoder = Decoder(config, model.state_dict(), name="random 135M", dtype=torch.bfloat16)
-    times = median_ms(forwards(model, decoder), options.rounds)
+    config = SHAPES[options.shape]
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(options.device):
+        model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    name, device = f"random {options.shape}", options.device
+    decoder = Decoder(config, model.state_dict(), name=name, dtype=torch.bfloat16, device=device)
+    variants = forwards(model, decoder)
+    times = median_ms(variants, options.rounds)
     base = times["transformers", 1]
     one = times["paceline", 1]
     shares = {
@@ -142,6 +211,7 @@ def main() -> None:
             json.dumps(
                 {
                     "threads": torch.get_num_threads(),
+                    "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
                     "milliseconds": {f"{name}/{n}": ms for (name, n), ms in times.items()},
                     "decode_over_transformers": one / base,
                     "verify16_over_decode": times["paceline", 16] / one,
@@ -152,11 +222,12 @@ def main() -> None:
         return
     console = Console()
     table = Table(title=f"Milliseconds a forward, medians of {options.rounds}, {torch.get_num_threads()} threads")
-    for column in ("tokens", "transformers", "paceline", "products", "over transformers 1", "over its own 1"):
+    for column in ("tokens", *variants, "over transformers 1", "over its own 1"):
         table.add_column(column, justify="right")
     for n in TOKENS:
-        t, p, f = (times[name, n] for name in ("transformers", "paceline", "products"))
-        table.add_row(str(n), f"{t:.1f}", f"{p:.1f}", f"{f:.1f}", f"{p / base:.2f}", f"{p / one:.2f}")
+        cells = [f"{times[variant, n]:.2f}" for variant in variants]
+        own = times["paceline", n]
+        table.add_row(str(n), *cells, f"{own / base:.2f}", f"{own / one:.2f}")
     console.print(table)
     table = Table(title="A round of the engine, batch 1")
     for column in ("round", "ms", "outside the model"):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from paceline.target.decoder import Decoder
 from paceline.target.shape import weight_shapes
 from tests import models
+from tests.paths import DEVICE
 
 TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
 """Changes that make a model small enough for thousands of forwards a second."""
@@ -18,9 +19,8 @@ TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "n
 def of(model: PreTrainedModel, dtype: torch.dtype = torch.float32, eos: tuple[int, ...] = (models.EOS,)) -> Decoder:
     """The native decoder with the weights of `model`."""
     state = model.state_dict()
-    return Decoder(
-        model.config, {name: state[name] for name in weight_shapes(model.config)}, dtype=dtype, eos_token_ids=eos
-    )
+    weights = {name: state[name] for name in weight_shapes(model.config)}
+    return Decoder(model.config, weights, dtype=dtype, device=DEVICE, eos_token_ids=eos)
 
 
 def pair(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Decoder, PreTrainedModel]:

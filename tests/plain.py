@@ -43,7 +43,7 @@ def decode(
     reason = ""
     while not reason:
         text = [*prompt, *tokens]
-        logits = model(torch.tensor([text]), use_cache=False).logits[:, -1]
+        logits = model(torch.tensor([text], device=model.device), use_cache=False).logits[:, -1]
         probs = probabilities(logits, params, [np.array(text)])[0]
         tokens.append(int(probs.argmax()) if params.is_greedy else draw(probs, random.emit(len(tokens))))
         shown = tokens[:-1] if tokens[-1] in ends else tokens
@@ -61,7 +61,7 @@ def decode(
 @torch.inference_mode()
 def generate(model: PreTrainedModel, prompt: Sequence[int], new: int, eos: Sequence[int]) -> list[int]:
     """Greedy text, prompt included, by transformers."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     mask = torch.ones_like(ids)
     out = model.generate(
         ids, attention_mask=mask, do_sample=False, max_new_tokens=new, eos_token_id=list(eos) or None, pad_token_id=0

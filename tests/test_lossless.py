@@ -32,7 +32,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
-from tests.paths import REPOSITORY
+from tests.paths import DEVICE, REPOSITORY
 from tests.plain import generate, texts, up_to
 from tests.preempting import preempt_often
 
@@ -98,7 +98,7 @@ def family_world(family: str) -> tuple[Target, list[list[int]], Answers]:
 
     Random models have no favourite end token, so the one that is written most is made the end token: rows then end
     at different places, often inside a draft."""
-    model = models.model(family)
+    model = models.model(family).to(DEVICE)
     model.generation_config.eos_token_id = None
     rng = np.random.default_rng(1)
     prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 34, 2, 11, 1, 60, 8)]
@@ -153,6 +153,7 @@ def exact_wish(sampled: bool) -> SamplingParams:
     return SamplingParams(temperature=0.8 if sampled else 0.0, max_tokens=NEW, seed=4)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="exact needs a CPU")
 @pytest.mark.parametrize("name", [*TEST_DRAFTERS, *registered()])
 def test_exact_answers_in_bfloat16_are_plain_ones(name: str) -> None:
     target, prompts, answers = exact_world()
@@ -179,10 +180,10 @@ class Stories:
     """stories260K, prompts in its own language, and what transformers writes behind them, greedy and sampled."""
 
     def __init__(self, folder: Path):
-        self.target = load(folder, dtype="float32", device="cpu")
+        self.target = load(folder, dtype="float32", device=DEVICE)
         self.tokenizer = load_tokenizer(folder)
         assert isinstance(self.target, Decoder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE)
         begun = [
             "Tom had a red ball. Tom had a red ball. Tom had a",
             "Lily and Ben went to the park. They saw a big dog. The dog was",
@@ -238,8 +239,8 @@ def test_greedy_text_is_transformers_own(world: Stories, name: str) -> None:
 @pytest.fixture(scope="module")
 def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
     """The demo model in float32, five prompts as its users write them, and transformers' answers."""
-    target, tokenizer = load(demo, dtype="float32", device="cpu"), load_tokenizer(demo)
-    model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32)
+    target, tokenizer = load(demo, dtype="float32", device=DEVICE), load_tokenizer(demo)
+    model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32).to(DEVICE)
     lines = (REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts.jsonl").read_text("utf-8").splitlines()
     asked = [*map(json.loads, lines[:3]), {"prompt": "Hello!"}, {"prompt": "Copy: one two one two one two one"}]
     prompts = [
@@ -263,7 +264,7 @@ def test_greedy_answers_of_the_demo_model_are_transformers_own(
 @pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="how other processors add in bfloat16 is not known")
 def test_bfloat16_attention_is_the_same_alone_and_in_a_draft(demo: Path) -> None:
     """Bit for bit, whatever the length of the draft: this is what KEY_GRANULE is for."""
-    target = load(demo, dtype="bfloat16", device="cpu")
+    target = load(demo, dtype="bfloat16", device=DEVICE)
     assert isinstance(target, Decoder)
     text = np.random.default_rng(0).integers(5, target.vocab_size, 90)
     logits = []

@@ -21,6 +21,7 @@ from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from tests import drafters
 from tests.lossless_statistics import fit
+from tests.paths import DEVICE
 from tests.plain import generate
 from tests.spec_bench import encode, parting, questions
 
@@ -123,7 +124,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.timeout(900)
 def test_sampled_text_has_the_targets_distribution(stories: Path, case: str) -> None:
     make, begun, warping = CASES[case]
-    target, tokenizer = load(stories, dtype="float32", device="cpu"), load_tokenizer(stories)
+    target, tokenizer = load(stories, dtype="float32", device=DEVICE), load_tokenizer(stories)
     model = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     # One token to begin with where drafts are drawn: the first token of an answer is then drafted too.
     prompt = tokenizer.encode(begun)[-1:] if begun != LOOP else tokenizer.encode(begun)
@@ -179,6 +180,9 @@ DRAFTERS = [
     "medusa:{folder}-medusa",
     "hydra:{folder}-hydra,tree=auto",
     "amphista:{folder}-amphista",
+    "eagle:{folder}-eagle",
+    "eagle3:{folder}-eagle3",
+    "sam+eagle3:{folder}-eagle3",
     "sam+amphista:{folder}-amphista,tree=8,vocab={folder}-draft/paceline/vocab.safetensors",
 ]
 EXACT_QUESTIONS = 40
@@ -189,7 +193,7 @@ TIES = 0.005
 @torch.inference_mode()
 def check_questions(folder: Path, file: Path, count: int, by_transformers: int, report: Callable[[str], None]) -> None:
     """Answer `count` questions plainly and with every drafter; some by transformers too."""
-    target, tokenizer = load(folder, dtype="float32", device="cpu"), load_tokenizer(folder)
+    target, tokenizer = load(folder, dtype="float32", device=DEVICE), load_tokenizer(folder)
     room = target.max_context - NEW
     prompts = [encode(tokenizer, text, room) for text in questions(file, count)]
     wish = SamplingParams(max_tokens=NEW)

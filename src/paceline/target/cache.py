@@ -191,6 +191,16 @@ class RaggedCache:
         self.reserve(max(layout.reach.values()))
         return Writer(self._kv, layout, [self._read(g.first, g.last, g.keys) for g in layout.groups])
 
+    def indexed_writer(self, layout: Layout) -> Writer:
+        """As `writer`, for a forward that is recorded: places are read from the layout when it runs, and there is room
+        already."""
+        return Writer(self._kv, layout, [self._read(g.first, g.last, g.keys) for g in layout.groups], indexed=True)
+
+    @property
+    def address(self) -> int:
+        """Where the memory begins."""
+        return self._kv.data_ptr()
+
     def _read(self, first: int, last: int, keys: int) -> PerLayer:
         """Keys and values of slots first..last-1 up to `keys` tokens, layer by layer.
 
@@ -227,17 +237,19 @@ class RaggedCache:
 
 
 class Writer:
-    """One forward's view of the cache: `write` the new keys and values of a layer, then `read` a group's."""
+    """One forward's view of the cache: `write` the new keys and values of a layer, then `read` a group's.
 
-    def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer]):
-        self._kv = kv
+    indexed  places are looked up on the device, also where they are a slice."""
+
+    def __init__(self, kv: torch.Tensor, layout: Layout, groups: Sequence[PerLayer], *, indexed: bool = False):
+        self._kv, self._indexed = kv, indexed
         self._layout = layout
         self._groups = groups
         self._one: PerLayer | None = None
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values [N + padding, kv_heads, head_dim] of the packed nodes."""
-        if len(self._layout.spans) == 1:
+        if len(self._layout.spans) == 1 and not self._indexed:
             to_keys, to_values = self._only_row()
             to_keys[layer].copy_(keys.transpose(0, 1))
             to_values[layer].copy_(values.transpose(0, 1))

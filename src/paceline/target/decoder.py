@@ -21,6 +21,7 @@ from paceline.target.attention import attend
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
+from paceline.target.graphs import Recorder
 from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import Linear
 from paceline.target.ops import TorchOps
@@ -116,6 +117,7 @@ class Decoder(CachedTarget):
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
         self.same_on_any_threads = self._has_own_products()
         self.cache = self.new_cache(s.num_layers)
+        self.recorder = Recorder(self) if self.device.type == "cuda" else None
         self.clock = Clock()
 
     def _has_own_products(self) -> bool:
@@ -149,12 +151,30 @@ class Decoder(CachedTarget):
         self, segments: Sequence[Segment], needs: Needs = Needs(), on_layer: LayerCallback | None = None
     ) -> Verdict:
         """As `Target.verify`, in one forward of the blocks."""
+        if self.recorder is not None and on_layer is None:
+            verdict = self.recorder.verify(segments, needs)
+            if verdict is not None:
+                verdict.top_k = self._best(verdict.logits, needs)
+                return verdict
         layout = self._plan(segments)
         self.clock.lap("prepare")
         x, first = self._resume(segments, layout, needs)
+        logits, taps = self.finish(x, first, layout, self._begin(layout), needs, on_layer)
+        ends = [end for _, end in layout.spans]
+        return Verdict(logits, layout.wanted_at, taps, [0, *ends], self._best(logits, needs))
+
+    def finish(
+        self,
+        x: torch.Tensor,
+        first: int,
+        layout: Layout,
+        cache: Writer,
+        needs: Needs,
+        on_layer: LayerCallback | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """From states x [N, H] before layer `first` to the wanted logits [M, V], and the states that were asked for."""
         taps: dict[int, torch.Tensor] = {}
         stops = {*needs.hidden_layers, needs.callback_layer} & set(range(first, self.num_layers))
-        cache = self._begin(layout)
         delta: torch.Tensor | None = None
         for layer in range(first, self.num_layers):
             if layer in stops:
@@ -176,8 +196,7 @@ class Decoder(CachedTarget):
             x = self.ops.norm(x if layout.wanted is None else x[layout.wanted], self.norm)
         logits = self.head(x)[: layout.wanted_at[-1]]
         self.clock.lap("head")
-        ends = [end for _, end in layout.spans]
-        return Verdict(logits, layout.wanted_at, taps, [0, *ends], self._best(logits, needs))
+        return logits, taps
 
     def new_cache(self, layers: int) -> RaggedCache:
         """An empty cache for `layers` layers of this decoder."""

@@ -1,0 +1,189 @@
+"""Recorded forwards: on a CUDA device a round of decoding is launched as one graph.
+
+A forward of a decoder is hundreds of kernels, and launching them one by one takes longer than running them
+(docs/performance.md). A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round
+is brought to one of a few forms: every row has the same number of nodes, the missing ones added after its own, and
+attention reads a multiple of `KEYS` keys. A form is run as it is the first time, recorded the second time, and replayed
+from then on. Rounds that have no such form are run as usual: long chunks of prompts, self-drafters that come with
+states, rows whose slots have gaps.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.clock import Clock
+from paceline.round import Segment, Verdict
+from paceline.target.base import Needs
+from paceline.target.layout import SHARED_QUERIES, Group, Layout
+from paceline.tree import IntArray, ancestors
+
+if TYPE_CHECKING:
+    from paceline.target.decoder import Decoder
+
+WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
+"""Nodes of a row in a form."""
+KEYS = 256
+"""Attention reads a multiple of this many keys, or all there are."""
+MOST_NODES = 256
+"""Nodes of a form; more are worth their launches, and padding them would cost."""
+MOST_FORMS = 96
+"""Recorded forms that are kept; those not used for longest go."""
+
+Said = tuple[torch.Tensor, dict[int, torch.Tensor]]
+"""Logits of all nodes, and the states that were asked for."""
+
+
+class Form(NamedTuple):
+    """What two rounds must have in common to be one recording."""
+
+    first: int
+    last: int
+    width: int
+    keys: int
+    layers: tuple[int, ...]
+    cache: tuple[int, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the forward, padding included."""
+        return (self.last - self.first) * self.width
+
+
+class Recording:
+    """One form: the memory that its inputs are copied into, and what is launched."""
+
+    def __init__(self, decoder: Decoder, form: Form):
+        self._decoder, self._form = decoder, form
+        slots, width, device = form.last - form.first, form.width, decoder.device
+        self._numbers = torch.zeros(3 * form.nodes + slots, dtype=torch.int64, device=device)
+        self._sees = torch.zeros(slots, width, width, dtype=torch.bool, device=device)
+        self._slots = torch.arange(form.first, form.last, device=device).repeat_interleave(width)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._said: Said | None = None
+
+    def fill(self, tokens: IntArray, positions: IntArray, at: IntArray, lengths: IntArray, sees: np.ndarray) -> None:
+        """Copy a round's inputs to the device: three of [nodes], one of [slots], which nodes of its row each node sees
+        [slots, width, width]."""
+        self._numbers.copy_(torch.from_numpy(np.concatenate([tokens, positions, at, lengths])))
+        self._sees.copy_(torch.from_numpy(sees))
+
+    def record(self, pool: Any) -> None:
+        """Record the forward; what is recorded is not run."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            self._said = self.forward()
+        self._graph = graph
+
+    def run(self) -> Said:
+        """What the forward says of the inputs. The memory is used again by the next recording that runs."""
+        if self._graph is None or self._said is None:
+            return self.forward()
+        self._graph.replay()
+        return self._said
+
+    def forward(self) -> Said:
+        """The forward over the inputs, kernel by kernel."""
+        decoder, form = self._decoder, self._form
+        tokens, positions, at = self._numbers[: 3 * form.nodes].view(3, form.nodes)
+        group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
+        layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, [0, form.nodes], {})
+        decoder.ops.begin(layout)
+        writer = decoder.cache.indexed_writer(layout)
+        x = torch.nn.functional.embedding(tokens, decoder.embedding)
+        return decoder.finish(x, 0, layout, writer, Needs(hidden_layers=form.layers))
+
+    def _mask(self) -> torch.Tensor:
+        """What every query sees, additive, [slots, 1, width * shared, keys]."""
+        form, shape = self._form, self._decoder.shape
+        after = torch.arange(form.keys, device=self._sees.device) - self._numbers[3 * form.nodes :, None]
+        among = after.clamp(0, form.width - 1)[:, None].expand(-1, form.width, -1)
+        seen = (after < 0)[:, None] | (self._sees.gather(2, among) & ((after >= 0) & (after < form.width))[:, None])
+        mask = torch.zeros(seen.shape, dtype=self._decoder.dtype, device=seen.device).masked_fill(~seen, -torch.inf)
+        return mask.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)[:, None]
+
+
+class Recorder:
+    """The recordings of one decoder. record: False runs every form as it is, for tests without a CUDA device."""
+
+    def __init__(self, decoder: Decoder, record: bool = True):
+        self._decoder, self._record = decoder, record
+        self._kept: OrderedDict[Form, Recording] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle() if record else None
+
+    def verify(self, segments: Sequence[Segment], needs: Needs) -> Verdict | None:
+        """As `Target.verify`; None if the round has no form."""
+        form = self._form(segments, needs)
+        if form is None:
+            return None
+        recording, known = self._kept.get(form), form in self._kept
+        if recording is None:
+            recording = self._kept[form] = Recording(self._decoder, form)
+            while len(self._kept) > MOST_FORMS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(form)
+        recording.fill(*self._inputs(segments, form))
+        clock, self._decoder.clock = self._decoder.clock, Clock()  # laps of a recording would be of nothing
+        try:
+            if self._record and known and recording._graph is None:
+                recording.record(self._pool)
+            logits, taps = recording.run()
+        finally:
+            self._decoder.clock = clock
+        verdict = self._verdict(segments, form, logits, taps)
+        clock.lap("layers")
+        return verdict
+
+    def _form(self, segments: Sequence[Segment], needs: Needs) -> Form | None:
+        decoder, cache = self._decoder, self._decoder.cache
+        slots = sorted(segment.slot for segment in segments)
+        first, last = slots[0], slots[-1] + 1
+        most = max(segment.num_run for segment in segments)
+        usual = all(segment.start == 0 and segment.hidden is None for segment in segments)
+        if not usual or most > SHARED_QUERIES or slots != list(range(first, last)):
+            return None
+        width = next(width for width in WIDTHS if width >= most)
+        reach = max(cache.length(slot) for slot in slots) + width
+        window = decoder.shape.window
+        if (last - first) * width > MOST_NODES or reach > min(decoder.max_context, window or reach):
+            return None
+        cache.reserve(reach)
+        keys = min(-(-reach // KEYS) * KEYS, cache.capacity)
+        return Form(first, last, width, keys, needs.hidden_layers, (*cache.shape, cache.address))
+
+    def _inputs(self, segments: Sequence[Segment], form: Form) -> tuple[IntArray, ...]:
+        """What `Recording.fill` takes."""
+        slots, width = form.last - form.first, form.width
+        tokens, positions, at = (np.zeros((slots, width), np.int64) for _ in range(3))
+        lengths, sees = np.zeros(slots, np.int64), np.zeros((slots, width, width), bool)
+        for segment in segments:
+            s, length = segment.slot - form.first, self._decoder.cache.length(segment.slot)
+            wide = segment.longer(width - segment.num_run) if segment.num_run < width else segment
+            tokens[s], positions[s], at[s] = wide.tokens, length + wide.depth, length + np.arange(width)
+            lengths[s], sees[s] = length, ancestors(wide.parent)
+        return tokens.ravel(), positions.ravel(), at.ravel(), lengths, sees
+
+    def _verdict(
+        self, segments: Sequence[Segment], form: Form, logits: torch.Tensor, taps: dict[int, torch.Tensor]
+    ) -> Verdict:
+        """The results of the segments' own nodes, copied out of the recording's memory."""
+        begins = [(segment.slot - form.first) * form.width for segment in segments]
+        nodes = [begin + np.arange(s.num_run) for begin, s in zip(begins, segments, strict=True)]
+        wanted = [at[len(at) - s.num_logits :] for at, s in zip(nodes, segments, strict=True)]
+        logits = logits.index_select(0, self._on_device(wanted))
+        kept = self._on_device(nodes) if taps else None
+        taps = {layer: states[kept] for layer, states in taps.items()}
+        return Verdict(logits, _begins(wanted), taps, _begins(nodes))
+
+    def _on_device(self, numbers: Sequence[IntArray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(numbers)).to(self._decoder.device)
+
+
+def _begins(parts: Sequence[IntArray]) -> list[int]:
+    """Where each part begins, and the end."""
+    return [0, *np.cumsum([len(part) for part in parts]).tolist()]

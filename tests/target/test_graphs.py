@@ -1,0 +1,99 @@
+"""Rounds in forms, as a CUDA device records them: on a CPU every form is run as it is; `PACELINE_TEST_DEVICE=cuda`
+records them (docs/performance.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests import drafters, models, native
+
+from paceline.draft.base import Drafter
+from paceline.engine import Engine
+from paceline.round import Segment
+from paceline.sampling import SamplingParams
+from paceline.target.base import BEFORE_NORM, Needs
+from paceline.target.decoder import Decoder
+from paceline.target.graphs import Recorder
+from paceline.tree import DraftTree
+
+
+def with_forms(family: str) -> Decoder:
+    decoder = native.of(models.model(family), eos=())
+    if decoder.recorder is None:
+        decoder.recorder = Recorder(decoder, record=False)
+    return decoder
+
+
+def in_forms(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each forward from now on had a form."""
+    seen: list[bool] = []
+    verify = Recorder.verify
+
+    def watched(self, segments, needs):  # type: ignore[no-untyped-def]
+        verdict = verify(self, segments, needs)
+        seen.append(verdict is not None)
+        return verdict
+
+    monkeypatch.setattr(Recorder, "verify", watched)
+    return seen
+
+
+@pytest.mark.parametrize("family", models.NATIVE)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_answers_are_those_of_forwards_without_forms(
+    family: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, decoder = native.of(models.model(family), eos=()), with_forms(family)
+    plain.recorder = None
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (70, 5, 34, 1, 61)]
+    wish = SamplingParams(max_tokens=24)
+    expected = [done.tokens for done in Engine(plain, max_batch=1).generate(prompts, wish)]
+    answers = {tuple(p): [*p, *tokens] for p, tokens in zip(prompts, expected, strict=True)}
+    seen = in_forms(decoder, monkeypatch)
+    drafter: Drafter = drafters.Oracle(answers, error=0.2, branches=2)
+    engine = Engine(decoder, drafter, max_batch=batch, prefill_chunk=80)
+    assert [done.tokens for done in engine.generate(prompts, wish)] == expected
+    if decoder.shape.window is None:  # a window is a mask that no form has
+        assert sum(seen) > len(seen) / 2
+
+
+def test_a_form_gives_the_states_and_logits_of_the_nodes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = with_forms("llama3")
+    recorder, needs = decoder.recorder, Needs(hidden_layers=(1, decoder.num_layers, BEFORE_NORM), top_k=3)
+    rng = np.random.default_rng(1)
+    slots = []
+    for length in (9, 20):
+        slots.append(decoder.add_row(length))
+        decoder.verify([Segment.chunk(slots[-1], rng.integers(4, models.VOCAB_SIZE, length), last=True)])
+        decoder.commit(slots[-1], range(length))
+    tree = DraftTree(np.array([5, 6, 7, 8, 9]), np.array([-1, 0, 0, 1, 2]))
+    segments = [Segment.tree(slots[1], tree), Segment.chunk(slots[0], np.array([4, 8, 6]), last=True)]
+    verdicts = []
+    for use in (recorder, None):
+        decoder.recorder = use
+        verdicts += [decoder.verify(segments, needs) for _ in range(3)]  # run, recorded, replayed
+    for verdict in verdicts[:3]:
+        assert (verdict.logits_at, verdict.hidden_at) == (verdicts[-1].logits_at, verdicts[-1].hidden_at)
+        assert torch.allclose(verdict.logits, verdicts[-1].logits, atol=1e-4)
+        assert verdict.top_k is not None
+        for layer, states in verdict.hidden.items():
+            assert torch.allclose(states, verdicts[-1].hidden[layer], atol=1e-4)
+
+
+def test_rounds_without_a_form_are_run_as_usual() -> None:
+    decoder = with_forms("llama3")
+    recorder = decoder.recorder
+    assert recorder is not None
+    slots = [decoder.add_row(8) for _ in range(3)]
+
+    def chunk(slot: int, length: int) -> Segment:
+        return Segment.chunk(slot, np.full(length, 5), last=True)
+
+    assert recorder.verify([chunk(slots[0], 65)], Needs()) is None  # long
+    assert recorder.verify([chunk(slots[0], 3), chunk(slots[2], 3)], Needs()) is None  # a gap
+    hidden = chunk(slots[0], 2)
+    hidden.hidden = torch.zeros(2, decoder.hidden_size)
+    assert recorder.verify([hidden], Needs()) is None
+    assert recorder.verify([chunk(slots[0], decoder.max_context - 1)], Needs()) is None
