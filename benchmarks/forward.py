@@ -17,7 +17,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -65,8 +65,8 @@ class Guess(Drafter):
         return [DraftTree.chain(row.last_token, [7] * min(self.depth, row.max_draft)) for row in rows]
 
 
-def forwards(model: LlamaForCausalLM, decoder: Decoder) -> dict[str, Callable[[int], object]]:
-    """name -> a function that runs one forward of n tokens behind the context."""
+def forwards(model: LlamaForCausalLM, decoder: Decoder, compile: bool) -> dict[str, Callable[[int], object]]:
+    """name -> a function that runs one forward of n tokens after the context."""
     prompt = np.random.default_rng(0).integers(0, decoder.vocab_size, CONTEXT)
     slot = decoder.add_row(CONTEXT + max(TOKENS))
     decoder.verify([Segment.chunk(slot, prompt, last=True)])
@@ -101,9 +101,10 @@ def forwards(model: LlamaForCausalLM, decoder: Decoder) -> dict[str, Callable[[i
 
     if device.type == "cpu":
         return {"transformers": transformers, "paceline": ours, "products": products}
+    also = {"transformers, compiled": compiled(model, CONTEXT)} if compile else {}
     return {
         "transformers": transformers,
-        "transformers, compiled": compiled(model, CONTEXT),
+        **also,
         "kernel by kernel": kernel_by_kernel,
         "paceline": ours,
         "products": recorded(products),
@@ -148,11 +149,13 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def median_ms(functions: dict[str, Callable[[int], object]], rounds: int) -> dict[tuple[str, int], float]:
+def median_ms(
+    functions: dict[str, Callable[[int], object]], tokens: Sequence[int], rounds: int
+) -> dict[tuple[str, int], float]:
     """Median milliseconds of every (function, tokens), measured in turn."""
     seconds: dict[tuple[str, int], list[float]] = {}
     for turn in range(rounds + WARM):
-        for n in TOKENS:
+        for n in tokens:
             for name, function in functions.items():
                 wait()
                 begin = time.perf_counter()
@@ -185,6 +188,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own)")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--shape", default="135M", choices=SHAPES, help="parameters of the model (default 135M)")
+    parser.add_argument("--compile", action="store_true", help="on a GPU, transformers compiled too; takes minutes")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of a forward (default 1 8 16 32)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args()
     if options.threads:
@@ -197,8 +202,8 @@ def main() -> None:
     torch.set_default_dtype(torch.float32)
     name, device = f"random {options.shape}", options.device
     decoder = Decoder(config, model.state_dict(), name=name, dtype=torch.bfloat16, device=device)
-    variants = forwards(model, decoder)
-    times = median_ms(variants, options.rounds)
+    variants = forwards(model, decoder, options.compile)
+    times = median_ms(variants, options.tokens, options.rounds)
     base = times["transformers", 1]
     one = times["paceline", 1]
     shares = {
@@ -214,7 +219,7 @@ def main() -> None:
                     "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
                     "milliseconds": {f"{name}/{n}": ms for (name, n), ms in times.items()},
                     "decode_over_transformers": one / base,
-                    "verify16_over_decode": times["paceline", 16] / one,
+                    "verify16_over_decode": times["paceline", 16] / one if 16 in options.tokens else None,
                     "outside_the_model": {name: share for name, (_, share) in shares.items()},
                 }
             )
@@ -224,7 +229,7 @@ def main() -> None:
     table = Table(title=f"Milliseconds a forward, medians of {options.rounds}, {torch.get_num_threads()} threads")
     for column in ("tokens", *variants, "over transformers 1", "over its own 1"):
         table.add_column(column, justify="right")
-    for n in TOKENS:
+    for n in options.tokens:
         cells = [f"{times[variant, n]:.2f}" for variant in variants]
         own = times["paceline", n]
         table.add_row(str(n), *cells, f"{own / base:.2f}", f"{own / one:.2f}")

@@ -139,7 +139,7 @@ class Drawing(Drafter):
                     if not self.replacement:
                         left = left.clone()
                         left[token] = 0
-        nothing = torch.zeros(self.table.shape[1], dtype=self.table.dtype)
+        nothing = torch.zeros_like(self.table[0])
         probs = torch.stack([q.get(node, nothing) for node in range(len(tokens))])
         return DraftTree(np.array(tokens), np.array(parent), probs, self.replacement, source=self.name)
 
