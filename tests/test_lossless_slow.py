@@ -190,6 +190,11 @@ TIES = 0.005
 """Share of the answers that may part at a tie."""
 
 
+def is_here(spec: str) -> bool:
+    """Whether the checkpoints that a drafter names exist."""
+    return all(Path(part.split(":")[1].split(",")[0]).exists() for part in spec.split("+") if ":" in part)
+
+
 @torch.inference_mode()
 def check_questions(folder: Path, file: Path, count: int, by_transformers: int, report: Callable[[str], None]) -> None:
     """Answer `count` questions plainly and with every drafter; some by transformers too."""
@@ -217,7 +222,7 @@ def check_questions(folder: Path, file: Path, count: int, by_transformers: int, 
         compare("transformers", i, plain[i].tokens, theirs)
     lengths = sorted(map(len, prompts))
     report(f"{count} prompts of {lengths[0]} to {lengths[-1]} tokens, {len(spread)} by transformers")
-    for name in (spec.format(folder=folder) for spec in DRAFTERS):
+    for name in (spec.format(folder=folder) for spec in DRAFTERS if is_here(spec.format(folder=folder))):
         out = Engine(target, name, tokenizer=tokenizer).generate(prompts, wish)
         for i, (done, known) in enumerate(zip(out, plain, strict=True)):
             compare(name, i, known.tokens, done.tokens)
@@ -252,7 +257,7 @@ def test_exact_answers_to_spec_bench_are_plain_ones_token_for_token(demo: Path, 
     wish = SamplingParams(max_tokens=NEW)
     plain = Engine(target, tokenizer=tokenizer, exact=True, max_batch=1).generate(prompts, wish)
     for spec in (spec.format(folder=demo) for spec in EXACT):
-        if ":" in spec and not Path(spec.split(":")[1]).exists():
+        if not is_here(spec):
             continue
         for batch in (1, 8, 32):
             engine = Engine(target, spec, tokenizer=tokenizer, max_batch=batch, prefill_chunk=100)
