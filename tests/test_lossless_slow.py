@@ -192,7 +192,8 @@ TIES = 0.005
 
 def is_here(spec: str) -> bool:
     """Whether the checkpoints that a drafter names exist."""
-    return all(Path(part.split(":")[1].split(",")[0]).exists() for part in spec.split("+") if ":" in part)
+    folders = [Path(part.split(":")[1].split(",")[0]) for part in spec.split("+") if ":" in part]
+    return all((folder / "config.json").exists() for folder in folders)
 
 
 @torch.inference_mode()
