@@ -69,6 +69,9 @@ class _NoNoise:
     def begin(self, position: int) -> None:
         """Nothing to do: decisions are walked, not drawn."""
 
+    def forget(self) -> None:
+        """Nothing to do either."""
+
     def random(self) -> float:
         raise AssertionError("noise was asked for, and not a decision")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import resource
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from tests import drafters, models, native
 from tests.stress import Traffic
@@ -46,6 +49,18 @@ def test_a_hundred_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert seen["reused"] > 500
     assert seen["aborted"] >= 1
     assert seen["failed"] >= 4
+
+
+def test_a_row_that_has_ended_is_small() -> None:
+    """Callers may keep rows; the noise of a drawn draft is 32 kB, and is needed no more."""
+    engine = Engine(small(), DRAFTERS["drawn"]())
+    row = engine.add([2, 3, 4], SamplingParams(max_tokens=40, temperature=1.0, seed=0, ignore_eos=True))
+    sizes = []
+    while engine.has_work:
+        engine.step()
+        sizes.append(len(pickle.dumps(row.random)))
+    assert max(sizes) > 30_000
+    assert sizes[-1] < 5000
 
 
 @pytest.mark.slow

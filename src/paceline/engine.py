@@ -304,6 +304,7 @@ class Engine(WholeAnswers):
         if not row.joined:
             return
         row.ended = perf_counter()
+        row.random.free.forget()  # callers may keep rows
         try:
             self.drafter.drop(row)
         except Exception:  # the row's answer stands, and other rows must not suffer

@@ -195,6 +195,10 @@ class FreeNoise:
     def __init__(self, seed: int):
         self._seed = seed
         self._position = self._drawn = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the numbers that were made (32 kB), for a row that has ended; asked again, it makes the same."""
         self._where: tuple[int, int] | None = None
         self._block = np.empty(0)
 

@@ -18,13 +18,14 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import open_drafter
-from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads, in_dtype, load_module
+from paceline.draft.neural.heads.drafting import StaticConfig, in_dtype, load_module
 from paceline.draft.neural.heads.joint import JointHeads, Switches
 from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
+from paceline.draft.neural.heads.reading import ReadingHeads
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.published import check_all
 from paceline.errors import MethodError
-from paceline.round import Round, Segment
+from paceline.round import Segment
 from paceline.row import Request
 from paceline.target.base import BEFORE_NORM, Facts, Needs
 from paceline.target.decoder import Decoder
@@ -88,18 +89,13 @@ def adaptation_shapes(switches: Switches, target: Decoder) -> dict[str, tuple[in
     return shapes
 
 
-class Amphista(StaticHeads):
+class Amphista(ReadingHeads):
     """Drafts a fixed tree with heads that see each other, over causal layers of their own."""
 
     name = "amphista"
     lossless = "yes"
     paper = "Li et al. 2025, Amphista, arXiv 2406.13170"
     Config = StaticConfig
-
-    def __init__(self, config: StaticConfig):
-        super().__init__(config)
-        self._slots: dict[int, int] = {}
-        self._last: dict[int, torch.Tensor] = {}
 
     def open(self, target: Facts) -> int:
         path = self.config.checkpoint
@@ -118,6 +114,7 @@ class Amphista(StaticHeads):
         check_all(path, tensors, shapes)
         here = in_dtype(target, tensors)
         self.adaptation = Adaptation(switches, here, target)
+        self.cache = self.adaptation.cache
         self.network = load_module(network, tensors, target)
         self._own = (
             [Linear(here[f"lm_heads.{k}.weight"]) for k in range(switches.heads)] if switches.own_heads else None
@@ -131,44 +128,19 @@ class Amphista(StaticHeads):
     def output_heads(self) -> Sequence[Linear] | None:
         return self._own
 
-    def start(self, row: Request) -> None:
-        self._slots[row.id] = self.adaptation.cache.add_row(row.expected_length)
-        self.pending.start(row)
-
-    def drop(self, row: Request) -> None:
-        if row.id in self._slots:
-            self.adaptation.cache.drop_row(self._slots.pop(row.id))
-        self.pending.drop(row)
-        self._last.pop(row.id, None)
-
-    def able(self, row: Request) -> bool:
-        return row.id in self._last or self.pending.count(row) > 0
-
-    def states(self, rows: Sequence[Request]) -> torch.Tensor:
-        """What the adaptation makes of each row's last committed state, after it has read all that waited."""
-        waiting = [row for row in rows if self.pending.count(row)]
-        if waiting:
-            counts = [self.pending.count(row) for row in waiting]
-            made = self._adapt(waiting, [self.pending.of(row) for row in waiting])
-            for row, count, of_row in zip(waiting, counts, made.split(counts), strict=True):
-                self.pending.read(row, count)
-                self._last[row.id] = of_row[-1].clone()
-        return torch.stack([self._last[row.id] for row in rows])
-
     @torch.inference_mode()
-    def _adapt(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the adaptation over the next states of rows, [n, H] each, and commit them; [sum(n), H]."""
+    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Run the adaptation over the states, and commit them."""
         own, following, segments = [], [], []
-        for row, of_row in zip(rows, states, strict=True):
-            slot = self._slots[row.id]
+        for row, slot, of_row in zip(rows, self.slots(rows), states, strict=True):
             begin, count = self.adaptation.cache.length(slot), len(of_row)
             own.append(row.tokens[begin : begin + count])
             following.append(row.tokens[begin + 1 : begin + count + 1])
             segments.append(Segment.chunk(slot, own[-1], last=False))
         at, after = (torch.from_numpy(np.concatenate(side)).to(self.target.device) for side in (own, following))
         made = self.adaptation(torch.cat(list(states)), at, after, segments)
-        for row, of_row in zip(rows, states, strict=True):
-            self.adaptation.cache.commit(self._slots[row.id], range(len(of_row)))
+        for slot, of_row in zip(self.slots(rows), states, strict=True):
+            self.adaptation.cache.commit(slot, range(len(of_row)))
         return made
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
@@ -189,10 +161,3 @@ class Amphista(StaticHeads):
         adapted = self.adaptation(states, ids[:-1], ids[1:], [segment])
         cache.drop_row(slot)
         return self._read(adapted)
-
-    def observe(self, round: Round) -> None:
-        """Take the states of what was committed, whoever drafted it; of long prompts most are read at once."""
-        self.pending.add(round)
-        for row in round.rows:
-            for states in self.pending.chunks(row):
-                self._adapt([row], [states])

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads, in_dtype, load_module
+from paceline.draft.neural.heads.drafting import StaticConfig, in_dtype, load_module
 from paceline.draft.neural.heads.grounded import PREFIX, GroundedHeads
 from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
+from paceline.draft.neural.heads.reading import ReadingHeads
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.published import check_all, open_head
 from paceline.errors import MethodError
-from paceline.round import Round, Segment
+from paceline.round import Segment
 from paceline.row import Request
 from paceline.target.base import Facts, Needs
 from paceline.target.linear import Linear
@@ -37,7 +38,7 @@ from the configuration."""
 LAYER, NORM = f"{PREFIX}.layers.0.", f"{PREFIX}.norm.weight"
 
 
-class Hydra(StaticHeads):
+class Hydra(ReadingHeads):
     """Drafts a fixed tree level by level with heads that read the drafted tokens above each node."""
 
     name = "hydra"
@@ -47,8 +48,6 @@ class Hydra(StaticHeads):
 
     def __init__(self, config: StaticConfig):
         super().__init__(config)
-        self._slots: dict[int, int] = {}
-        self._last: dict[int, torch.Tensor] = {}
         self._own: list[Linear] | None = None
         self.prefix: OwnLayers | None = None
 
@@ -78,6 +77,7 @@ class Hydra(StaticHeads):
         self.pending = Pending(target, (self.layer,))
         if has_prefix:
             self.prefix, self.prefix_norm = OwnLayers(here, [LAYER], native(target, self.name)), here[NORM]
+            self.cache = self.prefix.cache
         self.weight_bytes = sum(t.nbytes for name, t in here.items() if not name.startswith("hydra_lm_head"))
         self.needs = Needs(hidden_layers=(self.layer,))
         return heads
@@ -85,36 +85,10 @@ class Hydra(StaticHeads):
     def output_heads(self) -> Sequence[Linear] | None:
         return self._own
 
-    def start(self, row: Request) -> None:
-        if self.prefix is not None:
-            self._slots[row.id] = self.prefix.cache.add_row(row.expected_length)
-        self.pending.start(row)
-
-    def drop(self, row: Request) -> None:
-        if row.id in self._slots and self.prefix is not None:
-            self.prefix.cache.drop_row(self._slots.pop(row.id))
-        self.pending.drop(row)
-        self._last.pop(row.id, None)
-
-    def able(self, row: Request) -> bool:
-        return row.id in self._last or self.pending.count(row) > 0
-
-    def states(self, rows: Sequence[Request]) -> torch.Tensor:
-        waiting = [row for row in rows if self.pending.count(row)]
-        if waiting:
-            counts = [self.pending.count(row) for row in waiting]
-            made = self._prefixed(waiting, [self.pending.of(row) for row in waiting])
-            for row, count, of_row in zip(waiting, counts, made.split(counts), strict=True):
-                self.pending.read(row, count)
-                self._last[row.id] = of_row[-1].clone()
-        return torch.stack([self._last[row.id] for row in rows])
-
     @torch.inference_mode()
-    def _prefixed(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The next states of rows, [n, H] each, after the prefix layer, which keeps them; [sum(n), H]."""
-        if self.prefix is None:
-            return torch.cat(list(states))
-        return self._after_prefix([self._slots[row.id] for row in rows], states)
+    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The states after the prefix layer, which keeps them; without one, as they are."""
+        return torch.cat(list(states)) if self.prefix is None else self._after_prefix(self.slots(rows), states)
 
     def _after_prefix(self, slots: Sequence[int], states: Sequence[torch.Tensor]) -> torch.Tensor:
         assert self.prefix is not None
@@ -160,13 +134,6 @@ class Hydra(StaticHeads):
         for _ in range(depth):
             way.insert(0, self.template.parent[way[0]])
         return np.stack(way, 1)
-
-    def observe(self, round: Round) -> None:
-        """Take the states of what was committed, whoever drafted it; of long prompts most are read at once."""
-        self.pending.add(round)
-        for row in round.rows:
-            for states in self.pending.chunks(row):
-                self._prefixed([row], [states])
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

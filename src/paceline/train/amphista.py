@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from paceline.draft.amphista import Amphista
 from paceline.draft.neural.heads.joint import First, JointHeads, Mlp, Positions, Second, Sight, Switches, Tap
 from paceline.train import options
-from paceline.train.heads import PASSES, HeadsConfig, HeadsLoss, Teacher, check_depth, config_of, train_heads
+from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
 from paceline.train.layers import DecoderLayers
 from paceline.train.medusa import own_output_heads
 from paceline.train.plan import LoopConfig
@@ -104,18 +104,11 @@ def train_amphista(
     """Train the network for the model in `target` on `answers` (a file of `generated_rows`); writes `out` in bfloat16,
     for `amphista:PATH`. False when interrupted; the same call goes on."""
     facts = {"network": asdict(config.switches)}
-    return train_heads(
-        Amphista.name,
-        target,
-        answers,
-        out,
-        run,
-        loop,
-        config,
-        lambda teacher: AmphistaLoss(teacher, config),
-        facts,
-        states,
-    )
+
+    def make(teacher: Teacher) -> HeadsLoss:
+        return AmphistaLoss(teacher, config)
+
+    return train_heads(Amphista.name, target, answers, out, run, loop, config, make, facts, states)
 
 
 @dataclass
@@ -181,15 +174,13 @@ def command(
         ("--fusion-begins", fusion_begins, ("identity", "random")),
     ):
         options.one_of(name, value, kind)
-    check_depth(setup.target, heads.heads)
     switches = network.switches(heads.heads)
-    run, answers = setup.prepare()
-    loop = setup.loop(answers, PASSES, **heads.settings())
+    target, answers, out, run, loop, of_heads = prepare(setup, heads)
     config = AmphistaConfig(
-        **vars(config_of(setup, heads)),
+        **vars(of_heads),
         switches=switches,
         layers_begin=cast(Start, layers_begin),
         fusion_begins=cast(Fusion, fusion_begins),
         positions_begin=positions_begin,
     )
-    return train_amphista(setup.target, answers, setup.out, run, loop, config, heads.states)
+    return train_amphista(target, answers, out, run, loop, config, heads.states)

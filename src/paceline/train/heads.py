@@ -206,9 +206,12 @@ def head_facts(slots: Slots) -> dict[str, Any]:
     }
 
 
-def config_of(setup: DrafterOptions, heads: HeadOptions) -> HeadsConfig:
-    """What the options of a command ask for."""
-    return HeadsConfig(
+def prepare(setup: DrafterOptions, heads: HeadOptions) -> tuple[Path, Path, Path, Path, LoopConfig, HeadsConfig]:
+    """The first arguments of every recipe of heads, from the options of its command: target, answers, which are
+    written now if they are not there yet, folder to write, folder of the run, loop, batches."""
+    check_depth(setup.target, heads.heads)
+    run, answers = setup.prepare()
+    config = HeadsConfig(
         length=setup.length,
         rows=heads.rows,
         depth=heads.heads,
@@ -216,6 +219,7 @@ def config_of(setup: DrafterOptions, heads: HeadOptions) -> HeadsConfig:
         soft=heads.soft,
         decay=heads.decay,
     )
+    return setup.target, answers, setup.out, run, setup.loop(answers, PASSES, **heads.settings()), config
 
 
 def check_depth(target: Path, depth: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paceline.draft.hydra import Hydra
 from paceline.draft.neural.heads.grounded import PREFIX, GroundedHeads
 from paceline.train import options
-from paceline.train.heads import PASSES, HeadsConfig, HeadsLoss, Teacher, check_depth, config_of, train_heads
+from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
 from paceline.train.layers import DecoderLayers
 from paceline.train.plan import LoopConfig
 
@@ -69,18 +69,11 @@ def train_hydra(
         "grounded_heads": True,
         "tied": True,  # the blocks after a head's first are one, and the file has it once
     }
-    return train_heads(
-        Hydra.name,
-        target,
-        answers,
-        out,
-        run,
-        loop,
-        config,
-        lambda teacher: HydraLoss(teacher, config, layers, prefix),
-        facts,
-        states,
-    )
+
+    def make(teacher: Teacher) -> HeadsLoss:
+        return HydraLoss(teacher, config, layers, prefix)
+
+    return train_heads(Hydra.name, target, answers, out, run, loop, config, make, facts, states)
 
 
 @options.with_options
@@ -101,8 +94,4 @@ def command(
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
     """
-    check_depth(setup.target, heads.heads)
-    run, answers = setup.prepare()
-    loop = setup.loop(answers, PASSES, **heads.settings())
-    config = config_of(setup, heads)
-    return train_hydra(setup.target, answers, setup.out, run, loop, config, layers, prefix, heads.states)
+    return train_hydra(*prepare(setup, heads), layers, prefix, heads.states)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paceline.draft.medusa import Medusa
 from paceline.draft.neural.heads.residual import ResidualHeads
 from paceline.train import options
-from paceline.train.heads import PASSES, HeadsConfig, HeadsLoss, Teacher, check_depth, config_of, train_heads
+from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
 from paceline.train.plan import LoopConfig
 
 
@@ -68,18 +68,11 @@ def train_medusa(
     """Train heads for the model in `target` on `answers` (a file of `generated_rows`); writes `out` in bfloat16, for
     `medusa:PATH`. False when interrupted; the same call goes on."""
     facts = {"medusa_num_heads": config.depth, "medusa_num_layers": layers, "own_heads": own_heads}
-    return train_heads(
-        Medusa.name,
-        target,
-        answers,
-        out,
-        run,
-        loop,
-        config,
-        lambda teacher: MedusaLoss(teacher, config, layers, own_heads),
-        facts,
-        states,
-    )
+
+    def make(teacher: Teacher) -> HeadsLoss:
+        return MedusaLoss(teacher, config, layers, own_heads)
+
+    return train_heads(Medusa.name, target, answers, out, run, loop, config, make, facts, states)
 
 
 @options.with_options
@@ -98,8 +91,4 @@ def command(
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
     """
-    check_depth(setup.target, heads.heads)
-    run, answers = setup.prepare()
-    loop = setup.loop(answers, PASSES, **heads.settings())
-    config = config_of(setup, heads)
-    return train_medusa(setup.target, answers, setup.out, run, loop, config, layers, own_heads, heads.states)
+    return train_medusa(*prepare(setup, heads), layers, own_heads, heads.states)
