@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import open_drafter
 from paceline.draft.neural.heads.drafting import StaticConfig, in_dtype, load_module
-from paceline.draft.neural.heads.joint import JointHeads, Switches
+from paceline.draft.neural.heads.joint import JointHeads, Switches, beside
 from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
 from paceline.draft.neural.heads.reading import ReadingHeads
 from paceline.draft.neural.pending import Pending
@@ -52,22 +52,15 @@ class Adaptation:
         """own, following  token ids [N]: of the states' positions, and of those after them. Nothing is committed."""
         s = self.switches
         layout, cache = self.layers.begin(segments, states)
-        after = F.embedding(following, self.embedding) if s.wants_tokens else None
         if self.fusion1 is not None:
-            beside = F.embedding(own, self.embedding) if s.stage1_input == "state+token" else after
-            states = self.fusion1(_beside(states, beside))
+            tokens = own if s.stage1_input == "state+token" else following
+            states = self.fusion1(beside(states, F.embedding(tokens, self.embedding)))
         states = self.layers(states, layout, cache, 0, s.stage1_layers)
         if self.fusion2 is not None:
-            states = self.fusion2(_beside(states, after))
+            states = self.fusion2(beside(states, F.embedding(following, self.embedding)))
         elif s.stage2_layers and s.stage2_input == "add":
-            assert after is not None
-            states = states + after
+            states = states + F.embedding(following, self.embedding)
         return self.layers(states, layout, cache, s.stage1_layers, s.stage1_layers + s.stage2_layers)
-
-
-def _beside(states: torch.Tensor, embedded: torch.Tensor | None) -> torch.Tensor:
-    assert embedded is not None
-    return torch.cat([states, embedded], -1)
 
 
 def prefixes(switches: Switches) -> list[str]:

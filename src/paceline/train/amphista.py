@@ -19,7 +19,7 @@ import typer
 from torch import Tensor, nn
 
 from paceline.draft.amphista import Amphista
-from paceline.draft.neural.heads.joint import First, JointHeads, Mlp, Positions, Second, Sight, Switches, Tap
+from paceline.draft.neural.heads.joint import First, JointHeads, Mlp, Positions, Second, Sight, Switches, Tap, beside
 from paceline.train import options
 from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
 from paceline.train.layers import DecoderLayers
@@ -72,11 +72,11 @@ class AmphistaLoss(HeadsLoss):
         own = self.teacher.embedding(input_ids)
         following = own.roll(-1, 1)  # the last one is wrong, and no label comes after it
         if self.fusion1 is not None:
-            states = self.fusion1(torch.cat([states, own if s.stage1_input == "state+token" else following], -1))
+            states = self.fusion1(beside(states, own if s.stage1_input == "state+token" else following))
         states = self.stage1(states, turns)
         if s.stage2_layers:
             if self.fusion2 is not None:
-                states = self.fusion2(torch.cat([states, following], -1))
+                states = self.fusion2(beside(states, following))
             elif s.stage2_input == "add":
                 states = states + following
             states = self.stage2(states, turns)

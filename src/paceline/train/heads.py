@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline.draft.neural.checkpoint import save_drafter
@@ -48,6 +49,7 @@ class HeadsConfig(LessonConfig):
     share: float = 0.25  # of the positions of a batch whose logits are computed
     soft: float = 1.0  # share of the target's distribution in the loss; the rest is its tokens
     decay: float = 0.8  # weight of a depth beside the one above it
+    begin: str | None = None  # folder of heads to go on from
 
 
 class Teacher:
@@ -165,6 +167,20 @@ class HeadsLoss(nn.Module):
         return {name.removeprefix("network."): weight for name, weight in self.named_parameters()}
 
 
+@torch.no_grad()
+def go_on(module: HeadsLoss, folder: Path) -> None:
+    """Give `module` the weights of the heads in `folder`; PacelineError if they are of another make."""
+    file = folder / "model.safetensors"
+    if not file.exists():
+        raise PacelineError(f"--begin: {folder} has no model.safetensors; name a folder that this command wrote")
+    weights, own = load_file(file), module.saved()
+    wrong = sorted(set(weights) ^ set(own)) or [name for name in own if own[name].shape != weights[name].shape]
+    if wrong:
+        raise PacelineError(f"--begin: {folder} has heads of another make: {', '.join(wrong[:3])}")
+    for name, parameter in own.items():
+        parameter.copy_(weights[name])
+
+
 def known_depths(labels: Tensor, depth: int) -> Tensor:
     """bool [B, T, depth]: whether the tokens t + 1 to t + 2 + k after position t are all the target's own."""
     kept = labels != IGNORE
@@ -218,6 +234,7 @@ def prepare(setup: DrafterOptions, heads: HeadOptions) -> tuple[Path, Path, Path
         share=heads.share,
         soft=heads.soft,
         decay=heads.decay,
+        begin=None if heads.begin is None else str(heads.begin),
     )
     return setup.target, answers, setup.out, run, setup.loop(answers, PASSES, **heads.settings()), config
 
@@ -255,6 +272,8 @@ def train_heads(
     torch.manual_seed(loop.seed)
     teacher = Teacher(lesson.teacher)
     module = make(teacher)
+    if config.begin is not None:
+        go_on(module, Path(config.begin))
     if states is not None:
         facts_of = lesson.target_facts()
         width, weights = facts_of.hidden_size, facts_of.weights_fingerprint

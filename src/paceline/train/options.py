@@ -181,6 +181,9 @@ class HeadOptions:
     optimiser: Annotated[str, typer.Option(help="muon (for matrices), or adamw for everything.")] = "muon"
     lr: Rate = 4e-3
     rows: BatchRows = 16
+    begin: Annotated[
+        Path | None, typer.Option(help="Heads of the same make to go on from, with more text.", file_okay=False)
+    ] = None
     states: Annotated[
         Path | None,
         typer.Option(
