@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from paceline.draft.neural.heads.drafting import StaticHeads
@@ -23,7 +24,7 @@ from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 from paceline.target.load import load, load_tokenizer
 from paceline.train.__main__ import app
-from paceline.train.heads import HeadsConfig, Teacher, check_depth, known_depths, measure
+from paceline.train.heads import HeadsConfig, Teacher, check_depth, go_on, known_depths, measure
 from paceline.train.loss import IGNORE
 from paceline.train.medusa import MedusaLoss
 from paceline.train.replies import Reply
@@ -93,6 +94,21 @@ def test_hard_labels_and_output_heads_of_their_own() -> None:
         moved = {name for name, weight in module.named_parameters() if weight.grad is not None and weight.grad.any()}
         assert moved == {name for name, _ in module.named_parameters()}
         assert not any(parameter.requires_grad for parameter in world.model.parameters())
+
+
+def test_training_goes_on_from_heads_of_the_same_make_alone(tmp_path: Path) -> None:
+    world = World()
+    before, after = world.module("medusa"), world.module("medusa")
+    with torch.no_grad():
+        for number, weight in enumerate(before.saved().values(), 1):
+            weight.fill_(number)
+    save_file(before.saved(), tmp_path / "model.safetensors")
+    go_on(after, tmp_path)
+    assert all(torch.equal(weight, before.saved()[name]) for name, weight in after.saved().items())
+    with pytest.raises(PacelineError, match="another make"):
+        go_on(world.module("hydra"), tmp_path)
+    with pytest.raises(PacelineError, match="no model"):
+        go_on(after, tmp_path / "nowhere")
 
 
 def test_states_are_kept_for_other_trainings(tmp_path: Path) -> None:
