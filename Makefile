@@ -9,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DONE := .venv/.paceline
 
-.PHONY: setup demo test check zoo clean
+.PHONY: setup demo test check compiled zoo clean
 
 setup: $(DONE)
 
@@ -27,7 +27,11 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-test: check
+compiled: setup
+	$(BIN)/python -m tests.compiled
+
+test: setup
+	$(MAKE) --jobs=2 check compiled
 	$(BIN)/pytest
 
 ZOO ?= zoo.toml
