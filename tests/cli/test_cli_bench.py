@@ -10,6 +10,7 @@ from tests import models
 from tests.cli.command import Command
 
 from paceline.bench.record import Answer, read_answers
+from paceline.cost.sweeps import Effort
 
 QUESTIONS = [
     {"question_id": 1, "category": "qa", "turns": ["the cat"]},
@@ -17,6 +18,12 @@ QUESTIONS = [
     {"question_id": 3, "category": "writing", "turns": ["a little mat", "and then?"]},
     {"question_id": 4, "category": "writing", "turns": ["hello there"]},
 ]
+
+
+@pytest.fixture(autouse=True)
+def _few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration is made of fewer sweeps than for figures that somebody reads."""
+    monkeypatch.setattr("paceline.cost.sweeps.USUAL", Effort(2, during=3))
 
 
 @pytest.fixture
