@@ -7,7 +7,7 @@ Numba keeps it beside the sources. In a fresh clone all processes of pytest woul
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import paceline.engine  # noqa: F401
+import paceline.engine
 import paceline.target.kernels
 import paceline.target.path_attention  # noqa: F401
 from paceline.draft.registry import create

@@ -10,7 +10,6 @@ from tests import models
 from tests.cli.command import Command
 
 from paceline.bench.record import Answer, read_answers
-from paceline.cost.sweeps import Effort
 
 QUESTIONS = [
     {"question_id": 1, "category": "qa", "turns": ["the cat"]},
@@ -20,10 +19,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A calibration is made of fewer sweeps than for figures that somebody reads."""
-    monkeypatch.setattr("paceline.cost.sweeps.USUAL", Effort(2, during=3))
+pytestmark = pytest.mark.usefixtures("hasty")
 
 
 @pytest.fixture

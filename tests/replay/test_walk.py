@@ -182,7 +182,7 @@ class Reading(Drafter):
 
 def test_drafters_that_need_a_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here = [EntryPoint(kind.name, f"{__name__}:{kind.__name__}", registry.GROUP) for kind in (Wanting, Reading)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: here)
+    monkeypatch.setattr(registry, "added", lambda: here)
     recording = Recording(None, (EOS,), 8)
     with pytest.raises(MethodError, match="wanting asks the target for hidden states and its best logits") as raised:
         replayable("sam+wanting", recording)
