@@ -27,6 +27,7 @@ check: setup
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
+# Beside mypy, which takes one core: in a fresh clone every process of pytest would compile the same functions.
 compiled: setup
 	$(BIN)/python -m tests.compiled
 

@@ -1,6 +1,6 @@
 """Compiles what the tests need compiled: python -m tests.compiled
 
-Numba keeps it beside the sources. In a fresh clone all processes of pytest would begin by compiling the same functions;
+Numba keeps it beside the sources. In a fresh clone every process of pytest would begin by compiling the same functions;
 `make test` runs this beside mypy, which leaves a core idle.
 """
 
