@@ -27,6 +27,12 @@ from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 from paceline.tree import DraftTree
 
+TOKENS_ONLY = (
+    "none", "prompt-lookup", "sam", "suffix", "hierarchy", "blend", "past-answer", "prediction", "grammar", "auto",
+)  # fmt: skip
+"""Registered drafters that read tokens alone and need no checkpoint. A test holds this to what trying them shows, which
+compiles all they have, and so is not done to collect tests."""
+
 
 def dice(seed: int, row: Row) -> np.random.Generator:
     """Randomness that is the row's own, whatever its id and its neighbours."""

@@ -36,7 +36,7 @@ def test_the_drafter_runs_and_its_test_passes(written: list[str], capsys: pytest
 def test_it_can_be_registered(written: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     entry = re.search(r'^pingpong = "(.*)"$', PAGE.read_text(), re.MULTILINE)
     assert entry is not None
-    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("pingpong", entry[1], group)])
+    monkeypatch.setattr(registry, "added", lambda: [EntryPoint("pingpong", entry[1], registry.GROUP)])
     assert registry.create("pingpong,draft=6").config.draft == 6  # type: ignore[attr-defined]
     assert registry.describe("pingpong").options[0].help == "most tokens a draft holds"
     assert registry.create("pingpong+sam").name == "pingpong+sam"

@@ -50,9 +50,8 @@ class Peer(Contestant):
 
 
 @pytest.fixture(autouse=True)
-def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _peers(monkeypatch: pytest.MonkeyPatch, hasty: None) -> None:
     monkeypatch.setattr(setting, "create_peer", Peer)
-    monkeypatch.setattr(calibrating, "USUAL", Effort(2, during=3))
     Peer.asked, Peer.opened = [], []
 
 

@@ -1,14 +1,13 @@
 """A run's folder: answers survive whatever happens to the run, and two runs never mix."""
 
 import json
-import resource
-import subprocess
-import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.bench.runs import RUN
+from tests.disk import full_after
 
 from paceline.bench.folder import RunFolder
 from paceline.bench.record import Answer, Reply, settled
@@ -89,29 +88,14 @@ def test_a_line_that_is_no_answer_is_named(tmp_path: Path) -> None:
         RunFolder.open(tmp_path, RUN)
 
 
-FULL = """
-import json, resource, sys
-from pathlib import Path
-from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Reply
-from paceline.errors import PacelineError
-path, run = Path(sys.argv[1]), json.loads(sys.argv[2])
-with RunFolder.open(path, run) as folder:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
-    try:
-        for n in range(100):
-            folder.append([Answer("sam", 0, str(n), "c", "t", n, [Reply(1, [1] * 50, "x" * 100, 1.0)])])
-    except PacelineError as error:
-        print(error)
-"""
-
-
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path / "run"), json.dumps(RUN)], capture_output=True, text=True, check=True
-    )
-    assert "cannot be written: File too large; what was answered before is safe" in done.stdout
+    long = Reply(1, [1] * 50, "x" * 100, 1.0)
+    with (
+        RunFolder.open(tmp_path / "run", RUN) as folder,
+        full_after(2000),
+        pytest.raises(PacelineError, match="cannot be written: File too large; what was answered before is safe"),
+    ):
+        deque(folder.append([answer(str(n), turns=[long])]) for n in range(100))
     content = (tmp_path / "run" / "answers.jsonl").read_text()
     assert content.endswith("\n")
     assert len(content) <= 2000

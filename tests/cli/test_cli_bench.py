@@ -19,6 +19,9 @@ QUESTIONS = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("hasty")
+
+
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     file = tmp_path / "questions.jsonl"

@@ -40,7 +40,7 @@ def _default(option: OptionInfo) -> str:
 
 
 def _values(option: OptionInfo) -> str:
-    return ", ".join(f"`{choice}`" for choice in option.choices) or option.type
+    return option.type.replace("choice", ", ".join(f"`{choice}`" for choice in option.choices))
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def accepted(out: Sequence) -> int:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("tree", "batch"), [(0, 8), (16, 1), (60, 3)])
-def test_greedy_text_is_the_targets(world: Callable[..., World], method: str, tree: int, batch: int) -> None:
+@pytest.mark.parametrize(("tree", "batch"), [(0, 8), (16, 1), (60, 3), ("auto", 3)])
+def test_greedy_text_is_the_targets(world: Callable[..., World], method: str, tree: int | str, batch: int) -> None:
     here = world()
     out = here.check(here.drafter(method, tree=tree), batch, chunk=16 if batch == 3 else 512)
     assert accepted(out) > 0
@@ -230,6 +230,50 @@ def test_only_tokens_of_the_vocabulary_are_drafted(world: Callable[..., World], 
         engine.step()
         drafted |= {token for draft in drafter._drafts.values() for token in draft.drafted}
     assert own is None or drafted <= own
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("seconds", "least", "most"),
+    [({1: 1.0, 64: 1.001}, 20, 63), ({1: 1.0, 64: 64.0}, 0, 0), ({1: 1.0, 5: 1.01, 6: 9.0}, 3, 4)],
+    ids=["free", "dear", "a step"],
+)
+def test_auto_verifies_the_nodes_that_pay(
+    world: Callable[..., World],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    seconds: dict[int, float],
+    least: int,
+    most: int,
+) -> None:
+    """Of a head that is sure of nothing. Where few pay, drafts near the end of an answer have fewer still."""
+    monkeypatch.setattr("paceline.draft.neural.stepping.verify_seconds", lambda target: seconds)
+    here = world()
+    for done in here.check(here.drafter(method, "random", tree="auto"), batch=1):
+        if done.stats.rounds > 3:
+            assert least <= done.stats.draft_tokens / done.stats.rounds <= most
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_auto_follows_what_the_head_is_sure_of(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """At the same price, by how sure one says to be of the same tokens."""
+    monkeypatch.setattr("paceline.draft.neural.stepping.verify_seconds", lambda target: {1: 1.0, 64: 1 + 63 * 0.1})
+    here = world()
+
+    def drafted(sureness: float) -> float:
+        drafter = here.drafter(method, tree="auto")
+        assert isinstance(drafter, FeatureDrafter)
+        engine = Engine(here.target, drafter)
+        head = drafter.head
+        drafter.head = lambda read: head(read) * sureness  # type: ignore[assignment]
+        out = engine.generate(here.prompts, SamplingParams(max_tokens=NEW))
+        assert texts(here.prompts, out) == list(here.answers.values())
+        return float(np.mean([done.stats.draft_tokens / done.stats.rounds for done in out]))
+
+    assert drafted(0.1) == 0
+    assert drafted(10.0) > 0.5
 
 
 def test_the_kept_nodes_hang_together_whatever_ties() -> None:

@@ -370,6 +370,17 @@ def test_the_size_that_pays() -> None:
     assert sizing.best_size([0.01 * n for n in range(99)], {}) == sizing.FALLBACK
 
 
+def test_rows_that_are_verified_together_share_what_pays() -> None:
+    sure, unsure = [0.9, 0.8, 0.7], [0.3, 0.1]
+    assert sizing.best_sizes([unsure, sure], {1: 1.0, 64: 1.001}) == [2, 3]
+    assert sizing.best_sizes([unsure, sure], {2: 1.0, 5: 1.01, 6: 9.0}) == [0, 3]
+    assert sizing.best_sizes([unsure, sure], {2: 1.0, 5: 1.01, 6: 9.0}, beside=2) == [0, 1]
+    assert sizing.best_sizes([unsure, sure], {1: 1.0, 64: 64.0}) == [0, 0]
+    assert sizing.best_sizes([[0.01] * 99], {1: 1.0, 64: 1.0}) == [63]
+    assert sizing.best_sizes([[0.1] * 30, sure], {}) == [29, 3]  # FALLBACK for each, the likeliest of all first
+    assert sizing.best_sizes([], {1: 1.0}) == []
+
+
 def test_verifying_is_timed_and_changes_nothing() -> None:
     target = native.of(world().model)
     seconds = sizing.verify_seconds(target)

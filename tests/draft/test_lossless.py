@@ -3,6 +3,8 @@
 All that needs no checkpoint is here of itself; a method that does brings its own test.
 """
 
+from functools import cache
+
 import pytest
 
 from paceline.draft.registry import describe, names
@@ -34,11 +36,17 @@ def answers(target, spec, params, **options):
     return [(one.tokens, one.finish_reason) for one in done]
 
 
+@cache
+def case(kind, eos):
+    """A target, parameters, and what plain decoding answers, for every drafter."""
+    target, params = TableTarget(vocab_size=8, order=2, seed=4, eos=eos), PARAMS[kind]
+    return target, params, plain(target, params)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("kind", "eos"), KINDS)
 def test_equals_plain_decoding(spec, kind, eos):
-    target, params = TableTarget(vocab_size=8, order=2, seed=4, eos=eos), PARAMS[kind]
-    expected = plain(target, params)
+    target, params, expected = case(kind, eos)
     assert answers(target, spec, params) == expected
     assert answers(target, spec, params, max_batch=2, prefill_chunk=4) == expected
 

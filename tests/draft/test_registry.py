@@ -66,12 +66,16 @@ def entry(name: str, value: str) -> EntryPoint:
     return EntryPoint(name, value, registry.GROUP)
 
 
+ask_each_time = registry.added.__wrapped__
+
+
 @pytest.fixture
 def third_party(monkeypatch):
     """Register drafters as an installed package would."""
 
     def register(*entries: EntryPoint) -> None:
         monkeypatch.setattr(registry, "entry_points", lambda group: [e for e in entries if e.group == group])
+        monkeypatch.setattr(registry, "added", ask_each_time)
 
     register(entry("parrot", f"{__name__}:Parrot"), entry("perch", f"{__name__}:Perch"))
     return register

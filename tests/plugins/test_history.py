@@ -14,6 +14,7 @@ from paceline.plugins.history import Chains, History, HostRow
 from paceline.replay.walk import Recording, tokens_only
 from paceline.round import Round
 from paceline.tree import DraftTree
+from tests.drafters import TOKENS_ONLY
 
 VOCAB = 40
 FACTS = Recording(None, (2,), VOCAB)
@@ -38,7 +39,11 @@ def follow(history: History, text: list[int], prompt: int) -> int:
     return rounds
 
 
-@pytest.mark.parametrize("name", [*tokens_only(FACTS), "sam+prompt-lookup"])
+def test_what_reads_tokens_alone() -> None:
+    assert tuple(tokens_only(FACTS)) == TOKENS_ONLY
+
+
+@pytest.mark.parametrize("name", [*TOKENS_ONLY, "sam+prompt-lookup"])
 def test_every_drafter_that_reads_tokens_can_be_hosted(name: str) -> None:
     history = History(name, FACTS)
     rounds = [follow(history, TEXT, 10) for _ in range(2)]
@@ -53,7 +58,7 @@ def test_a_drafter_learns_from_requests_that_ended() -> None:
 
 
 # A chain has no place for ngram-pool's window; it drafts the n-grams that it sees.
-ALONE = [*tokens_only(FACTS), "ngram-pool"]
+ALONE = [*TOKENS_ONLY, "ngram-pool"]
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names() if name not in ALONE])

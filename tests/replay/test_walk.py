@@ -125,7 +125,7 @@ def test_what_is_accepted_is_what_the_acceptance_rule_accepts(data: st.DataObjec
     assert tally.rounds == len(expected)
 
 
-@pytest.mark.parametrize("spec", [s for s in tokens_only(Recording(None, (EOS,), EOS + 1)) if s != "auto"])
+@pytest.mark.parametrize("spec", [name for name in drafters.TOKENS_ONLY if name != "auto"])
 def test_the_engine_accepts_what_a_replay_of_its_answer_accepts(spec: str) -> None:
     """The engine runs a prompt in a round of its own, so its first token counts as prompt here. What `auto` drafts
     depends on what rounds cost."""
@@ -182,7 +182,7 @@ class Reading(Drafter):
 
 def test_drafters_that_need_a_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here = [EntryPoint(kind.name, f"{__name__}:{kind.__name__}", registry.GROUP) for kind in (Wanting, Reading)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: here)
+    monkeypatch.setattr(registry, "added", lambda: here)
     recording = Recording(None, (EOS,), 8)
     with pytest.raises(MethodError, match="wanting asks the target for hidden states and its best logits") as raised:
         replayable("sam+wanting", recording)

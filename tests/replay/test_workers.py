@@ -82,7 +82,7 @@ class Mortal(Drafter):
 @pytest.fixture(autouse=True)
 def third_party(monkeypatch: pytest.MonkeyPatch) -> None:
     here = [EntryPoint(kind.name, f"{__name__}:{kind.__name__}", registry.GROUP) for kind in (Memory, Mortal)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: here)
+    monkeypatch.setattr(registry, "added", lambda: here)
     monkeypatch.setattr(Mortal, "rows", 0)
 
 

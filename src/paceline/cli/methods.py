@@ -82,7 +82,7 @@ def _in_full(console: Console, info: MethodInfo) -> None:
 
 
 def _type(option: OptionInfo) -> str:
-    return ", ".join(map(str, option.choices)) or option.type
+    return option.type.replace("choice", ", ".join(map(str, option.choices)))
 
 
 def _default(option: OptionInfo) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
@@ -88,10 +89,16 @@ def _build(part: Part, *, in_front: bool) -> Drafter:
     return drafter() if drafter.Config is None else drafter(drafter.Config(**given))  # type: ignore[call-arg]
 
 
+@cache
+def added() -> tuple[EntryPoint, ...]:
+    """What other packages registered. Asked once: to read the metadata of all packages takes milliseconds."""
+    return tuple(entry_points(group=GROUP))
+
+
 def _table() -> dict[str, str]:
     """name -> "module:Class", of this package and of those that registered."""
     table = dict(_BUILT_IN)
-    for entry in entry_points(group=GROUP):
+    for entry in added():
         if entry.name in table:
             raise MethodError(
                 f"Two drafters are called {entry.name!r}: {table[entry.name]} and {entry.value}. "

@@ -1,16 +1,21 @@
 """tree=auto: how many nodes a draft should have, by what verifying them costs here and by what they bring.
 
 A round of a draft of n nodes gives 1 + gain(n) tokens and costs seconds(n) and the drafting. gain was measured in
-training; seconds is measured here, in a few forwards of the target over trees of a few sizes, which takes some thirty
-forwards when a drafter meets its target. Knows no method.
+training, or is the sum of the probabilities that a model gives its own draft; seconds is measured here, in a few
+forwards of the target over trees of a few sizes, which takes some thirty forwards when a drafter meets its target.
+Knows no method.
 
     seconds = verify_seconds(target)                       # {1: 0.011, 2: 0.012, ..., 64: 0.031}
     size = best_size(gains, seconds, drafting=0.002)       # gains[n]: accepted tokens that a draft of n nodes brings
+    sizes = best_sizes(chances, seconds)                   # of several rows that are verified together
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
+from itertools import accumulate
 from time import perf_counter
 
 import numpy as np
@@ -54,20 +59,35 @@ def _timed(target: Target, slot: int, size: int) -> float:
     return perf_counter() - began
 
 
-def best_size(gains: Sequence[float], seconds: Mapping[int, float], drafting: float = 0.0) -> int:
+def best_size(
+    gains: Sequence[float], seconds: Mapping[int, float], drafting: float = 0.0, rows: int = 1, beside: int = 0
+) -> int:
     """The number of drafted nodes that gives most tokens a second; 0: drafting does not pay.
 
-    gains     gains[n]: accepted tokens that a draft of n nodes brings, gains[0] = 0.
+    gains     gains[n]: accepted tokens that n drafted nodes bring, gains[0] = 0.
     seconds   of a forward by its number of nodes; between them it is taken to be linear, after the last constant in
-              its slope. Empty: FALLBACK nodes, as far as there are gains.
-    drafting  seconds that drafting takes."""
+              its slope. Empty: FALLBACK nodes a row, as far as there are gains.
+    drafting  seconds that drafting takes.
+    rows      that share the nodes, each with a root. beside: nodes that run in the same forward and bring nothing."""
     if not seconds:
-        return min(FALLBACK, len(gains) - 1)
+        return min(FALLBACK * rows, len(gains) - 1)
     sizes = sorted(seconds)
     drafted = np.arange(len(gains))
-    cost = np.interp(drafted + 1, sizes, [seconds[size] for size in sizes])
+    nodes = drafted + rows + beside
+    cost = np.interp(nodes, sizes, [seconds[size] for size in sizes])
     if len(sizes) > 1:
         slope = max((seconds[sizes[-1]] - seconds[sizes[-2]]) / (sizes[-1] - sizes[-2]), 0.0)
-        cost += np.maximum(drafted + 1 - sizes[-1], 0) * slope
+        cost += np.maximum(nodes - sizes[-1], 0) * slope
     cost += np.where(drafted > 0, drafting, 0.0)
-    return int(np.argmax((1 + np.asarray(gains)) / cost))
+    return int(np.argmax((rows + np.asarray(gains)) / cost))
+
+
+def best_sizes(chances: Sequence[Sequence[float]], seconds: Mapping[int, float], beside: int = 0) -> list[int]:
+    """Of rows that are verified together, how many candidates of each give most tokens a second, the likeliest first.
+
+    chances  for each row the probabilities that its candidates are accepted. No row gets more than SIZES has."""
+    likeliest = [(p, r) for r, of_row in enumerate(chances) for p in nlargest(SIZES[-1] - 1, of_row)]
+    likeliest.sort(key=lambda one: -one[0])
+    gains = [0.0, *accumulate(p for p, _ in likeliest)]
+    taken = Counter(r for _, r in likeliest[: best_size(gains, seconds, rows=len(chances), beside=beside)])
+    return [taken[r] for r in range(len(chances))]

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -45,15 +46,21 @@ def tokens(out) -> list[tuple[list[int], str]]:
 # Lossless ------------------------------------------------------------------------------------------------------------
 
 
+@cache
+def case(kind: str, eos: tuple[int, ...]):
+    """A target, and what plain decoding answers, for every drafter."""
+    target = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
+    return target, plain(target, PARAMS[kind])
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("options", [{"max_batch": 2, "prefill_chunk": 4}, {"max_batch": 8}], ids=["few", "all"])
 def test_equals_plain_decoding(spec, options):
     """Point masses: greedy, and sampled with the best tokens as drafts; rows come and go, some end with a token."""
-    targets = [TableTarget(vocab_size=8, order=2, seed=4, eos=eos) for eos in ((), (0,))]
-    for turn, params in enumerate(PARAMS.values()):
-        target = targets[(turn + len(options)) % 2]
+    for turn, (kind, params) in enumerate(PARAMS.items()):
+        target, expected = case(kind, ((), (0,))[(turn + len(options)) % 2])
         made = drafter(like(target, 1.5), sample="best", **SPECS[spec])
-        assert tokens(answers(target, made, params, **options)) == plain(target, params)
+        assert tokens(answers(target, made, params, **options)) == expected
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from paceline.draft.neural import stop
 from paceline.draft.neural.pending import Pending
-from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.neural.stepping import TREE, Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
@@ -40,7 +40,7 @@ class FeatureConfig(SteppingConfig):
     checkpoint: str = option(help="folder of the head, ours or a published one; or its file of weights")
     stop: stop.Name = option("fixed", "when to stop: at a fixed length, or where the draft is no longer sure")
     draft: int | None = option(4, "most tokens drafted a round; of a tree how deep it is", least=1)
-    tree: int = option(16, "drafted nodes of a tree of the most probable tokens; 0: a chain", least=0)
+    tree: int | Literal["auto"] = option(16, TREE, least=0)
 
 
 class Network(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import exp, inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,8 @@ class Growth:
 
     token, parent, score, depths  of every candidate: score is the logarithm of the probability of its path.
     level   candidates that are run next, best first; at first the root. depth: how deep their children are.
-    width   children of each node, and nodes of a level. size: candidates that are verified in the end."""
+    width   children of each node, and nodes of a level. size: candidates that are verified in the end; it may change
+            as they are found."""
 
     def __init__(self, draft: Draft, width: int, size: int):
         self.draft, self.width, self.size = draft, width, size
@@ -60,6 +61,10 @@ class Growth:
             self.draft.add(self.token[candidate], self._node[self.parent[candidate]])
         self.depth += 1
         return bool(self.level)
+
+    def chances(self) -> list[float]:
+        """The probability of every candidate's path."""
+        return [exp(score) for score in self.score]
 
     def _best(self) -> list[int]:
         """The candidates to verify if no more were found. A parent's score is never below its children's, and it is

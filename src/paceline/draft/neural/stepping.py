@@ -11,7 +11,7 @@ drafter drafted in between. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -25,6 +25,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.neural import stop
 from paceline.draft.neural.growth import Growth
 from paceline.draft.neural.stop import Outcome
+from paceline.draft.sizing import best_sizes, verify_seconds
 from paceline.errors import NumericError, PacelineError
 from paceline.kernels.argmax import best_token
 from paceline.round import Round, Segment
@@ -34,6 +35,8 @@ from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.tree import DraftTree, IntArray
 
+TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SteppingConfig(Options):
@@ -42,7 +45,7 @@ class SteppingConfig(Options):
     stop: stop.Name = option("svip", "when to stop: at a fixed length, or where the draft is no longer sure")
     draft: int | None = option(None, "most tokens drafted a round; none: the stop rule's own", least=1)
     threshold: float | None = option(None, "of the stop rule; none: its own")
-    tree: int = option(0, "drafted nodes of a tree of the most probable tokens; 0: a chain", least=0)
+    tree: int | Literal["auto"] = option(0, TREE, least=0)
     width: int = option(10, "of a tree: nodes expanded together, and children of each", least=1)
     sample: Literal["draw", "best"] = option(
         "draw", "at a temperature: draw drafted tokens, or take the most probable ones"
@@ -129,6 +132,7 @@ class Stepping(Drafter):
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
         self._vocab_size = 0
+        self._seconds: Mapping[int, float] = {}  # of a forward of the target by its number of nodes
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
         self._drafted_at = 0.0
@@ -169,6 +173,8 @@ class Stepping(Drafter):
     def bind(self, target: Facts) -> None:
         super().bind(target)
         self._vocab_size = target.vocab_size
+        if self.options.tree == "auto":
+            self._seconds = verify_seconds(target)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         self.rule.begin([row.id for row in rows])
@@ -300,7 +306,8 @@ class Stepping(Drafter):
         their whole path; the `width` best of a level are run next; in the end the best `tree` candidates of all levels
         are verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is
         drawn, so at a temperature the tree counts as a set of plain guesses."""
-        growths = [Growth(draft, self.options.width, self.options.tree) for draft in drafts]
+        auto = self.options.tree == "auto"
+        growths = [Growth(draft, self.options.width, 0 if auto else int(self.options.tree)) for draft in drafts]
         active = list(growths)
         while active:
             began = perf_counter()
@@ -309,6 +316,8 @@ class Stepping(Drafter):
             signals = self.rule.signals(logits[[0, *accumulate(levels[:-1])]])
             for growth, of_row in zip(active, logits.split(levels), strict=True):
                 growth.expand(of_row, self.columns)
+            if auto:
+                self._fit(growths)
             active = [
                 growth
                 for growth, signal in zip(active, signals, strict=True)
@@ -316,6 +325,13 @@ class Stepping(Drafter):
             ]
             self.rule.stepped(perf_counter() - began)
         return [growth.tree(self.name) for growth in growths]
+
+    def _fit(self, growths: Sequence[Growth]) -> None:
+        """Let as many of the candidates be verified as pay together, with whatever else runs in the round."""
+        beside = self.beside + len(self._asked) - len(growths)
+        sizes = best_sizes([growth.chances() for growth in growths], self._seconds, beside)
+        for growth, size in zip(growths, sizes, strict=True):
+            growth.size = size
 
     # After a round --------------------------------------------------------------------------------------------
 

@@ -155,7 +155,8 @@ def _rearrange(states, edges, occurs, number, new_states, targets, blocks, new_e
         blocks[new, AT] = begin
         blocks[new, COUNT] = occurs[state]
         blocks[new, LATEST] = states[state, RECENT]
-    blocks[num_blocks] = end
+    for column in range(3):
+        blocks[num_blocks, column] = end
 
 
 @njit
@@ -179,5 +180,7 @@ def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
         for column in range(3):
             edges[i, column], edges[best, column] = edges[best, column], edges[i, column]
     if end - front > 1:
-        order = np.argsort(edges[front:end, 0])
-        edges[front:end] = edges[front:end][order]
+        order, rest = np.argsort(edges[front:end, 0]), edges[front:end].copy()
+        for i in range(len(order)):  # element by element: that compiles in half the time
+            for column in range(3):
+                edges[front + i, column] = rest[order[i], column]

@@ -1,0 +1,32 @@
+"""Compiles what the tests need compiled: python -m tests.compiled
+
+Numba keeps it beside the sources. In a fresh clone every process of pytest would begin by compiling the same functions;
+`make test` runs this beside mypy, which leaves a core idle.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import paceline.engine
+import paceline.target.kernels
+import paceline.target.path_attention  # noqa: F401
+from paceline.draft.registry import create
+from paceline.draft.text import freezing, ngrams, suffix_array
+from paceline.replay.walk import Recording, tokens_only
+from tests.draft.rows import target
+from tests.draft.stores import corpus
+
+
+def compile_all() -> None:
+    """Bind every drafter that needs no checkpoint, which compiles what it has, and those that read a corpus."""
+    tokens_only(Recording(None, (2,), 320))
+    reader = target(".")
+    reader.tokenizer = None
+    with TemporaryDirectory() as folder:
+        store = corpus(Path(folder) / "store", ["abcde", "abxyz"], parts=(freezing, ngrams, suffix_array))
+        for spec in (f"rest:{store}", f"suffix,corpus={store}", f"hierarchy,corpus={store}"):
+            create(spec).bind(reader)
+
+
+if __name__ == "__main__":
+    compile_all()
