@@ -26,7 +26,7 @@ from paceline.sampling import SamplingParams
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest
-from paceline.serve.guard import Gone, RequestFailed, Settings, add_errors, add_guard
+from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
 from paceline.serve.log import RequestLog
 from paceline.serve.metrics import Metrics
 from paceline.serve.scoring import prompt_logprobs
@@ -175,7 +175,7 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
     app.state.server = server
     add_errors(app)
-    add_guard(app, settings)
+    app.add_middleware(Guard, settings=settings)
     _completions(app, server)
     _facts(app, server)
     return app
