@@ -23,11 +23,33 @@ from tests.serve.live import engine, serving
 LM_EVAL = os.environ.get("PACELINE_LM_EVAL") or shutil.which("lm-eval")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(LM_EVAL is None, reason="lm-eval is not installed")]
 
-SUMS = [
-    {"question": f"Tom has {a} apples and buys {b} more. Now he has {a} + {b} = <<{a}+{b}=", "answer": str(a + b)}
-    for a in range(2, 8)
-    for b in (3, 5, 12, 20)
+WORDS = [
+    "dog",
+    "Paris",
+    "blue",
+    "seven",
+    "train",
+    "London",
+    "house",
+    "restaurant",
+    "green",
+    "tree",
+    "monday",
+    "water",
+    "hotel",
+    "friend",
+    "school",
+    "music",
+    "doctor",
+    "winter",
+    "bread",
+    "garden",
+    "movie",
+    "flight",
+    "mother",
+    "river",
 ]
+ECHOES = [{"question": f'The word is "{word}". Again, the word is "', "answer": word} for word in WORDS]
 ENDINGS: list[dict[str, Any]] = [
     {"text": text, "choices": choices, "answer": i % 3}
     for i, (text, *choices) in enumerate(
@@ -48,15 +70,15 @@ ENDINGS: list[dict[str, Any]] = [
     )
 ]
 TASKS = {
-    "sums": """
-task: sums
+    "echoes": """
+task: echoes
 dataset_path: json
 dataset_kwargs: {data_files: {test: DATA}}
 test_split: test
 output_type: generate_until
 doc_to_text: "{{question}}"
 doc_to_target: "{{answer}}"
-generation_kwargs: {until: [">>"], max_gen_toks: 12, temperature: 0}
+generation_kwargs: {until: ['"'], max_gen_toks: 12, temperature: 0}
 metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """,
     "endings": """
@@ -75,7 +97,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 def told(folder: Path, address: str, model: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     """What lm-eval says of a server: its results by task, and its samples in the order of the data."""
-    for (task, text), data in zip(TASKS.items(), (SUMS, ENDINGS), strict=True):
+    for (task, text), data in zip(TASKS.items(), (ECHOES, ENDINGS), strict=True):
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in data))
         (folder / f"{task}.yaml").write_text(text.replace("DATA", str(folder / f"{task}.jsonl")))
     about = f"model=tiny,base_url={address}/v1/completions,tokenizer_backend=huggingface,tokenizer={model}"
@@ -109,13 +131,13 @@ def test_lm_eval_scores_as_the_engine_does(demo, tmp_path, capsys):
     with serving(made) as address:
         results, samples = told(tmp_path, address, demo)
     alone = engine(demo)
-    params = SamplingParams(temperature=0.0, max_tokens=12, stop=[">>"])
+    params = SamplingParams(temperature=0.0, max_tokens=12, stop=['"'])
     assert alone.tokenizer is not None
-    prompts = [alone.tokenizer.encode_text(one["question"]) for one in SUMS]
+    prompts = [alone.tokenizer.encode_text(one["question"]) for one in ECHOES]
     texts = [answer.text for answer in alone.generate(prompts, params)]
-    assert [one["filtered_resps"][0] for one in samples["sums"]] == texts
-    score = sum(text == one["answer"] for text, one in zip(texts, SUMS, strict=True)) / len(SUMS)
-    assert results["sums"]["exact_match,none"] == pytest.approx(score)
+    assert [one["filtered_resps"][0] for one in samples["echoes"]] == texts
+    score = sum(text == one["answer"] for text, one in zip(texts, ECHOES, strict=True)) / len(ECHOES)
+    assert results["echoes"]["exact_match,none"] == pytest.approx(score)
     assert 0 < score < 1, "a score that says little"
 
     right = 0
@@ -126,4 +148,4 @@ def test_lm_eval_scores_as_the_engine_does(demo, tmp_path, capsys):
     assert results["endings"]["acc,none"] == pytest.approx(right / len(ENDINGS))
     assert 0 < right / len(ENDINGS) < 1, "a score that says little"
     with capsys.disabled():
-        print(f"\nsums: exact match {score:.4f}; endings: accuracy {right / len(ENDINGS):.4f}, here and in lm-eval")
+        print(f"\nechoes: exact match {score:.4f}; endings: accuracy {right / len(ENDINGS):.4f}, here and in lm-eval")

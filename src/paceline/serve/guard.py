@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
@@ -51,6 +52,11 @@ def add_errors(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return _error(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
         return _error(400, f"{where or 'the body'}: {first['msg']}", param=where or None)
+
+    @app.exception_handler(HTTPException)
+    async def other(http: Request, error: HTTPException) -> JSONResponse:
+        """A path or method that is not there, or a body that is not even text."""
+        return _error(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
 
     @app.exception_handler(PacelineError)
     async def refused(http: Request, error: PacelineError) -> JSONResponse:
