@@ -1,11 +1,17 @@
-"""What serving costs: the server beside the engine alone, and beside vLLM's server, on the same requests.
+"""What serving costs: the server beside the engine alone, beside vLLM's server, and over a long time.
 
-    python benchmarks/serve.py overhead models/demo                  # tokens a second, time to the first token
-    python benchmarks/serve.py clients models/demo --suite question.jsonl --limit 24 --vllm ENV/bin/vllm
+    python benchmarks/serve.py overhead models/demo --repeats 5
+    python benchmarks/serve.py clients models/demo --suite question.jsonl --limit 120 --vllm ENV/bin/vllm
+    python benchmarks/serve.py soak models/demo --seconds 600
 
-Every server runs alone in a process of its own, and all get the same token ids over HTTP as streams, greedy, of at most
-`--max-tokens` tokens. `--clients` of them ask at once, each the next prompt as soon as it has its answer. `overhead`
-lets the engine answer them in this process too, in turn with the server, and prints medians of `--repeats`.
+Every server runs alone, in a process of its own. All get the same token ids as text completions and stream greedy
+answers of at most `--max-tokens` tokens. `--clients` ask at once, each its next prompt when it has its answer.
+
+overhead  tokens a second with the last of `--clients`, and time to the first token of one client, of the server and of
+          the engine in this process, in turn; medians of `--repeats`, and the time to start.
+clients   a table of servers by `--clients`. Each number of clients has prompts of its own, so that no cache of prompts
+          helps, and a share of them is for warming up. The time between tokens is an answer's mean.
+soak      the server's memory over time, every seventh client leaving in the middle of its answer.
 """
 
 from __future__ import annotations
@@ -17,11 +23,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from statistics import median
+from tempfile import gettempdir
 from time import perf_counter, sleep
 from urllib.request import urlopen
 
@@ -31,28 +39,38 @@ from paceline.target.load import load_tokenizer
 
 ROOM = 2048
 """Tokens of a prompt and its answer at most."""
+SLACK = 64
+"""Tokens of that which are left for drafts."""
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 5}
+"""vLLM's drafter, set as docs/peers.md says."""
+
+Prompts = Sequence[Sequence[int]]
 
 
 @dataclass
 class Answer:
     """tokens: new ones; seconds from the question to the first and to the last of them."""
 
-    tokens: int
-    first: float
-    last: float
+    tokens: int = 0
+    first: float = 0.0
+    last: float = 0.0
 
 
 @dataclass
 class Pass:
-    """All answers of one pass over the prompts, and how long it took."""
+    """All answers of one pass over some prompts, and how long it took."""
 
-    answers: list[Answer]
-    seconds: float
+    answers: list[Answer] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.tokens for one in self.answers)
 
     @property
     def speed(self) -> float:
         """Tokens a second, all clients together."""
-        return sum(one.tokens for one in self.answers) / self.seconds
+        return self.tokens / self.seconds
 
     def first(self, share: float) -> float:
         """Milliseconds to the first token; share: 0.5 for the median."""
@@ -60,70 +78,80 @@ class Pass:
 
     def between(self, share: float) -> float:
         """Milliseconds between tokens, the mean of an answer."""
-        return 1000 * quantile(
-            [(one.last - one.first) / (one.tokens - 1) for one in self.answers if one.tokens > 1], share
-        )
+        gaps = [(one.last - one.first) / (one.tokens - 1) for one in self.answers if one.tokens > 1]
+        return 1000 * quantile(gaps, share)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie, no interpolation."""
+    """The value below which `share` of them lie."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 # Over HTTP -----------------------------------------------------------------------------------------------------------
 
 
-async def ask(port: int, prompt: Sequence[int], most: int, draft: str | None) -> Answer:
-    """One streamed answer over a connection of its own; a client that costs the machine little."""
+async def ask(port: int, prompt: Sequence[int], most: int, leave: bool = False) -> Answer:
+    """One streamed answer over a connection of its own, by a client that costs the machine little."""
     body = {"prompt": list(prompt), "max_tokens": most, "temperature": 0, "stream": True}
-    body |= {"stream_options": {"include_usage": True}, **({"draft": draft} if draft else {})}
-    sent = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sent = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     began = perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{head}Content-Length: {len(sent)}\r\nConnection: close\r\n\r\n".encode() + sent)
-    first = last = 0.0
-    lines: list[bytes] = []
+    writer.write(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    answer, event = Answer(), b""
     while line := await reader.readline():
-        if line.startswith(b"data: {"):
-            lines.append(line)
-            if b'"choices":[{' in line.replace(b": ", b":"):
-                last = perf_counter() - began
-                first = first or last
+        if not line.startswith(b"data: {"):
+            continue
+        event = line
+        if b'"choices":[{' in line.replace(b'": [', b'":['):
+            answer.last = perf_counter() - began
+            answer.first = answer.first or answer.last
+            if leave:
+                break
     writer.close()
-    usage = json.loads(lines[-1][6:])["usage"]
-    return Answer(usage["completion_tokens"], first, last)
+    if not leave:
+        answer.tokens = json.loads(event[6:])["usage"]["completion_tokens"]
+    return answer
 
 
-async def asked(port: int, prompts: Sequence[Sequence[int]], clients: int, most: int, draft: str | None = None) -> Pass:
-    """One pass: `clients` at once."""
-    left, answers = iter(prompts), []
+async def asked(port: int, prompts: Iterable[Sequence[int]], clients: int, most: int, until: float = 0) -> Pass:
+    """One pass: `clients` at once. until: a time after which no more is asked; every seventh then leaves early."""
+    left, done = enumerate(prompts), Pass()
 
     async def client() -> None:
-        for prompt in left:
-            answers.append(await ask(port, prompt, most, draft))
+        for i, prompt in left:
+            if until and perf_counter() > until:
+                return
+            answer = await ask(port, prompt, most, leave=bool(until) and i % 7 == 6)
+            done.answers.append(answer)
 
     began = perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return Pass(answers, perf_counter() - began)
+    done.seconds = perf_counter() - began
+    return done
 
 
 @contextmanager
-def running(command: Sequence[str], port: int, seconds: float = 300, **environment: str) -> Iterator[float]:
-    """A server; yields the seconds it took to answer for the first time."""
+def running(command: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+    """A server's process, and the seconds it took until it answered."""
     began = perf_counter()
-    with open(os.devnull if "-v" not in sys.argv else "/dev/stderr", "w") as told:
-        server = subprocess.Popen(command, stdout=told, stderr=told, env=os.environ | environment)
+    environment = os.environ.copy()
+    if command[0] != sys.executable:  # vLLM: not our packages, all cores, and memory for its cache
+        environment.pop("PYTHONPATH", None)
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(os.cpu_count())}
+        environment |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    with (Path(gettempdir()) / f"serve-{port}.log").open("wb") as told:
+        server = subprocess.Popen(command, stdout=told, stderr=told, env=environment)
     try:
         while True:
             try:
-                with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                with urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
                     break
             except OSError:
-                if server.poll() is not None or perf_counter() - began > seconds:
-                    sys.exit(f"{' '.join(command)} does not answer; run it by hand to see why")
+                if server.poll() is not None:
+                    sys.exit(f"{' '.join(command)} ended; {told.name} says why")
                 sleep(0.02)
-        yield perf_counter() - began
+        yield server, perf_counter() - began
     finally:
         server.terminate()
         server.wait()
@@ -144,88 +172,142 @@ def ours(options: argparse.Namespace, port: int, draft: str, batch: int) -> list
     ]
 
 
-# The engine alone ----------------------------------------------------------------------------------------------------
-
-
-def answered(engine: Engine, prompts: Sequence[Sequence[int]], clients: int, most: int) -> Pass:
-    """One pass of the engine in this process; a request arrives when one before it has ended."""
-    left, began = iter(prompts), perf_counter()
-    answers: dict[int, Answer] = {}
-    arrived: dict[int, float] = {}
-
-    def arrive() -> None:
-        for prompt in left:
-            row = engine.add(list(prompt), SamplingParams(temperature=0.0, max_tokens=most))
-            arrived[row.id] = perf_counter()
-            return
-
-    for _ in range(clients):
-        arrive()
-    while engine.has_work:
-        for delta in engine.step():
-            now = perf_counter() - arrived[delta.row.id]
-            one = answers.setdefault(delta.row.id, Answer(0, now, now))
-            one.tokens, one.last = one.tokens + len(delta.tokens), now
-            if delta.finished:
-                arrive()
-    return Pass(list(answers.values()), perf_counter() - began)
+def vllm(options: argparse.Namespace, port: int, ngram: bool, batch: int) -> list[str]:
+    """The command that serves with vLLM."""
+    return [
+        *(options.vllm, "serve", str(Path(options.model).resolve()), "--served-model-name", "demo"),
+        *("--port", str(port), "--dtype", options.dtype, "--max-model-len", str(ROOM), "--max-num-seqs", str(batch)),
+        *("--generation-config", "vllm", "--no-enable-log-requests"),
+        *(("--speculative-config", json.dumps(NGRAM)) if ngram else ()),
+    ]
 
 
 # What is measured ----------------------------------------------------------------------------------------------------
 
 
 def read_prompts(options: argparse.Namespace) -> list[list[int]]:
-    """Token ids of the suite's first turns; one too long for the context loses its middle."""
+    """Token ids of the suite's first turns, the tasks in turn; one too long for the context loses its middle."""
     tokenizer = load_tokenizer(options.model)
     questions = read_suite(options.suite, limit=options.limit).questions
-    made = [tokenizer.encode_chat([{"role": "user", "content": one.turns[0]}]) for one in questions]
-    room = ROOM - options.max_tokens - 64
+    tasks = sorted({one.task for one in questions})
+    by_task = {task: [one for one in questions if one.task == task] for task in tasks}
+    in_turn = sorted(questions, key=lambda one: (by_task[one.task].index(one), one.task))
+    made = [tokenizer.encode_chat([{"role": "user", "content": one.turns[0]}]) for one in in_turn]
+    room = ROOM - options.max_tokens - SLACK
     return [ids if len(ids) <= room else [*ids[: room // 2], *ids[len(ids) - room // 2 :]] for ids in made]
 
 
+def answered(engine: Engine, prompts: Prompts, clients: int, most: int) -> Pass:
+    """One pass of the engine in this process: a request arrives when one before it has ended."""
+    left, began = iter(prompts), perf_counter()
+    answers: dict[int, Answer] = {}
+    arrived: dict[int, float] = {}
+
+    def arrive() -> None:
+        if (prompt := next(left, None)) is not None:
+            now = perf_counter()
+            arrived[engine.add(list(prompt), SamplingParams(temperature=0.0, max_tokens=most)).id] = now
+
+    for _ in range(clients):
+        arrive()
+    while engine.has_work:
+        for delta in engine.step():
+            now = perf_counter() - arrived[delta.row.id]
+            one = answers.setdefault(delta.row.id, Answer(0, now))
+            one.tokens, one.last = one.tokens + len(delta.tokens), now
+            if delta.finished:
+                arrive()
+    return Pass(list(answers.values()), perf_counter() - began)
+
+
 def overhead(options: argparse.Namespace) -> None:
-    """Print tokens a second at --clients, and the time to the first token at one, of the server and of the engine."""
-    prompts, most = read_prompts(options), options.max_tokens
-    clients = options.clients[-1]
-    engine = Engine(options.model, options.draft[0], dtype=options.dtype, max_batch=clients, reuse=True)
-    port = free_port()
-    speeds: dict[str, list[float]] = {"engine": [], "server": []}
-    firsts: dict[str, list[float]] = {"engine": [], "server": []}
-    with running(ours(options, port, options.draft[0], clients), port) as seconds:
-        print(f"startup {seconds:.2f} s")
-        for repeat in range(-1, options.repeats):
-            passes = {
-                "engine": [answered(engine, prompts, n, most) for n in (clients, 1)],
-                "server": [asyncio.run(asked(port, prompts, n, most)) for n in (clients, 1)],
-            }
-            if repeat < 0:
-                continue  # the first is for warming up
-            for name, (many, one) in passes.items():
-                speeds[name].append(many.speed)
-                firsts[name].append(one.first(0.5))
-            assert sum(a.tokens for a in passes["engine"][0].answers) == sum(
-                a.tokens for a in passes["server"][0].answers
-            ), "the server's answers are not the engine's"
+    """The server and the engine in turn."""
+    prompts, most, many = read_prompts(options), options.max_tokens, options.clients[-1]
+    draft, port = options.draft[0], free_port()
+    engine = Engine(options.model, draft, dtype=options.dtype, max_batch=many)
+    passes: dict[tuple[str, int], list[Pass]] = {}
+    with running(ours(options, port, draft, many), port) as (_, startup):
+        for repeat in range(-1, options.repeats):  # the first is for warming up
+            for clients in (many, 1):
+                some = prompts if clients > 1 else prompts[: len(prompts) // 3]
+                both = {
+                    "engine": answered(engine, some, clients, most),
+                    "server": asyncio.run(asked(port, some, clients, most)),
+                }
+                assert both["engine"].tokens == both["server"].tokens, "the server's answers are not the engine's"
+                for name, one in both.items() if repeat >= 0 else ():
+                    passes.setdefault((name, clients), []).append(one)
+    speeds = {name: [one.speed for one in passes[name, many]] for name in ("engine", "server")}
+    firsts = {name: median(one.first(0.5) for one in passes[name, 1]) for name in speeds}
     ratios = [s / e for s, e in zip(speeds["server"], speeds["engine"], strict=True)]
-    print(f"| | engine | server | |\n|---|---:|---:|---|")
-    e, s = (median(speeds[name]) for name in ("engine", "server"))
-    print(f"| tokens/s at {clients} clients | {e:.0f} | {s:.0f} | {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) |")
-    e, s = (median(firsts[name]) for name in ("engine", "server"))
-    print(f"| ms to the first token at 1 client | {e:.1f} | {s:.1f} | {s - e:+.1f} |")
+    e, s = (median(values) for values in speeds.values())
+    print("| | engine | server | |\n|---|---:|---:|---|")
+    spread = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    print(f"| tokens/s, {many} clients | {e:.0f} | {s:.0f} | {spread} |")
+    print(f"| ms to the first token, 1 client | {firsts['engine']:.1f} | {firsts['server']:.1f} | |")
+    print(f"\nstartup {startup:.1f} s")
 
 
-if __name__ == "__main__":
+def clients(options: argparse.Namespace) -> None:
+    """A table of servers."""
+    prompts, parts, batch = read_prompts(options), len(options.clients) + 1, max(options.clients)
+    commands = {f"Paceline, `{draft}`": ours(options, free_port(), draft, batch) for draft in options.draft}
+    if options.vllm:
+        commands["vLLM"] = vllm(options, free_port(), False, batch)
+        commands["vLLM, n-grams"] = vllm(options, free_port(), True, batch)
+    size = len(prompts) // parts
+    print("| server | clients | tokens/s | first token P50 | P99 | between tokens P50 | P99 |")
+    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    for name, command in commands.items():
+        port = int(command[command.index("--port") + 1])
+        with running(command, port):
+            for i, number in enumerate([max(options.clients), *options.clients]):
+                done = asyncio.run(asked(port, prompts[i * size : (i + 1) * size], number, options.max_tokens))
+                cells = [done.first(0.5), done.first(0.99), done.between(0.5), done.between(0.99)]
+                if i:
+                    times = " | ".join(f"{cell:.1f}" for cell in cells)
+                    print(f"| {name} | {number} | {done.speed:.0f} | {times} |", flush=True)
+
+
+def soak(options: argparse.Namespace) -> None:
+    """Memory over time."""
+    prompts, port = read_prompts(options), free_port()
+    many = options.clients[-1]
+    with running(ours(options, port, options.draft[0], many), port) as (server, _):
+        began, seen = perf_counter(), [(0.0, memory_mb(server.pid))]
+        requests = tokens = 0
+        for part in range(10):
+            until = began + (part + 1) * options.seconds / 10
+            done = asyncio.run(asked(port, cycle(prompts), many, options.max_tokens, until))
+            requests, tokens = requests + len(done.answers), tokens + done.tokens
+            seen.append((perf_counter() - began, memory_mb(server.pid)))
+            print(f"{seen[-1][0]:.0f} s: {seen[-1][1]} MB, {requests} requests, {tokens} tokens", flush=True)
+    print("MB: " + ", ".join(f"{size} ({at:.0f} s)" for at, size in seen))
+
+
+def memory_mb(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) // 1024
+
+
+def main() -> None:
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead"])
-    parser.add_argument("model")
-    parser.add_argument("--draft", "-d", action="append")
-    parser.add_argument("--suite", default="demo")
-    parser.add_argument("--limit", type=int, default=48)
-    parser.add_argument("--clients", type=int, nargs="+", default=[16])
+    parser.add_argument("what", choices=["overhead", "clients", "soak"])
+    parser.add_argument("model", help="a folder")
+    parser.add_argument("--draft", "-d", action="append", help="may be repeated for `clients` (default: sam)")
+    parser.add_argument("--suite", default="demo", help="demo, spec-bench, or a JSON Lines file")
+    parser.add_argument("--limit", type=int, default=48, help="questions of it")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 32])
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("-v", action="store_true")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--vllm", help="vLLM's command, in an environment of its own")
     options = parser.parse_args()
     options.draft = options.draft or ["sam"]
-    overhead(options)
+    {"overhead": overhead, "clients": clients, "soak": soak}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()
