@@ -30,7 +30,7 @@ from itertools import cycle
 from pathlib import Path
 from statistics import median
 from tempfile import gettempdir
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from urllib.request import urlopen
 
 from paceline import Engine, SamplingParams
@@ -58,10 +58,11 @@ class Answer:
 
 @dataclass
 class Pass:
-    """All answers of one pass over some prompts, and how long it took."""
+    """All answers of one pass over some prompts, how long it took, and seconds of the processor."""
 
     answers: list[Answer] = field(default_factory=list)
     seconds: float = 0.0
+    worked: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -169,6 +170,7 @@ def ours(options: argparse.Namespace, port: int, draft: str, batch: int) -> list
     return [
         *(sys.executable, "-m", "paceline", "serve", options.model, "--port", str(port), "--draft", draft),
         *("--max-batch", str(batch), "--dtype", options.dtype),
+        *(("--threads", str(options.threads)) if options.threads else ()),
     ]
 
 
@@ -208,6 +210,7 @@ def answered(engine: Engine, prompts: Prompts, clients: int, most: int) -> Pass:
             now = perf_counter()
             arrived[engine.add(list(prompt), SamplingParams(temperature=0.0, max_tokens=most)).id] = now
 
+    before = process_time()
     for _ in range(clients):
         arrive()
     while engine.has_work:
@@ -217,23 +220,23 @@ def answered(engine: Engine, prompts: Prompts, clients: int, most: int) -> Pass:
             one.tokens, one.last = one.tokens + len(delta.tokens), now
             if delta.finished:
                 arrive()
-    return Pass(list(answers.values()), perf_counter() - began)
+    return Pass(list(answers.values()), perf_counter() - began, process_time() - before)
 
 
 def overhead(options: argparse.Namespace) -> None:
     """The server and the engine in turn."""
     prompts, most, many = read_prompts(options), options.max_tokens, options.clients[-1]
     draft, port = options.draft[0], free_port()
-    engine = Engine(options.model, draft, dtype=options.dtype, max_batch=many)
+    engine = Engine(options.model, draft, dtype=options.dtype, max_batch=many, threads=options.threads)
     passes: dict[tuple[str, int], list[Pass]] = {}
-    with running(ours(options, port, draft, many), port) as (_, startup):
+    with running(ours(options, port, draft, many), port) as (server, startup):
         for repeat in range(-1, options.repeats):  # the first is for warming up
             for clients in (many, 1):
                 some = prompts if clients > 1 else prompts[: len(prompts) // 3]
-                both = {
-                    "engine": answered(engine, some, clients, most),
-                    "server": asyncio.run(asked(port, some, clients, most)),
-                }
+                both = {"engine": answered(engine, some, clients, most)}
+                before = worked(server.pid)
+                both["server"] = asyncio.run(asked(port, some, clients, most))
+                both["server"].worked = worked(server.pid) - before
                 assert both["engine"].tokens == both["server"].tokens, "the server's answers are not the engine's"
                 for name, one in both.items() if repeat >= 0 else ():
                     passes.setdefault((name, clients), []).append(one)
@@ -244,6 +247,8 @@ def overhead(options: argparse.Namespace) -> None:
     print("| | engine | server | |\n|---|---:|---:|---|")
     spread = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
     print(f"| tokens/s, {many} clients | {e:.0f} | {s:.0f} | {spread} |")
+    costs = [median(1000 * one.worked / one.tokens for one in passes[name, many]) for name in speeds]
+    print(f"| processor ms a token, {many} clients | {costs[0]:.2f} | {costs[1]:.2f} | {costs[0] / costs[1]:.3f} |")
     print(f"| ms to the first token, 1 client | {firsts['engine']:.1f} | {firsts['server']:.1f} | |")
     print(f"\nstartup {startup:.1f} s")
 
@@ -290,6 +295,12 @@ def memory_mb(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) // 1024
 
 
+def worked(pid: int) -> float:
+    """Seconds that the processor has spent on a process."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -302,6 +313,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, help="of the engine, here and in the server")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--vllm", help="vLLM's command, in an environment of its own")
     options = parser.parse_args()
