@@ -238,6 +238,8 @@ def overhead(options: argparse.Namespace) -> None:
                 both["server"] = asyncio.run(asked(port, some, clients, most))
                 both["server"].worked = worked(server.pid) - before
                 assert both["engine"].tokens == both["server"].tokens, "the server's answers are not the engine's"
+                told = ", ".join(f"{name} {one.speed:.0f} tokens/s" for name, one in both.items())
+                print(f"repeat {repeat}, {clients} clients: {told}", file=sys.stderr, flush=True)
                 for name, one in both.items() if repeat >= 0 else ():
                     passes.setdefault((name, clients), []).append(one)
     speeds = {name: [one.speed for one in passes[name, many]] for name in ("engine", "server")}

@@ -198,7 +198,7 @@ class Worker:
                 assert job.row is not None
                 self.engine.abort(job.row)
             return
-        heard = [(job, delta) for delta in deltas if (job := self.jobs.get(delta.row.id)) is not None]
+        heard = [(self.jobs[delta.row.id], delta) for delta in deltas if delta.row.id in self.jobs]
         self._news += heard
         self._tell()  # before the counters, so that tokens do not wait for them
         self.on_round(deltas)
