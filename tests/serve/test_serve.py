@@ -14,6 +14,7 @@ import httpx2 as httpx
 import pytest
 from jsonschema import validate
 
+from paceline.errors import RowError
 from paceline.sampling import SamplingParams
 from paceline.serve.fields import Tool
 from paceline.serve.structure import Grammars
@@ -251,6 +252,17 @@ def test_what_is_refused(address, body, status, says):
     assert says in reply.json()["error"]["message"]
 
 
+def test_what_is_no_request_gets_an_error_object(address):
+    json_type = {"Content-Type": "application/json"}
+    replies = [
+        httpx.post(f"{address}/v1/completions", content=b'{"prompt": "\xff"}', headers=json_type),
+        httpx.get(f"{address}/v1/completions"),
+        httpx.get(f"{address}/v1/nothing"),
+    ]
+    assert [reply.status_code for reply in replies] == [400, 405, 404]
+    assert all(reply.json()["error"]["message"] for reply in replies)
+
+
 def test_a_body_that_is_not_json(address):
     reply = httpx.post(f"{address}/v1/chat/completions", content=b"{nope", headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
@@ -311,6 +323,30 @@ def test_a_client_that_leaves_frees_its_slot(folder):
             sleep(0.05)
         assert not made.rows
         assert not made.waiting
+
+
+def test_a_request_that_fails_fails_alone(folder, alone):
+    made = engine(folder, max_batch=4)
+    propose = made.drafter.propose
+
+    def failing(rows: Any) -> Any:
+        for row in rows:
+            if row.params.seed == 13 and row.num_new >= 3:
+                raise RowError(row.id) from RuntimeError("no draft")
+        return propose(rows)
+
+    made.drafter.propose = failing
+    with serving(made) as address, ThreadPoolExecutor(3) as pool:
+        ask = {"prompt": "the cat", "max_tokens": 40, "temperature": 1.0, "ignore_eos": True}
+        asks = [{**ask, "seed": 5}, {**ask, "seed": 13}, {**ask, "seed": 13, "stream": True}]
+        well, ill, cut = pool.map(lambda body: httpx.post(f"{address}/v1/completions", json=body, timeout=60), asks)
+    expected = alone("the cat", max_tokens=40, temperature=1.0, seed=5, ignore_eos=True).text
+    assert well.json()["choices"][0]["text"] == expected
+    assert (ill.status_code, ill.json()["error"]["type"]) == (500, "server_error")
+    events = [line[6:] for line in cut.text.splitlines() if line]
+    assert "no draft" in json.loads(events[-2])["error"]["message"]
+    assert events[-1] == "[DONE]"
+    assert not made.rows
 
 
 def test_mixed_load_is_answered_like_lone_requests(folder, address, alone):

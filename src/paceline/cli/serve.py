@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +69,7 @@ def serve(
     from paceline.serve.log import RequestLog
     from paceline.serve.worker import Worker
 
+    listening = _listen(host, port)  # before a model is loaded for nothing
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
     drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])
     keys = tuple(api_key or filter(None, [os.environ.get("PACELINE_API_KEY")]))
@@ -76,14 +78,27 @@ def serve(
     )
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
-    settings = Settings(
-        name or Path(model).expanduser().resolve().name, keys, metrics_prefix, max_body, grace, names
-    )
+    settings = Settings(name or Path(model).expanduser().resolve().name, keys, metrics_prefix, max_body, grace, names)
     requests = RequestLog(log) if log is not None else None
     worker = Worker(engine, max_waiting, deadline)
     app = create_app(worker, settings, requests)
-    print(f"serving {settings.model} on http://{host}:{port} with {draft}", flush=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)
+    where = f"[{host}]" if ":" in host else host
+    print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)
+    uvicorn.Server(config).run(sockets=[listening])
     if requests is not None:
         requests.close()
     return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens already, so that a client that comes early waits; PacelineError if the port is taken."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(where)
+        listening.listen(2048)
+    except OSError as error:
+        raise PacelineError(f"cannot listen on {host}, port {port}: {error.strerror}") from error
+    return listening

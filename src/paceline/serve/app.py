@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.resources import files
 from time import time
@@ -26,7 +26,7 @@ from paceline.sampling import SamplingParams
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest
-from paceline.serve.guard import Gone, RequestFailed, Settings, add_errors, add_guard
+from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
 from paceline.serve.log import RequestLog
 from paceline.serve.metrics import Metrics
 from paceline.serve.scoring import prompt_logprobs
@@ -113,16 +113,16 @@ class Server:
     async def finished(self, http: Request, jobs: list[Job]) -> list[Completion]:
         """The whole answers; Gone, and they are given up, if the client leaves first."""
 
-        async def collect(job: Job) -> Completion:
-            async for _ in job:
-                pass
-            return job.completion
+        async def collect() -> list[Completion]:
+            for job in jobs:
+                async for _ in job:
+                    pass
+            return [job.completion for job in jobs]
 
-        work = asyncio.gather(*(collect(job) for job in jobs))
+        work = asyncio.create_task(collect())
         try:
             while not work.done():
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(work), 0.5)
+                await asyncio.wait([work], timeout=0.5)
                 if not work.done() and await http.is_disconnected():
                     raise Gone
             completions = work.result()
@@ -134,7 +134,7 @@ class Server:
             if done.finish_reason == "error":
                 raise RequestFailed(done.error)
         self.note(jobs)
-        return list(completions)
+        return completions
 
     def note(self, jobs: list[Job]) -> None:
         """Write down what was asked and answered, if there is a log. A full disk costs the line, not the answer."""
@@ -175,7 +175,7 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
     app.state.server = server
     add_errors(app)
-    add_guard(app, settings)
+    app.add_middleware(Guard, settings=settings)
     _completions(app, server)
     _facts(app, server)
     return app

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
 from paceline.serve.worker import Busy
@@ -51,6 +53,11 @@ def add_errors(app: FastAPI) -> None:
             return _error(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
         return _error(400, f"{where or 'the body'}: {first['msg']}", param=where or None)
 
+    @app.exception_handler(HTTPException)
+    async def other(http: Request, error: HTTPException) -> JSONResponse:
+        """A path or method that is not there, or a body that is not even text."""
+        return _error(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
+
     @app.exception_handler(PacelineError)
     async def refused(http: Request, error: PacelineError) -> JSONResponse:
         return _error(429, str(error), "rate_limit_error") if isinstance(error, Busy) else _error(400, str(error))
@@ -64,24 +71,40 @@ def add_errors(app: FastAPI) -> None:
         return Response(status_code=499)
 
 
-def add_guard(app: FastAPI, settings: Settings) -> None:
-    """Keys, size of bodies, and a request's number in the answer."""
+class Guard:
+    """Keys, size of bodies, and a request's number in the answer. Plain ASGI: FastAPI's own kind of middleware would
+    hand every piece of a stream from task to task."""
 
-    @app.middleware("http")
-    async def guard(http: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        if http.url.path.startswith(("/v1", "/tokenize", "/detokenize")) and settings.api_keys:
+    def __init__(self, app: ASGIApp, settings: Settings):
+        self.app, self.settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        http = Request(scope)
+        number = http.headers.get("x-request-id", "")[:200]
+
+        async def numbered(message: Message) -> None:
+            if number and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = number
+            await send(message)
+
+        answer = self.refusal(http) or self.app
+        await answer(scope, receive, numbered)
+
+    def refusal(self, http: Request) -> Response | None:
+        """The error for a request that no route is to see."""
+        keys, most = self.settings.api_keys, self.settings.body
+        if keys and http.url.path.startswith(("/v1", "/tokenize", "/detokenize")):
             given = http.headers.get("authorization", "").removeprefix("Bearer ").encode()
-            matches = [hmac.compare_digest(given, key.encode()) for key in settings.api_keys]
+            matches = [hmac.compare_digest(given, key.encode()) for key in keys]
             if not any(matches):  # all are compared, so that the time says nothing
                 return _error(
                     401, "the key is missing or wrong: send Authorization: Bearer KEY", "authentication_error"
                 )
         length = http.headers.get("content-length")
-        if length is not None and (not length.isdecimal() or int(length) > settings.body):
-            return _error(413, f"the body is larger than {settings.body} bytes")
+        if length is not None and (not length.isdecimal() or len(length) > 18 or int(length) > most):
+            return _error(413, f"the body is larger than {most} bytes")
         if length is None and http.method == "POST":
             return _error(411, "the body's length is missing: send Content-Length")
-        response = await go_on(http)
-        if "x-request-id" in http.headers:
-            response.headers["X-Request-Id"] = http.headers["x-request-id"][:200]
-        return response
+        return None

@@ -51,26 +51,29 @@ class Metrics:
         worker.on_round, worker.on_end = self.round, self.end
 
     def round(self, deltas: list[Delta]) -> None:
-        """A round was run. From the engine's thread."""
+        """A round was run. From the engine's thread, which a counter costs microseconds: each is moved once."""
         now = perf_counter()
-        for delta in deltas:
-            job = self._jobs.get(delta.row.id)
-            if job is None or not delta.tokens:
-                continue
+        spoken = [delta for delta in deltas if delta.tokens and delta.row.id in self._jobs]
+        for delta in spoken:
             last = self._last.get(delta.row.id)
             if last is None:
-                self.first.observe(now - job.arrived)
+                self.first.observe(now - self._jobs[delta.row.id].arrived)
             else:
                 self.between.observe((now - last) / len(delta.tokens))
             self._last[delta.row.id] = now
-            self.new.inc(len(delta.tokens))
-            if delta.nodes:
-                self.drafts.inc()
-                self.drafted.inc(delta.nodes)
-                self.accepted.inc(len(delta.tokens) - 1)
-                self.by_drafter.update({source: len(text) for source, text in delta.pieces if source})
-                for place in range(len(delta.tokens) - 1):
-                    self.by_place.labels(str(place)).inc()
+        self.new.inc(sum(len(delta.tokens) for delta in spoken))
+        drafted = [delta for delta in spoken if delta.nodes]
+        if not drafted:
+            return
+        self.drafts.inc(len(drafted))
+        self.drafted.inc(sum(delta.nodes for delta in drafted))
+        accepted = [len(delta.tokens) - 1 for delta in drafted]
+        self.accepted.inc(sum(accepted))
+        for place in range(max(accepted)):
+            self.by_place.labels(str(place)).inc(sum(depth > place for depth in accepted))
+        for source, text in (piece for delta in drafted for piece in delta.pieces):
+            if source:
+                self.by_drafter[source] += len(text)
 
     def end(self, job: Job) -> None:
         """A request has ended. From the engine's thread."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -30,6 +31,9 @@ from paceline.sampling import SamplingParams
 
 log = logging.getLogger("paceline")
 
+Item = Delta | Exception | None
+"""What a job hears: a round's tokens, why it ended, or that it did."""
+
 
 class Busy(PacelineError):
     """As many requests wait as may."""
@@ -44,14 +48,11 @@ class Job:
     loop: asyncio.AbstractEventLoop
     arrived: float = field(default_factory=perf_counter)
     row: Row | None = None
-    _deltas: asyncio.Queue[Delta | Exception | None] = field(default_factory=asyncio.Queue)
+    _deltas: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
-    def put(self, item: Delta | Exception | None) -> None:
-        """From the engine's thread."""
-        try:
-            self.loop.call_soon_threadsafe(self._deltas.put_nowait, item)
-        except RuntimeError:  # the loop has gone, and the client with it
-            return
+    def put(self, item: Item) -> None:
+        """What comes next; from the thread of the loop."""
+        self._deltas.put_nowait(item)
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (item := await self._deltas.get()) is not None:
@@ -66,6 +67,11 @@ class Job:
         return Completion.of(0, self.row)
 
 
+def _hear(news: list[tuple[Job, Item]]) -> None:
+    for job, item in news:
+        job.put(item)
+
+
 class Worker:
     """Owns the engine.
 
@@ -77,7 +83,8 @@ class Worker:
         self.on_round: Callable[[list[Delta]], None] = lambda deltas: None
         self.on_end: Callable[[Job], None] = lambda job: None
         self.jobs: dict[int, Job] = {}
-        self._waiting = 0
+        self._submitted = self._added = 0  # each is written by one thread alone
+        self._news: list[tuple[Job, Item]] = []
         self._inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._stopped = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
@@ -91,7 +98,7 @@ class Worker:
     @property
     def waiting(self) -> int:
         """Requests that are not in the batch yet."""
-        return self._waiting + len(self.engine.waiting)
+        return self._submitted - self._added + len(self.engine.waiting)
 
     def submit(self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop) -> Job:
         """Queue a request. Busy if too many wait."""
@@ -100,7 +107,7 @@ class Worker:
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
         job = Job(prompt, params, loop)
-        self._waiting += 1
+        self._submitted += 1
         self._inbox.put(("add", job))
         return job
 
@@ -140,20 +147,39 @@ class Worker:
         deadline: float | None = None
         while deadline is None or self.engine.has_work:
             while not self._inbox.empty() or not self.engine.has_work:
+                self._tell()  # before there may be nothing to do for long
                 what, about = self._inbox.get()
                 if what == "stop":
                     deadline = about
                     break
-                if what == "call":
-                    about(self.engine)
-                else:
-                    (self._add if what == "add" else self._abort)(about)
+                self._obey(what, about)
             if deadline is not None and perf_counter() > deadline:
                 for job in list(self.jobs.values()):
                     self._abort(job)
             self._end_late()
             if self.engine.has_work:
                 self._step()
+            self._tell()
+        while not self._inbox.empty():  # what came while it stopped
+            what, about = self._inbox.get()
+            if what == "add":
+                self._news.append((about, PacelineError("the server is shutting down")))
+            elif what == "call":
+                about(self.engine)
+        self._tell()
+
+    def _obey(self, what: str, about: Any) -> None:
+        if what == "call":
+            about(self.engine)
+        else:
+            (self._add if what == "add" else self._abort)(about)
+
+    def _tell(self) -> None:
+        """Give the jobs what there is for them, all at once: waking the loop costs more than what it is told."""
+        news, self._news = self._news, []
+        for loop in {job.loop for job, _ in news}:
+            with suppress(RuntimeError):  # the loop has gone, and its clients with it
+                loop.call_soon_threadsafe(_hear, [(job, item) for job, item in news if job.loop is loop])
 
     def _end_late(self) -> None:
         """End the answers whose time is up."""
@@ -172,24 +198,24 @@ class Worker:
                 assert job.row is not None
                 self.engine.abort(job.row)
             return
+        heard = [(self.jobs[delta.row.id], delta) for delta in deltas if delta.row.id in self.jobs]
+        self._news += heard
+        self._tell()  # before the counters, so that tokens do not wait for them
         self.on_round(deltas)
-        for delta in deltas:
-            waiting = self.jobs.get(delta.row.id)
-            if waiting is not None:
-                waiting.put(delta)
-                if delta.finished:
-                    self._end(waiting, None)
+        for job, delta in heard:
+            if delta.finished:
+                self._end(job, None)
 
     def _add(self, job: Job) -> None:
-        self._waiting -= 1
+        self._added += 1
         try:
             job.row = self.engine.add(job.prompt, job.params)
         except PacelineError as error:
-            job.put(error)
+            self._news.append((job, error))
             return
         except Exception as error:
             log.exception("a request could not be added")
-            job.put(PacelineError(f"{type(error).__name__}: {error}"))
+            self._news.append((job, PacelineError(f"{type(error).__name__}: {error}")))
             return
         self.jobs[job.row.id] = job
 
@@ -202,4 +228,4 @@ class Worker:
         assert job.row is not None
         del self.jobs[job.row.id]
         self.on_end(job)
-        job.put(item)
+        self._news.append((job, item))

@@ -1,0 +1,327 @@
+"""What serving costs: the server beside the engine alone, beside vLLM's server, and over a long time.
+
+    python benchmarks/serve.py overhead models/demo --repeats 5
+    python benchmarks/serve.py clients models/demo --suite question.jsonl --limit 120 --vllm ENV/bin/vllm
+    python benchmarks/serve.py soak models/demo --seconds 600
+
+Every server runs alone, in a process of its own. All get the same token ids as text completions and stream greedy
+answers of at most `--max-tokens` tokens. `--clients` ask at once, each its next prompt when it has its answer.
+
+overhead  tokens a second with the last of `--clients`, and time to the first token of one client, of the server and of
+          the engine in this process, in turn; medians of `--repeats`, and the time to start.
+clients   a table of servers by `--clients`. Each number of clients has prompts of its own, so that no cache of prompts
+          helps, and a share of them is for warming up. The time between tokens is an answer's mean.
+soak      the server's memory over time, every seventh client leaving in the middle of its answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from tempfile import gettempdir
+from time import perf_counter, process_time, sleep
+from urllib.request import urlopen
+
+from paceline import Engine, SamplingParams
+from paceline.bench.suites import read_suite
+from paceline.target.load import load_tokenizer
+
+ROOM = 2048
+"""Tokens of a prompt and its answer at most."""
+SLACK = 64
+"""Tokens of that which are left for drafts."""
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 5}
+"""vLLM's drafter, set as docs/peers.md says."""
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass
+class Answer:
+    """tokens: new ones; seconds from the question to the first and to the last of them."""
+
+    tokens: int = 0
+    first: float = 0.0
+    last: float = 0.0
+
+
+@dataclass
+class Pass:
+    """All answers of one pass over some prompts, how long it took, and seconds of the processor."""
+
+    answers: list[Answer] = field(default_factory=list)
+    seconds: float = 0.0
+    worked: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(one.tokens for one in self.answers)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, all clients together."""
+        return self.tokens / self.seconds
+
+    def first(self, share: float) -> float:
+        """Milliseconds to the first token; share: 0.5 for the median."""
+        return 1000 * quantile([one.first for one in self.answers], share)
+
+    def between(self, share: float) -> float:
+        """Milliseconds between tokens, the mean of an answer."""
+        gaps = [(one.last - one.first) / (one.tokens - 1) for one in self.answers if one.tokens > 1]
+        return 1000 * quantile(gaps, share)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+# Over HTTP -----------------------------------------------------------------------------------------------------------
+
+
+async def ask(port: int, prompt: Sequence[int], most: int, leave: bool = False) -> Answer:
+    """One streamed answer over a connection of its own, by a client that costs the machine little."""
+    body = {"prompt": list(prompt), "max_tokens": most, "temperature": 0, "stream": True}
+    sent = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    began = perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    answer, event = Answer(), b""
+    while line := await reader.readline():
+        if not line.startswith(b"data: {"):
+            continue
+        event = line
+        if b'"choices":[{' in line.replace(b'": [', b'":['):
+            answer.last = perf_counter() - began
+            answer.first = answer.first or answer.last
+            if leave:
+                break
+    writer.close()
+    if not leave:
+        answer.tokens = json.loads(event[6:])["usage"]["completion_tokens"]
+    return answer
+
+
+async def asked(port: int, prompts: Iterable[Sequence[int]], clients: int, most: int, until: float = 0) -> Pass:
+    """One pass: `clients` at once. until: a time after which no more is asked; every seventh then leaves early."""
+    left, done = enumerate(prompts), Pass()
+
+    async def client() -> None:
+        for i, prompt in left:
+            if until and perf_counter() > until:
+                return
+            answer = await ask(port, prompt, most, leave=bool(until) and i % 7 == 6)
+            done.answers.append(answer)
+
+    began = perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    done.seconds = perf_counter() - began
+    return done
+
+
+@contextmanager
+def running(command: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+    """A server's process, and the seconds it took until it answered."""
+    began = perf_counter()
+    environment = os.environ.copy()
+    if command[0] != sys.executable:  # vLLM: not our packages, all cores, and memory for its cache
+        environment.pop("PYTHONPATH", None)
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(os.cpu_count())}
+        environment |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    with (Path(gettempdir()) / f"serve-{port}.log").open("wb") as told:
+        server = subprocess.Popen(command, stdout=told, stderr=told, env=environment)
+    try:
+        while True:
+            try:
+                with urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
+                    break
+            except OSError:
+                if server.poll() is not None:
+                    sys.exit(f"{' '.join(command)} ended; {told.name} says why")
+                sleep(0.02)
+        yield server, perf_counter() - began
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def ours(options: argparse.Namespace, port: int, draft: str, batch: int) -> list[str]:
+    """The command that serves with Paceline."""
+    return [
+        *(sys.executable, "-m", "paceline", "serve", options.model, "--port", str(port), "--draft", draft),
+        *("--max-batch", str(batch), "--dtype", options.dtype),
+        *(("--threads", str(options.threads)) if options.threads else ()),
+    ]
+
+
+def vllm(options: argparse.Namespace, port: int, ngram: bool, batch: int) -> list[str]:
+    """The command that serves with vLLM."""
+    return [
+        *(options.vllm, "serve", str(Path(options.model).resolve()), "--served-model-name", "demo"),
+        *("--port", str(port), "--dtype", options.dtype, "--max-model-len", str(ROOM), "--max-num-seqs", str(batch)),
+        *("--generation-config", "vllm", "--no-enable-log-requests"),
+        *(("--speculative-config", json.dumps(NGRAM)) if ngram else ()),
+    ]
+
+
+# What is measured ----------------------------------------------------------------------------------------------------
+
+
+def read_prompts(options: argparse.Namespace) -> list[list[int]]:
+    """Token ids of the suite's first turns, the tasks in turn; one too long for the context loses its middle."""
+    tokenizer = load_tokenizer(options.model)
+    questions = read_suite(options.suite, limit=options.limit).questions
+    tasks = sorted({one.task for one in questions})
+    by_task = {task: [one for one in questions if one.task == task] for task in tasks}
+    in_turn = sorted(questions, key=lambda one: (by_task[one.task].index(one), one.task))
+    made = [tokenizer.encode_chat([{"role": "user", "content": one.turns[0]}]) for one in in_turn]
+    room = ROOM - options.max_tokens - SLACK
+    return [ids if len(ids) <= room else [*ids[: room // 2], *ids[len(ids) - room // 2 :]] for ids in made]
+
+
+def answered(engine: Engine, prompts: Prompts, clients: int, most: int) -> Pass:
+    """One pass of the engine in this process: a request arrives when one before it has ended."""
+    left, began = iter(prompts), perf_counter()
+    answers: dict[int, Answer] = {}
+    arrived: dict[int, float] = {}
+
+    def arrive() -> None:
+        if (prompt := next(left, None)) is not None:
+            now = perf_counter()
+            arrived[engine.add(list(prompt), SamplingParams(temperature=0.0, max_tokens=most)).id] = now
+
+    before = process_time()
+    for _ in range(clients):
+        arrive()
+    while engine.has_work:
+        for delta in engine.step():
+            now = perf_counter() - arrived[delta.row.id]
+            one = answers.setdefault(delta.row.id, Answer(0, now))
+            one.tokens, one.last = one.tokens + len(delta.tokens), now
+            if delta.finished:
+                arrive()
+    return Pass(list(answers.values()), perf_counter() - began, process_time() - before)
+
+
+def overhead(options: argparse.Namespace) -> None:
+    """The server and the engine in turn."""
+    prompts, most, many = read_prompts(options), options.max_tokens, options.clients[-1]
+    draft, port = options.draft[0], free_port()
+    engine = Engine(options.model, draft, dtype=options.dtype, max_batch=many, threads=options.threads)
+    passes: dict[tuple[str, int], list[Pass]] = {}
+    with running(ours(options, port, draft, many), port) as (server, startup):
+        for repeat in range(-1, options.repeats):  # the first is for warming up
+            for clients in (many, 1):
+                some = prompts if clients > 1 else prompts[: len(prompts) // 3]
+                both = {"engine": answered(engine, some, clients, most)}
+                before = worked(server.pid)
+                both["server"] = asyncio.run(asked(port, some, clients, most))
+                both["server"].worked = worked(server.pid) - before
+                assert both["engine"].tokens == both["server"].tokens, "the server's answers are not the engine's"
+                told = ", ".join(f"{name} {one.speed:.0f} tokens/s" for name, one in both.items())
+                print(f"repeat {repeat}, {clients} clients: {told}", file=sys.stderr, flush=True)
+                for name, one in both.items() if repeat >= 0 else ():
+                    passes.setdefault((name, clients), []).append(one)
+    speeds = {name: [one.speed for one in passes[name, many]] for name in ("engine", "server")}
+    firsts = {name: median(one.first(0.5) for one in passes[name, 1]) for name in speeds}
+    ratios = [s / e for s, e in zip(speeds["server"], speeds["engine"], strict=True)]
+    e, s = (median(values) for values in speeds.values())
+    print("| | engine | server | |\n|---|---:|---:|---|")
+    spread = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    print(f"| tokens/s, {many} clients | {e:.0f} | {s:.0f} | {spread} |")
+    costs = [median(1000 * one.worked / one.tokens for one in passes[name, many]) for name in speeds]
+    print(f"| processor ms a token, {many} clients | {costs[0]:.2f} | {costs[1]:.2f} | {costs[0] / costs[1]:.3f} |")
+    print(f"| ms to the first token, 1 client | {firsts['engine']:.1f} | {firsts['server']:.1f} | |")
+    print(f"\nstartup {startup:.1f} s")
+
+
+def clients(options: argparse.Namespace) -> None:
+    """A table of servers."""
+    prompts, parts, batch = read_prompts(options), len(options.clients) + 1, max(options.clients)
+    commands = {f"Paceline, `{draft}`": ours(options, free_port(), draft, batch) for draft in options.draft}
+    if options.vllm:
+        commands["vLLM"] = vllm(options, free_port(), False, batch)
+        commands["vLLM, n-grams"] = vllm(options, free_port(), True, batch)
+    size = len(prompts) // parts
+    print("| server | clients | tokens/s | first token P50 | P99 | between tokens P50 | P99 |")
+    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    for name, command in commands.items():
+        port = int(command[command.index("--port") + 1])
+        with running(command, port):
+            for i, number in enumerate([max(options.clients), *options.clients]):
+                done = asyncio.run(asked(port, prompts[i * size : (i + 1) * size], number, options.max_tokens))
+                cells = [done.first(0.5), done.first(0.99), done.between(0.5), done.between(0.99)]
+                if i:
+                    times = " | ".join(f"{cell:.1f}" for cell in cells)
+                    print(f"| {name} | {number} | {done.speed:.0f} | {times} |", flush=True)
+
+
+def soak(options: argparse.Namespace) -> None:
+    """Memory over time."""
+    prompts, port = read_prompts(options), free_port()
+    many = options.clients[-1]
+    with running(ours(options, port, options.draft[0], many), port) as (server, _):
+        began, seen = perf_counter(), [(0.0, memory_mb(server.pid))]
+        requests = tokens = 0
+        for part in range(10):
+            until = began + (part + 1) * options.seconds / 10
+            done = asyncio.run(asked(port, cycle(prompts), many, options.max_tokens, until))
+            requests, tokens = requests + len(done.answers), tokens + done.tokens
+            seen.append((perf_counter() - began, memory_mb(server.pid)))
+            print(f"{seen[-1][0]:.0f} s: {seen[-1][1]} MB, {requests} requests, {tokens} tokens", flush=True)
+    print("MB: " + ", ".join(f"{size} ({at:.0f} s)" for at, size in seen))
+
+
+def memory_mb(pid: int) -> int:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) // 1024
+
+
+def worked(pid: int) -> float:
+    """Seconds that the processor has spent on a process."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["overhead", "clients", "soak"])
+    parser.add_argument("model", help="a folder")
+    parser.add_argument("--draft", "-d", action="append", help="may be repeated for `clients` (default: sam)")
+    parser.add_argument("--suite", default="demo", help="demo, spec-bench, or a JSON Lines file")
+    parser.add_argument("--limit", type=int, default=48, help="questions of it")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, help="of the engine, here and in the server")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--vllm", help="vLLM's command, in an environment of its own")
+    options = parser.parse_args()
+    options.draft = options.draft or ["sam"]
+    {"overhead": overhead, "clients": clients, "soak": soak}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()

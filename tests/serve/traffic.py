@@ -1,0 +1,190 @@
+"""Clients of every kind at once, each answer held to the one the engine gives to that request alone.
+
+    traffic = Traffic(150, kinds=60, seed=1)
+    traffic.run(address, key="right", clients=64)
+    traffic.check(engine)                     # AssertionError where an answer is lost, mixed up or not refused
+
+Some clients leave in the middle of their answer, send what is no request, have no key or break off halfway through the
+request; no answer is expected for those, and nobody else may notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import numpy as np
+
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.serve.structure import Grammars
+
+WORDS = ["the", "cat", "and", "dog", "sat", "on", "mat", "there", "was", "a", "little", "then", "said", "hello"]
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "array", "items": {"enum": ["x", "yy"]}, "minItems": 1, "maxItems": 3},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+]
+FATES = {"": 0.4, "stream": 0.35, "leave": 0.1, "malformed": 0.08, "key": 0.04, "half": 0.03}
+MALFORMED: list[bytes] = [
+    b"{nope",
+    b"[]",
+    b'{"prompt": "the cat", "best_of": 3}',
+    b'{"prompt": "the cat", "temperature": -1}',
+    b'{"prompt": [999999]}',
+    b'{"prompt": ""}',
+    b'{"prompt": "the cat", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}',
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "the cat", "max_tokens": "many"}',
+    b'{"messages": [{"role": "user", "content": "' + b"x" * 70_000 + b'"}]}',
+]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request: kind is the number of what it asks for, and requests of a kind have the same answer."""
+
+    kind: int
+    fate: str
+
+
+class Traffic:
+    """`count` requests of `kinds` kinds. answers: by number of the request, those of every choice."""
+
+    def __init__(self, count: int, kinds: int, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.bodies = [self._body(i) for i in range(kinds)]
+        fates = self.rng.choice(list(FATES), size=count, p=list(FATES.values()))
+        self.wishes = [Wish(i % kinds, str(fate)) for i, fate in enumerate(fates)]
+        self.answers: dict[int, list[str]] = {}
+        self.outcomes: Counter[str] = Counter()
+
+    def _body(self, kind: int) -> dict[str, Any]:
+        """A text completion or, without a schema in half the cases, a chat."""
+        rng = self.rng
+        text = " ".join(rng.choice(WORDS, int(rng.choice([1, 4, 20, 90]))))
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if kind % 2 else {"prompt": text}
+        body |= {"seed": kind, "temperature": float(rng.choice([0.0, 0.7, 1.2])), "n": int(rng.choice([1, 1, 1, 2]))}
+        body["max_tokens"] = int(min(1 + rng.geometric(1 / 16), 120))
+        if rng.random() < 0.3:
+            schema = SCHEMAS[kind % len(SCHEMAS)]
+            body["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+        elif rng.random() < 0.3:
+            body["stop"] = ["e", "at"]
+        if rng.random() < 0.3:
+            body["draft"] = str(rng.choice(["suffix", "none"]))
+        return body
+
+    # Asking --------------------------------------------------------------------------------------------------
+
+    def run(self, address: str, key: str, clients: int = 64) -> None:
+        """Send all of them, `clients` at once."""
+        asyncio.run(self._run(address, key, clients))
+
+    async def _run(self, address: str, key: str, clients: int) -> None:
+        left = iter(enumerate(self.wishes))
+        limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        async with httpx.AsyncClient(base_url=address, timeout=300, limits=limits, headers=headers) as http:
+
+            async def client() -> None:
+                for number, wish in left:
+                    self.outcomes[await self._ask(http, number, wish)] += 1
+
+            await asyncio.gather(*(client() for _ in range(clients)))
+
+    async def _ask(self, http: httpx.AsyncClient, number: int, wish: Wish) -> str:
+        """Send one, keep its answer, and return what became of it."""
+        body = self.bodies[wish.kind]
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        if wish.fate == "malformed":
+            reply = await http.post("/v1/completions", content=MALFORMED[number % len(MALFORMED)])
+            assert reply.status_code in (400, 413), (reply.status_code, reply.text)
+            assert reply.json()["error"]["message"]
+        elif wish.fate == "key":
+            reply = await http.post(path, json=body, headers={"Authorization": "Bearer wrong"})
+            assert reply.status_code == 401, reply.text
+        elif wish.fate == "half":
+            await _break_off(http, path, json.dumps(body))
+        elif wish.fate == "":
+            reply = await http.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            self.answers[number] = [_text(choice) for choice in reply.json()["choices"]]
+        elif wish.fate == "stream":
+            await self._streamed(http, path, number, body)
+        elif number % 2:
+            async with http.stream("POST", path, json={**body, "stream": True, "max_tokens": 500}) as reply:
+                async for _ in reply.aiter_lines():
+                    break
+        else:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(http.post(path, json={**body, "max_tokens": 500}), 0.05)
+        return wish.fate or "whole"
+
+    async def _streamed(self, http: httpx.AsyncClient, path: str, number: int, body: dict[str, Any]) -> None:
+        texts, ended = [""] * body["n"], 0
+        async with http.stream("POST", path, json={**body, "stream": True}) as reply:
+            assert reply.status_code == 200
+            lines = [line[6:] async for line in reply.aiter_lines() if line]
+        assert lines.pop() == "[DONE]"
+        for event in map(json.loads, lines):
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                texts[choice["index"]] += _text(choice)
+                ended += choice["finish_reason"] is not None
+        assert ended == body["n"]
+        self.answers[number] = texts
+
+    # Judging -------------------------------------------------------------------------------------------------
+
+    def check(self, alone: Engine) -> None:
+        """Hold every answer to the one that `alone` gives."""
+        expected = [self._expected(alone, body) for body in self.bodies]
+        wanted = [i for i, wish in enumerate(self.wishes) if wish.fate in ("", "stream")]
+        assert sorted(self.answers) == wanted, "answers were lost"
+        mixed = [i for i in wanted if self.answers[i] != expected[self.wishes[i].kind]]
+        assert not mixed, [(i, self.answers[i], expected[self.wishes[i].kind]) for i in mixed[:3]]
+        assert sum(self.outcomes.values()) == len(self.wishes)
+
+    @staticmethod
+    def _expected(alone: Engine, body: dict[str, Any]) -> list[str]:
+        assert alone.tokenizer is not None
+        target = alone.target
+        grammars = Grammars(alone.tokenizer, target.vocab_size, target.eos_token_ids)
+        given = {name: body[name] for name in ("temperature", "max_tokens", "seed", "stop") if name in body}
+        params = SamplingParams(**given)
+        texts = []
+        for i in range(body["n"]):
+            schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
+            grammar = None if schema is None else grammars.json_schema(schema)
+            own = replace(params, seed=body["seed"] + i, grammar=grammar)
+            texts.append(alone.generate([body.get("messages") or body["prompt"]], own)[0].text)
+        return texts
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """A choice's text, of a chat or a text completion, whole or in pieces."""
+    if "text" in choice:
+        return str(choice["text"])
+    return str((choice.get("message") or choice.get("delta") or {}).get("content") or "")
+
+
+async def _break_off(http: httpx.AsyncClient, path: str, body: str) -> None:
+    """Send a request up to its middle and leave."""
+    to = urlsplit(str(http.base_url))
+    _, writer = await asyncio.open_connection(to.hostname, to.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: {http.headers['Authorization']}\r\n\r\n"
+    writer.write((head + body[: len(body) // 2]).encode())
+    await writer.drain()
+    writer.close()
