@@ -62,7 +62,7 @@ def spread(
     import ray
     from ray.data import ActorPoolStrategy, DataContext, from_items
 
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised as well
     with _cluster(address, workers):
         size = min(workers or int(ray.cluster_resources().get("CPU", 1)), len(items))
         context = DataContext.get_current()

@@ -162,7 +162,6 @@ def _here(
 def _on_ray(job: ShardedReplay, address: str, workers: int | None, interrupt: Interrupt) -> Report:
     """On a Ray cluster."""
     from paceline.machines import spread
-    from paceline.replay.record import check_categories
     from paceline.replay.report import Report
     from paceline.replay.shards import Replayer
 
@@ -174,8 +173,8 @@ def _on_ray(job: ShardedReplay, address: str, workers: int | None, interrupt: In
             bar(1)
             if interrupt.pressed:
                 return report
-    if job.categories is not None:
-        check_categories(job.categories, report.categories, job.traces)
+    if absent := [name for name in job.categories or () if name not in report.categories]:
+        raise PacelineError(f"{', '.join(map(str, job.traces))} has no category {absent[0]!r}")
     return report
 
 

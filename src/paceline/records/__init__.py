@@ -9,7 +9,7 @@
 leaves whole lines and nothing else; `pieces.py` cuts files for several readers. Knows nothing of what the records mean.
 """
 
-from paceline.records.pieces import Piece, pieces
+from paceline.records.pieces import Piece, pieces_of
 from paceline.records.reading import NotJSON, as_object, loads, numbered, objects, opened
 from paceline.records.writing import Appender, replacing, write_whole
 
@@ -22,7 +22,7 @@ __all__ = [
     "numbered",
     "objects",
     "opened",
-    "pieces",
+    "pieces_of",
     "replacing",
     "write_whole",
 ]

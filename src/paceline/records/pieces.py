@@ -1,6 +1,6 @@
 """Pieces of files: whole lines, each piece to be read by itself, on any machine.
 
-    for piece in pieces("log.jsonl"):
+    for piece in pieces_of("log.jsonl"):
         for where, record in objects(piece, TraceError, "an answer"): ...
 """
 
@@ -35,7 +35,7 @@ class Piece:
         return io.BytesIO(file.read(self.end - self.begin))
 
 
-def pieces(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
+def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
     """A file's pieces in order; one for a gzipped file, which can be read from its beginning alone. `error` if it
     cannot be read."""
     try:

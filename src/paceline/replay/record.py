@@ -13,7 +13,7 @@ last is Spec-Bench's answer file, whose questions come from a file of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -64,7 +64,11 @@ def read_trace(
     if categories is None:
         return list(islice(exchanges, limit))
     every = list(exchanges)
-    check_categories(categories, (exchange.category for exchange in every), paths)
+    there = list(dict.fromkeys(exchange.category for exchange in every if exchange.category))
+    absent = [name for name in categories if name not in there]
+    if absent:
+        has = f"its categories: {', '.join(there)}" if there else "its lines name none"
+        raise TraceError(f"{', '.join(map(str, paths))} has no category {absent[0]!r}; {has}")
     return [exchange for exchange in every if exchange.category in categories][:limit]
 
 
@@ -85,14 +89,6 @@ def read_piece(piece: Piece, questions: str | Path | None = None) -> Iterator[Ex
         )
     else:
         yield from (_exchange(record, where) for where, record in rows)
-
-
-def check_categories(wanted: Sequence[str], there: Iterable[str], paths: Sequence[str | Path]) -> None:
-    """TraceError if one that is wanted is not there."""
-    named = list(dict.fromkeys(category for category in there if category))
-    if absent := [name for name in wanted if name not in named]:
-        has = f"its categories: {', '.join(named)}" if named else "its lines name none"
-        raise TraceError(f"{', '.join(map(str, paths))} has no category {absent[0]!r}; {has}")
 
 
 def _is_answer(record: Mapping[str, Any]) -> bool:

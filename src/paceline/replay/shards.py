@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.records import Piece, pieces
+from paceline.records import Piece, pieces_of
 from paceline.replay.record import TraceError, read_piece
 from paceline.replay.report import Report
 from paceline.replay.tokens import Transcriber, open_tokenizer
@@ -48,7 +48,7 @@ class ShardedReplay:
         Raises TraceError if a file cannot be read, MethodError for a drafter that cannot be replayed."""
         recording = Recording.of(open_tokenizer(self.tokenizer))
         whole = [remembers(replayable(spec, recording)) for spec in self.specs]
-        every = [piece for trace in self.traces for piece in pieces(trace, TraceError)]
+        every = [piece for trace in self.traces for piece in pieces_of(trace, TraceError)]
         shards = [Shard(every, [n]) for n, of_it in enumerate(whole) if of_it]
         others = [n for n, of_it in enumerate(whole) if not of_it]
         return shards + [Shard([piece], others) for piece in every if others]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceline.draft.text.corpus import Documents, document, is_one_text, texts
 from paceline.errors import StoreError
 from paceline.machines import AUTO, spread
-from paceline.records import Piece, pieces
+from paceline.records import Piece, pieces_of
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ class Sharded:
         self, files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]
     ) -> Documents:
         parts = [
-            part for file in files for part in ([Piece(file)] if is_one_text(file) else pieces(file, StoreError))
+            part for file in files for part in ([Piece(file)] if is_one_text(file) else pieces_of(file, StoreError))
         ]
         with closing(spread(_Tokeniser, (self.name, eos), parts, self.address, self.workers)) as shards:
             for done, (text, ends) in enumerate(shards, 1):
