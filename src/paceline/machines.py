@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ AUTO, LOCAL = "auto", "local"
 connected already stays where it is."""
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+PATIENCE_SECONDS = 10.0
+"""Time for a cluster's head to answer."""
 
 Work = Callable[[Any], Any]
 
@@ -89,12 +93,21 @@ def _cluster(address: str, workers: int | None) -> Generator[None]:
         if address == AUTO:
             with suppress(ConnectionError):
                 ray.init(AUTO, **QUIET)
+        elif address != LOCAL:
+            _knock(address)
+            ray.init(address, **QUIET)
         if not ray.is_initialized():
-            here = {"num_cpus": workers, "include_dashboard": False}
-            ray.init(LOCAL if address == AUTO else address, **QUIET, **(here if address in (AUTO, LOCAL) else {}))
-    except (ConnectionError, ValueError, RuntimeError) as error:
+            ray.init(LOCAL, num_cpus=workers, include_dashboard=False, **QUIET)
+    except (OSError, ValueError, RuntimeError) as error:
         raise PacelineError(f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """OSError if nobody listens at host:port; Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()

@@ -122,4 +122,4 @@ def test_a_cluster_of_its_own(command: Command, tokenizer: Path, logs: list[Path
     assert told.code == 0, told.err
     assert json.loads(told.out)["answers"] == 40
     assert not ray.is_initialized()
-    assert "no Ray cluster at nowhere:1" in command(*asked, "--ray=nowhere:1").err
+    assert "no Ray cluster at 127.0.0.1:1" in command(*asked, "--ray=127.0.0.1:1").err
