@@ -57,9 +57,9 @@ def spread(
     address: str = AUTO,
     workers: int | None = None,
 ) -> Generator[Any]:
-    """`make(*options)(item)` for every item, in their order. `make` is called once in every worker.
+    """`make(*options)(item)` for every item, of one or more, in their order. `make` is called once in every worker.
 
-    address  AUTO, LOCAL, or what Ray takes. workers: processes; None: one for every core of the cluster.
+    address  AUTO, LOCAL, or what Ray takes. workers: processes, as far as there are cores; None: one for every core.
 
     Raises PacelineError: what a worker raised, or if there is no cluster there."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here tells nobody
@@ -68,7 +68,8 @@ def spread(
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised as well
     with _cluster(address, workers):
-        size = min(workers or int(ray.cluster_resources().get("CPU", 1)), len(items))
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        size = min(workers or cores, cores, len(items))
         context = DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = True

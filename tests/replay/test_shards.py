@@ -107,6 +107,13 @@ def test_an_end_of_blank_lines_is_no_error(logs: list[Path], tmp_path: Path) -> 
     assert len([e for piece in every for e in read_piece(piece)]) == 4
 
 
+def test_an_empty_file_is_one(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").touch()
+    (piece,) = pieces_of(tmp_path / "d.jsonl", TraceError)
+    with pytest.raises(TraceError, match="holds no answers"):
+        list(read_piece(piece))
+
+
 def test_a_broken_line_is_named(logs: list[Path]) -> None:
     with logs[0].open("ab") as file:
         file.write(b"{\n")

@@ -36,8 +36,8 @@ class Piece:
 
 
 def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
-    """A file's pieces in order; one for a gzipped file, which can be read from its beginning alone. `error` if it
-    cannot be read."""
+    """A file's pieces in order; one for an empty file, and for a gzipped one, which can be read from its beginning
+    alone. `error` if it cannot be read."""
     try:
         with path.open("rb") as raw:
             if path.suffix == ".gz" or raw.read(2) == b"\x1f\x8b":
@@ -48,5 +48,7 @@ def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
             while content := raw.read(PIECE_BYTES) + raw.readline():
                 yield Piece(path, begin, begin + len(content), line)
                 begin, line = begin + len(content), line + content.count(b"\n")
+            if begin == 0:
+                yield Piece(path)
     except OSError as cause:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
