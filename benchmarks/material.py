@@ -45,4 +45,5 @@ def conversations() -> Sequence[tokens.Conversation]:
     data = Path(os.environ["PACELINE_SHARED"]) / "data"
     vicuna = tokens.Transcriber(tokens.open_tokenizer(data / "tokenizers/llama/tokenizer.model"), "vicuna")
     trace = data / "traces/spec-bench-vicuna-7b-v1.3-greedy.jsonl"
-    return [vicuna.conversation(exchange) for exchange in read_trace(trace, data / "spec-bench/question.jsonl")]
+    exchanges = read_trace(trace, questions=data / "spec-bench/question.jsonl")
+    return [vicuna.conversation(exchange) for exchange in exchanges]

@@ -51,7 +51,9 @@ def conversations(shared: Path, every: int = 1) -> Sequence[tokens.Conversation]
     data = shared / "data"
     tokenizer = tokens.open_tokenizer(data / "tokenizers/llama/tokenizer.model")
     vicuna = tokens.Transcriber(tokenizer, "vicuna")
-    exchanges = read_trace(data / "traces/spec-bench-vicuna-7b-v1.3-greedy.jsonl", data / "spec-bench/question.jsonl")
+    exchanges = read_trace(
+        data / "traces/spec-bench-vicuna-7b-v1.3-greedy.jsonl", questions=data / "spec-bench/question.jsonl"
+    )
     return [vicuna.conversation(exchange) for exchange in exchanges[::every]]
 
 

@@ -62,7 +62,7 @@ def answer(id: int, turns: list[str], category: str = "qa") -> dict[str, Any]:
 
 def test_spec_bench_answers_join_their_questions(tmp_path: Path) -> None:
     questions = write(tmp_path, {"question_id": 7, "category": "writing", "turns": ["A?", "B?"]}, name="questions")
-    (exchange,) = read_trace(write(tmp_path, answer(7, ["a", "b"], "writing")), questions)
+    (exchange,) = read_trace(write(tmp_path, answer(7, ["a", "b"], "writing")), questions=questions)
     assert [m["content"] for m in exchange.messages] == ["A?", "a", "B?", "b"]
     assert list(exchange.answers) == [1, 3]
     assert exchange.category == "mt-bench"

@@ -5,8 +5,8 @@
 
 The tree of prefixes is followed where it is probable; an outcome is a prefix, and stands for all answers that begin
 with it and with no longer prefix of the tree. So every answer is one outcome, and nothing is approximated. Rare
-outcomes are put together until each bin has at least `LEAST` of the probability: few bins show a shift with few
-samples.
+outcomes are put together until each bin has at least `FINE` of the probability, and those bins again until each has
+`LEAST`: few bins show a shift between them with few samples, and fine ones what moves between rare outcomes alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.certify.chance import Floats, bins_of, pooled
 from paceline.certify.reference import Model
@@ -23,24 +24,30 @@ from paceline.sampling import SamplingParams, probabilities
 FOLLOWED, NAMED = 0.01, 0.002
 """Prefixes of at least this probability are followed to their next tokens; tokens of less have no outcome of their own.
 Both as shares of all answers."""
-LEAST = 0.08
-"""Least probability of a bin."""
+FINE, LEAST = 0.01, 0.08
+"""Least probability of a bin, and of a coarse one."""
 
 Prefix = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Law:
-    """bin_of: each outcome's bin; probs: of each bin, float64 [B], summing to 1."""
+    """bin_of: each outcome's bin; probs: of each bin, float64 [B], summing to 1; coarse: each bin's coarse one, [B]."""
 
     bin_of: dict[Prefix, int]
     probs: Floats
+    coarse: NDArray[np.int64]
     length: int
 
     @property
+    def coarse_probs(self) -> Floats:
+        """Probabilities of the coarse bins."""
+        return bins_of(self.probs, self.coarse)
+
+    @property
     def df(self) -> int:
-        """Degrees of freedom of a test of this law."""
-        return len(self.probs) - 1
+        """Degrees of freedom of a test of the coarse bins."""
+        return int(self.coarse.max())
 
     def count(self, answers: Sequence[Sequence[int]]) -> Floats:
         """How many answers fell into each bin, [B]."""
@@ -73,8 +80,9 @@ def law_of(model: Model, prompt: Sequence[int], params: SamplingParams, length: 
     probs = np.array(list(probability.values()))
     probs /= probs.sum()
     probs[probs < 1e-12] = 0.0  # what rounding leaves of prefixes whose tokens all have outcomes of their own
-    bins = pooled(probs, LEAST)
-    return Law(dict(zip(outcomes, bins.tolist(), strict=True)), bins_of(probs, bins), length)
+    bins = pooled(probs, FINE)
+    fine = bins_of(probs, bins)
+    return Law(dict(zip(outcomes, bins.tolist(), strict=True)), fine, pooled(fine, LEAST), length)
 
 
 def _next(model: Model, prompt: Sequence[int], prefixes: Sequence[Prefix], params: SamplingParams) -> Sequence[Floats]:

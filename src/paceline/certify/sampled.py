@@ -4,9 +4,9 @@
 
 Requests of all cases are shuffled, so that every batch is another mixture of prompts, temperatures and filters, and
 every request has a seed of its own. The test looks three times, after a sixteenth, a quarter and all of the requests,
-so that a gross error is found soon. The level is shared out between the looks (`LOOKS`), and of each look's half goes
-to the sum of all cases' statistics, half to the worst case alone (Bonferroni). Together a lossless engine is accused in
-LEVEL of all certificates.
+so that a gross error is found soon. The level is shared out between the looks (`LOOKS`), and each look's between four
+tests: the sum of all cases' statistics and the worst case alone (Bonferroni), each over coarse and over fine bins.
+Together a lossless engine is accused in LEVEL of all certificates.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ LEVEL = 1e-3
 """The share of certificates in which a lossless engine is accused all the same."""
 LOOKS = ((1 / 16, 0.1), (1 / 4, 0.2), (1.0, 0.7))
 """(share of the requests, share of LEVEL)."""
+ENOUGH_FINE = 10.0
+"""Smallest expected count of a fine bin: with fewer, chance exceeds the small levels here more often than it should."""
 AT_ONCE = 512
 """Requests handed over together."""
 
@@ -78,23 +80,41 @@ class Sampled:
         }
 
 
+View = tuple[chance.Floats, chance.Floats]
+"""Counts and probabilities of bins."""
+
+
+def _views(case: Case, counts: chance.Floats) -> list[View]:
+    """The coarse bins, and the fine ones where there are counts enough for them."""
+    law = case.law
+    views = [(chance.bins_of(counts, law.coarse), law.coarse_probs)]
+    if counts.sum() * law.probs.min() >= ENOUGH_FINE:
+        views.append((counts, law.probs))
+    return views
+
+
+def _p(view: View) -> float:
+    return chance.tail(chance.chi_square(*view), len(view[1]) - 1)
+
+
 def _case(case: Case, counts: chance.Floats) -> dict[str, Any]:
-    law, number = case.law, int(counts.sum())
-    p = chance.tail(chance.chi_square(counts, law.probs), law.df) if number else 1.0
+    """What the view says that shows most."""
+    number = int(counts.sum())
+    seen, law = min(_views(case, counts), key=_p)
     return {
         "name": case.name,
         "requests": number,
-        "outcomes": len(law.probs),
-        "tv": round(chance.total_variation(counts, law.probs), 5),
-        "tv_by_chance": round(chance.noise(law.probs, number), 5),
-        "p": p,
+        "outcomes": len(law),
+        "tv": round(chance.total_variation(seen, law), 5),
+        "tv_by_chance": round(chance.noise(law, number), 5),
+        "p": _p((seen, law)),
     }
 
 
 def needed(cases: Sequence[Case], shift: float) -> int:
     """The number of requests that find a shift of this size in all cases, rounded up to whole ones for each case."""
     total = chance.samples(sum(case.law.df for case in cases), shift, _level(-1))
-    least = max(int(np.ceil(chance.ENOUGH / case.law.probs[case.law.probs > 0].min())) for case in cases)
+    least = max(int(np.ceil(chance.ENOUGH / case.law.coarse_probs.min())) for case in cases)
     return len(cases) * max(-(-total // len(cases)), least)
 
 
@@ -115,8 +135,8 @@ def power_of(sampled: Sampled, shift: float) -> dict[str, Any]:
 
 
 def _level(look: int) -> float:
-    """Of one of the two tests of a look."""
-    return LEVEL * LOOKS[look][1] / 2
+    """Of one of the four tests of a look."""
+    return LEVEL * LOOKS[look][1] / 4
 
 
 def sample(
@@ -151,12 +171,13 @@ def _ask(engine: UnderTest, sampled: Sampled, number: int, rng: np.random.Genera
 
 def _look(sampled: Sampled, look: int) -> bool:
     """Test what there is so far; True if it shows that the engine is not lossless."""
-    statistics = [
-        chance.chi_square(counts, case.law.probs) for case, counts in zip(sampled.cases, sampled.counts, strict=True)
-    ]
-    p = chance.tail(sum(statistics), sampled.df)
-    alone = [chance.tail(x, case.law.df) for x, case in zip(statistics, sampled.cases, strict=True)]
-    p_worst = chance.worst(alone)
+    views = [_views(case, counts) for case, counts in zip(sampled.cases, sampled.counts, strict=True)]
+    p = p_worst = 1.0
+    for resolution in range(min(map(len, views), default=0)):
+        of_it = [of_case[resolution] for of_case in views]
+        statistic = sum(chance.chi_square(*view) for view in of_it)
+        p = min(p, chance.tail(statistic, sum(len(law) - 1 for _, law in of_it)))
+        p_worst = min(p_worst, chance.worst([_p(view) for view in of_it]))
     sampled.looks.append({"requests": sampled.requests, "p": p, "p_of_worst_case": p_worst, "level": _level(look)})
     sampled.p, sampled.p_worst = min(sampled.p, p), min(sampled.p_worst, p_worst)
     sampled.lossless = min(p, p_worst) >= _level(look)

@@ -63,6 +63,7 @@ EXTRAS = {
     **dict.fromkeys(("tenacity", "httpx2", "yaml", "markdown_it"), "eval"),
     **dict.fromkeys(("PIL", "skia", "peft", "scipy", "sklearn"), "vision"),
     "diffusers": "diffusion",
+    "ray": "ray",
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "llguidance"), "serve"),
 }
 """Packages that not every installation has, and the extra that brings them."""
@@ -141,10 +142,17 @@ def _run(argv: Sequence[str]) -> int:
     """Run a command; Typer's own `main` would end silently on Ctrl-C."""
     command = typer.main.get_command(app)
     try:
-        with command.make_context("paceline", list(argv)) as context:
+        with command.make_context("paceline", _with_addresses(argv)) as context:
             return int(command.invoke(context) or 0)
     except typer.Exit as done:
         return int(done.exit_code)
+
+
+def _with_addresses(argv: Sequence[str]) -> list[str]:
+    """`--ray` with its default address where it has none: Typer has no options whose value may be left out."""
+    after = [*argv[1:], "-"]
+    bare = [word == "--ray" and following.startswith("-") for word, following in zip(argv, after, strict=True)]
+    return ["--ray=auto" if alone else word for word, alone in zip(argv, bare, strict=True)]
 
 
 def _in_a_line(error: Exception) -> str | None:

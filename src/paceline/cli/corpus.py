@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import TaskProgressColumn, TimeRemainingColumn
 
+from paceline.cli import options
 from paceline.cli.show import progress_bar
 from paceline.errors import StoreError
 
@@ -41,6 +42,8 @@ def build(
     ] = "",
     max_tokens: Annotated[int | None, typer.Option(help="Stop reading after this many tokens.")] = None,
     eos: Annotated[str | None, typer.Option(help="Token between documents; the tokenizer's own if left out.")] = None,
+    ray: options.Ray = None,
+    workers: options.RayWorkers = None,
     as_json: AsJson = False,
 ) -> int:
     """Tokenise text files into a store that drafters copy from.
@@ -48,11 +51,14 @@ def build(
     \b
     paceline corpus build build/answers --text answers.jsonl.gz --tokenizer models/demo
     paceline corpus build build/all --text *.txt more.jsonl --tokenizer tokenizer.model --parts automaton
+    paceline corpus build build/large --text /data/*.jsonl --tokenizer models/demo --ray=head:6379
     paceline generate models/demo "Hello" --draft sam,corpus=build/answers
 
     A .txt file is one document. A line of a .jsonl file holds "text", "response", "prompt" and "response",
     "messages", or "choices" with "turns"; every text in it is a document.
     """
+    if workers is not None and ray is None:
+        raise StoreError("--workers are Ray's; add --ray")
     files = [*(text or []), *(more or [])]
     if not files or not tokenizer:
         raise StoreError("paceline corpus build OUT --text FILE... --tokenizer MODEL: a corpus needs all three")
@@ -61,6 +67,7 @@ def build(
 
     from paceline.draft.text.corpus import PARTS, Plan
     from paceline.draft.text.corpus import build as build_store
+    from paceline.draft.text.shards import Sharded
     from paceline.target.load import load_tokenizer
 
     transformers.logging.set_verbosity_error()
@@ -80,7 +87,8 @@ def build(
                 tasks[what] = bar.add_task(what, total=1.0)
             bar.update(tasks[what], completed=done)
 
-        store = build_store(out, files, load_tokenizer(tokenizer), plan, report)
+        read = Sharded(tokenizer, ray, workers) if ray is not None else None
+        store = build_store(out, files, load_tokenizer(tokenizer), plan, report, read)
     _show(store, as_json, seconds=round(time.perf_counter() - began, 2))
     return 0
 

@@ -57,6 +57,16 @@ Exact = Annotated[
         help="Bit-identical logits with any draft and in any batch, in bfloat16 too. On CPUs, with the native decoder.",
     ),
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Share the work out over a Ray cluster: without an address that of RAY_ADDRESS or of this machine, else a "
+        "new one here; local: a new one here.",
+    ),
+]
+RayWorkers = Annotated[int | None, typer.Option(help="With --ray: processes. [default: one a core]", min=1)]
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 

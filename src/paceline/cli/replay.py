@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
 from paceline.records import write_whole
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from paceline.cost.replay import Cost
     from paceline.replay.record import Exchange
     from paceline.replay.report import Report
+    from paceline.replay.shards import ShardedReplay
     from paceline.replay.tokens import Conversation, Transcriber
+    from paceline.replay.walk import Recording
 
 DRAFTERS_PER_TABLE = 8
 """Where each has a column, so that a table fits 80 columns."""
@@ -32,7 +35,9 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="Recorded answers: JSON Lines, .gz or not.")],
+    traces: Annotated[
+        list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")
+    ],
     tokenizer: Annotated[
         str, typer.Option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
     ],
@@ -51,6 +56,7 @@ def replay(
         str | None, typer.Option(help="option=value,value,...: every drafter that has it, with each value.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes. [default: one a core]", min=1)] = None,
+    ray: options.Ray = None,
     verify_cost: Annotated[
         str | None,
         typer.Option(help="Predict a speed-up: flat, linear:X, or a JSON file of nodes and forward times."),
@@ -70,49 +76,41 @@ def replay(
     paceline replay log.jsonl --tokenizer models/demo
     paceline replay log.jsonl.gz --tokenizer MODEL -d sam -d sam,draft=10 --html report.html
     paceline replay log.jsonl --tokenizer MODEL -d sam --sweep draft=5,10,20,40 --verify-cost linear:0.01
+    paceline replay /data/*.jsonl.gz --tokenizer MODEL -d sam --ray=head:6379
     """
     from paceline.cli.drive import Interrupt
     from paceline.cost.replay import read_cost
     from paceline.draft.registry import create
     from paceline.replay.record import read_trace
-    from paceline.replay.report import Report
+    from paceline.replay.shards import ShardedReplay
     from paceline.replay.sweep import sweep as swept
-    from paceline.replay.tokens import Transcriber, open_tokenizer
+    from paceline.replay.tokens import open_tokenizer
     from paceline.replay.walk import Recording, tokens_only
-    from paceline.replay.workers import start
 
     if forward_ms is not None and verify_cost is None:
         raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
+    if ray is not None and limit is not None:
+        raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
     if html is not None and not html.absolute().parent.is_dir():
         raise PacelineError(f"{html} cannot be written: there is no folder {html.parent}")
     cost = read_cost(verify_cost, forward_ms) if verify_cost is not None else None
-    exchanges = read_trace(
-        trace, questions, limit=limit, categories=[c.strip() for c in categories.split(",")] if categories else None
-    )
+    wanted = [c.strip() for c in categories.split(",")] if categories else None
+    exchanges = [] if ray is not None else read_trace(*traces, questions=questions, limit=limit, categories=wanted)
     for spec in draft or ():
         create(spec)  # a misspelt method is named before a tokenizer is read
-    reader = open_tokenizer(tokenizer)
-    end = reader.eos_token_id
-    assert end is not None  # open_tokenizer sees to it
-    recording = Recording(reader, (end,), reader.vocab_size)
+    recording = Recording.of(open_tokenizer(tokenizer))
     variants = swept(draft or tokens_only(recording), sweep)
     specs = [variant.spec for variant in variants]
     with Interrupt() as interrupt:
         began = perf_counter()
-        conversations = _transcribe(exchanges, Transcriber(reader, template), interrupt)
-        report = Report(specs, conversations)
-        # Workers start before the thread of a progress bar does: a fork must not copy threads.
-        replays = start(conversations, specs, recording, workers or _cores())
-        total = len(specs) * sum(conversation.new_tokens for conversation in conversations)
-        with _bar("replaying", total) as bar, closing(replays):
-            for done in replays:
-                report.add(done)
-                bar(conversations[done.conversation].new_tokens)
-                if interrupt.pressed:
-                    break
+        if ray is not None:
+            job = ShardedReplay(traces, specs, tokenizer, template, questions, wanted)
+            report = _on_ray(job, ray, workers, interrupt)
+        else:
+            report = _here(exchanges, specs, recording, template, workers, interrupt)
         seconds = perf_counter() - began
     facts = {
-        "trace": str(trace),
+        "trace": ", ".join(map(str, traces)),
         "tokenizer": tokenizer,
         "template": template,
         "answers": report.answers,
@@ -131,6 +129,53 @@ def replay(
     if interrupt.pressed:
         Console(stderr=True).print("interrupted; the figures above are of what was replayed", soft_wrap=True)
     return 130 if interrupt.pressed else 0
+
+
+def _here(
+    exchanges: Sequence[Exchange],
+    specs: Sequence[str],
+    recording: Recording,
+    template: str | None,
+    workers: int | None,
+    interrupt: Interrupt,
+) -> Report:
+    """On this machine's cores."""
+    from paceline.replay.report import Report
+    from paceline.replay.tokens import Transcriber
+    from paceline.replay.workers import start
+
+    assert recording.tokenizer is not None
+    conversations = _transcribe(exchanges, Transcriber(recording.tokenizer, template), interrupt)
+    report = Report(specs, conversations)
+    # Workers start before the thread of a progress bar does: a fork must not copy threads.
+    replays = start(conversations, specs, recording, workers or _cores())
+    total = len(specs) * sum(conversation.new_tokens for conversation in conversations)
+    with _bar("replaying", total) as bar, closing(replays):
+        for done in replays:
+            report.add(done)
+            bar(conversations[done.conversation].new_tokens)
+            if interrupt.pressed:
+                break
+    return report
+
+
+def _on_ray(job: ShardedReplay, address: str, workers: int | None, interrupt: Interrupt) -> Report:
+    """On a Ray cluster."""
+    from paceline.machines import spread
+    from paceline.replay.report import Report
+    from paceline.replay.shards import Replayer
+
+    report, shards = Report(job.specs), job.shards()
+    parts = spread(Replayer, (job,), shards, address, workers)
+    with _bar("replaying", len(shards)) as bar, closing(parts):
+        for shard, part in zip(shards, parts, strict=True):
+            report.merge(part, shard.numbers)
+            bar(1)
+            if interrupt.pressed:
+                return report
+    if absent := [name for name in job.categories or () if name not in report.categories]:
+        raise PacelineError(f"{', '.join(map(str, job.traces))} has no category {absent[0]!r}")
+    return report
 
 
 def _cores() -> int:

@@ -6,10 +6,23 @@
         lines.append([{"text": "one"}])
 
 `reading.py` turns whatever a file may hold into values or into one line that says where it is broken; `writing.py`
-leaves whole lines and nothing else. Knows nothing of what the records mean.
+leaves whole lines and nothing else; `pieces.py` cuts files for several readers. Knows nothing of what the records mean.
 """
 
+from paceline.records.pieces import Piece, pieces_of
 from paceline.records.reading import NotJSON, as_object, loads, numbered, objects, opened
 from paceline.records.writing import Appender, replacing, write_whole
 
-__all__ = ["Appender", "NotJSON", "as_object", "loads", "numbered", "objects", "opened", "replacing", "write_whole"]
+__all__ = [
+    "Appender",
+    "NotJSON",
+    "Piece",
+    "as_object",
+    "loads",
+    "numbered",
+    "objects",
+    "opened",
+    "pieces_of",
+    "replacing",
+    "write_whole",
+]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import PacelineError
+from paceline.records.pieces import Piece
 
 DEPTH = 100
 """Most levels of nesting. Python's own limit depends on the depth of the caller in the stack."""
@@ -72,9 +73,9 @@ def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
     return value
 
 
-def numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, line) of every line that is not blank, without a byte order mark."""
-    for number, line in enumerate(lines, 1):
+def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, bytes]]:
+    """(line number from `first`, line) of every line that is not blank, without a byte order mark."""
+    for number, line in enumerate(lines, first):
         line = line.removeprefix(BOM) if number == 1 else line
         if line.strip():
             yield number, line
@@ -96,13 +97,16 @@ def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
 
 
-def objects(path: str | Path, error: type[PacelineError], wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def objects(
+    source: str | Path | Piece, error: type[PacelineError], wanted: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """("file, line n", object) of every line that is not blank; `error`, which names the line, if it is not an object.
 
     wanted  what a line should be, for the message."""
-    with opened(Path(path), error) as lines:
-        for number, line in numbered(lines):
-            where = f"{path}, line {number}"
+    piece = source if isinstance(source, Piece) else Piece(Path(source))
+    with opened(piece.path, error) as file:
+        for number, line in numbered(piece.within(file), piece.line):
+            where = f"{piece.path}, line {number}"
             try:
                 record = as_object(line, wanted)
             except NotJSON as cause:

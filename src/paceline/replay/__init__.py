@@ -3,7 +3,8 @@
     recording = read_trace("log.jsonl")            record.py     files to text
     Transcriber(tokenizer).conversation(...)       tokens.py     text to tokens, through a chat template
     replay(drafter, turn, id, tally)               walk.py       one answer against one drafter
-    start(conversations, specs, ...), Report       run.py        all of them, on all cores
+    start(conversations, specs, ...), Report       workers.py    all of them, on all cores
+    ShardedReplay(files, specs, ...)               shards.py     on several machines
     predict(tally, cost)                           predict.py    acceptance to speed-up
     page(...)                                      page.py       the report as one HTML file
 """

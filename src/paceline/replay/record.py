@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.records import objects
+from paceline.records import Piece, objects
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Spec-Bench counts MT-bench's eight categories as one task."""
@@ -50,28 +50,17 @@ class Exchange:
 
 
 def read_trace(
-    path: str | Path,
+    *paths: str | Path,
     questions: str | Path | None = None,
-    *,
     limit: int | None = None,
     categories: Sequence[str] | None = None,
 ) -> list[Exchange]:
-    """Every conversation of a trace, or the first `limit` of those in `categories`.
+    """Every conversation of a trace in one file or several, or the first `limit` of those in `categories`.
 
     questions  Spec-Bench's question.jsonl, for an answer file.
 
     Raises TraceError, one line: what is wrong, and in which line of which file."""
-    lines = objects(path, TraceError, FORMS)
-    first = next(lines, None)
-    if first is None:
-        raise TraceError(f"{path} holds no answers; a line is {FORMS}")
-    rows = _chain(first, lines)
-    if _is_answer(first[1]):
-        exchanges = _answers(rows, path, questions)
-    elif questions is not None:
-        raise TraceError(f"{path} is no Spec-Bench answer file, so questions mean nothing to it; leave --questions out")
-    else:
-        exchanges = (_exchange(record, where) for where, record in rows)
+    exchanges = chain.from_iterable(read_piece(Piece(Path(path)), questions) for path in paths)
     if categories is None:
         return list(islice(exchanges, limit))
     every = list(exchanges)
@@ -79,13 +68,27 @@ def read_trace(
     absent = [name for name in categories if name not in there]
     if absent:
         has = f"its categories: {', '.join(there)}" if there else "its lines name none"
-        raise TraceError(f"{path} has no category {absent[0]!r}; {has}")
+        raise TraceError(f"{', '.join(map(str, paths))} has no category {absent[0]!r}; {has}")
     return [exchange for exchange in every if exchange.category in categories][:limit]
 
 
-def _chain(first: tuple[str, Any], rest: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    yield first
-    yield from rest
+def read_piece(piece: Piece, questions: str | Path | None = None) -> Iterator[Exchange]:
+    """The conversations in a piece of a trace, or in a whole file. Raises TraceError."""
+    lines = objects(piece, TraceError, FORMS)
+    first = next(lines, None)
+    if first is None:
+        if piece.begin == 0:
+            raise TraceError(f"{piece.path} holds no answers; a line is {FORMS}")
+        return
+    rows = chain([first], lines)
+    if _is_answer(first[1]):
+        yield from _answers(rows, piece.path, questions)
+    elif questions is not None:
+        raise TraceError(
+            f"{piece.path} is no Spec-Bench answer file, so questions mean nothing to it; leave --questions out"
+        )
+    else:
+        yield from (_exchange(record, where) for where, record in rows)
 
 
 def _is_answer(record: Mapping[str, Any]) -> bool:

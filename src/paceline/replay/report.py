@@ -23,23 +23,33 @@ OVERALL = "overall"
 class Report:
     """What is known so far, by drafter and category."""
 
-    def __init__(self, specs: Sequence[str], conversations: Sequence[Conversation]):
+    def __init__(self, specs: Sequence[str], conversations: Sequence[Conversation] = ()):
         self.specs = list(specs)
-        self.conversations = conversations
-        named = dict.fromkeys(c.category for c in conversations if c.category not in ("", OVERALL))
-        self.categories = [*named, OVERALL]
+        self._of = [conversation.category for conversation in conversations]
+        self._answers = [sum(len(conversation.turns) for conversation in conversations)] * len(specs)
+        self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
         self.tallies = {(s, name): Tally() for s in range(len(specs)) for name in self.categories}
 
     def add(self, done: Done) -> None:
         """Count one conversation."""
-        category = self.conversations[done.conversation].category
-        for name in {category or OVERALL, OVERALL}:
+        for name in {self._of[done.conversation] or OVERALL, OVERALL}:
             self.tallies[done.spec, name] += done.tally
+
+    def merge(self, other: Report, numbers: Sequence[int]) -> None:
+        """Count what `other` has counted over other conversations. numbers: of its drafters among those here."""
+        for name in other.categories:
+            if name not in self.categories:
+                self.categories.insert(-1, name)
+                self.tallies |= {(s, name): Tally() for s in range(len(self.specs))}
+            for s, number in enumerate(numbers):
+                self.tallies[number, name] += other.tallies[s, name]
+        for s, number in enumerate(numbers):
+            self._answers[number] += other._answers[s]
 
     @property
     def answers(self) -> int:
         """Answers in the recording."""
-        return sum(len(conversation.turns) for conversation in self.conversations)
+        return max(self._answers, default=0)
 
     @property
     def is_complete(self) -> bool:
@@ -49,9 +59,10 @@ class Report:
     def results(self, cost: Cost | None = None) -> list[dict[str, Any]]:
         """One object for every drafter and category with answers, as `--json` prints them."""
         return [
-            _result(self.specs[s], category, tally, cost)
-            for (s, category), tally in self.tallies.items()
-            if tally.answers
+            _result(spec, category, self.tallies[s, category], cost)
+            for s, spec in enumerate(self.specs)
+            for category in self.categories
+            if self.tallies[s, category].answers
         ]
 
 

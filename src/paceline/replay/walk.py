@@ -118,6 +118,12 @@ class Recording:
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Recording:
+        """A recording in this tokenizer's tokens; it must name an end token, as `open_tokenizer` sees to."""
+        assert tokenizer.eos_token_id is not None
+        return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
+
 
 def replayable(spec: str, target: Facts) -> Drafter:
     """The drafter that `spec` names, bound; MethodError if it needs more than tokens."""

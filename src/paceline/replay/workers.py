@@ -71,7 +71,7 @@ def start(
     job = ReplayJob(conversations, specs, recording)
     job.drafters = {i: replayable(spec, recording) for i, spec in enumerate(specs)}
     warm_up()
-    tasks = _tasks(len(conversations), [_remembers(drafter) for drafter in job.drafters.values()])
+    tasks = _tasks(len(conversations), [remembers(drafter) for drafter in job.drafters.values()])
     if workers == 1 or len(tasks) == 1:
         return (done for task in tasks for done in job.run(task))
     return _share_out(tasks, [_hire(job) for _ in range(min(workers, len(tasks)))])
@@ -86,10 +86,10 @@ def _tasks(conversations: int, remembers: Sequence[bool]) -> list[Task]:
     return tasks
 
 
-def _remembers(drafter: Drafter) -> bool:
+def remembers(drafter: Drafter) -> bool:
     """Whether a drafter, or a part of it, has the option `past` switched on."""
     parts: Sequence[Drafter] = getattr(drafter, "parts", ())
-    return bool(getattr(getattr(drafter, "config", None), "past", 0)) or any(map(_remembers, parts))
+    return bool(getattr(getattr(drafter, "config", None), "past", 0)) or any(map(remembers, parts))
 
 
 def _hire(job: ReplayJob) -> tuple[BaseProcess, Connection]:

@@ -78,7 +78,7 @@ def _ended(text: str, tokenizer: Tokenizer) -> list[int]:
 
 def _logged(file: Path, tokenizer: Tokenizer, questions: Path | None) -> Iterator[Reply]:
     transcriber = Transcriber(tokenizer) if tokenizer.has_chat_template else None
-    for exchange in read_trace(file, questions):
+    for exchange in read_trace(file, questions=questions):
         source = exchange.category or _stem(file)
         if transcriber is None:
             for at in exchange.answers:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.draft.text import corpus
+from paceline.draft.text import corpus, shards
 from paceline.draft.text.corpus import PARTS, Plan, build, texts
 from paceline.draft.text.frozen import from_parts
 from paceline.draft.text.store import HEADER, open_store
@@ -271,3 +271,25 @@ def test_a_sentencepiece_model_without_beginning_and_end():
     tokenizer = Tokenizer(SentencePiece(Nameless(["<unk>", "a", "b"])))
     assert tokenizer.encode("ab") == tokenizer.encode_text("ab") == [1, 2]
     assert tokenizer.eos_token_id is None
+
+
+@pytest.mark.parametrize("most", [None, 200, 14, 11, 10, 3])
+def test_shards_make_the_same_corpus(tmp_path, monkeypatch, most):
+    """Tokenised piece by piece, each by a worker of its own; the cluster itself is tried in tests/cli."""
+    worked = []
+
+    def serially(make, options, items, address, workers):
+        for item in items:
+            worked.append(item)
+            yield make(*options)(item)
+
+    monkeypatch.setattr("paceline.records.pieces.PIECE_BYTES", 100)
+    monkeypatch.setattr(shards, "spread", serially)
+    monkeypatch.setattr(shards, "load_tokenizer", lambda name: LETTERS)
+    records = [{"text": "abcdef"}, {"text": "gh."}, *({"text": "ijk" * i} for i in range(1, 30))]
+    files = [written(tmp_path, "a.jsonl", lines(*records)), written(tmp_path, "b.txt", "one text\nin two lines")]
+    for out, read in (("here", None), ("there", shards.Sharded("letters"))):
+        build(tmp_path / out, files, LETTERS, Plan((), max_tokens=most), read=read)
+    here, there = ({f.name: f.read_bytes() for f in (tmp_path / out).iterdir()} for out in ("here", "there"))
+    assert here == there
+    assert (len(worked) > 5) if most is None else worked

@@ -19,8 +19,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from numpy.typing import NDArray
 from paceline.draft.text.freezing import BUILD_BYTES, DISK_BYTES
 from paceline.draft.text.store import Store, open_store, writing
 from paceline.errors import StoreError, meant
-from paceline.records import NotJSON, loads, numbered, opened
+from paceline.records import NotJSON, Piece, loads, numbered, opened
 from paceline.target.tokenizer import Tokenizer
 
 
@@ -53,6 +55,12 @@ LINE = 'a line holds "text", "response", "prompt" and "response", "messages", or
 
 Report = Callable[[str, float], None]
 """Called with what is being done ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
+
+Documents = Generator[NDArray[np.int32]]
+"""Tokens of documents, each ending with the end token."""
+
+Read = Callable[[Sequence[Path], Tokenizer, int, Callable[[float], None]], Documents]
+"""(files, tokenizer, end token, called with the share that is read) to all documents of the files, in their order."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +90,9 @@ def build(
     tokenizer: Tokenizer,
     plan: Plan = Plan(),
     report: Report | None = None,
+    read: Read | None = None,
 ) -> Store:
-    """Tokenise `files` into a store at `out`; it appears there whole or not at all.
+    """Tokenise `files` into a store at `out`; it appears there whole or not at all. read: None: in this process.
 
     Raises StoreError, one line: no such file, a type that is not read, a broken line, no text, no end token."""
     notify = report or (lambda what, done: None)
@@ -92,7 +101,11 @@ def build(
     eos = _eos(tokenizer, plan.eos)
     facts = {"tokenizer_name": tokenizer.name, "eos": eos, "parts": list(plan.parts)}
     with writing(out, kind="corpus", tokenizer=tokenizer.fingerprint, **facts) as store:
-        text, ends = _tokenise([*map(Path, files)], tokenizer, eos, plan.max_tokens, notify)
+        with closing((read or _read)([*map(Path, files)], tokenizer, eos, partial(notify, "reading"))) as documents:
+            text, ends = _joined(documents, eos, plan.max_tokens)
+        if not len(text):
+            raise StoreError(f"there is no text in {', '.join(map(str, files)) or 'no file'}: nothing was built")
+        notify("reading", 1.0)
         vocab_size = max(tokenizer.vocab_size, int(text.max()) + 1)
         if vocab_size <= 1 << 16:
             text = text.astype(np.uint16)
@@ -106,18 +119,34 @@ def build(
     return open_store(out, kind="corpus")
 
 
-def texts(file: Path, report: Callable[[float], None] | None = None) -> Iterator[str]:
-    """Every text in `file`, empty ones left out. StoreError names the line that cannot be read."""
+def texts(source: Path | Piece, report: Callable[[float], None] | None = None) -> Iterator[str]:
+    """Every text in a file or a piece of one, empty ones left out. StoreError names the line that cannot be read."""
+    piece = source if isinstance(source, Piece) else Piece(source)
+    file = piece.path
     _check(file)
     size = max(file.stat().st_size, 1)
     with opened(file, StoreError) as lines:
-        if _type(file) == ".txt":
+        if is_one_text(file):
             yield from _whole(lines.read(), file)
             return
-        for number, line in numbered(lines):
+        for number, line in numbered(piece.within(lines), piece.line):
             yield from _texts(line, f"{file}, line {number}")
             if report is not None:
                 report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
+
+
+def is_one_text(file: Path) -> bool:
+    """Whether a file is one document, rather than lines of them."""
+    return _type(file) == ".txt"
+
+
+def document(text: str, tokenizer: Tokenizer, eos: int) -> NDArray[np.int32]:
+    """The tokens of a text."""
+    return _ended(np.array(tokenizer.encode_text(text), np.int32), eos)
+
+
+def _ended(ids: NDArray[np.int32], eos: int) -> NDArray[np.int32]:
+    return ids if len(ids) and ids[-1] == eos else np.append(ids, np.int32(eos))
 
 
 def _whole(content: bytes, file: Path) -> list[str]:
@@ -183,27 +212,32 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
     return int(token)
 
 
-def _tokenise(
-    files: Sequence[Path], tokenizer: Tokenizer, eos: int, max_tokens: int | None, report: Report
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(text, ends) of every document in `files`."""
-    documents: list[NDArray[np.int32]] = []
-    left = max_tokens if max_tokens is not None else sys.maxsize
+def _read(
+    files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]
+) -> Documents:
+    """Every document in `files`."""
     for at, file in enumerate(files):
 
         def progress(done: float, at: int = at) -> None:
-            report("reading", (at + done) / len(files))
+            report((at + done) / len(files))
 
         for text in texts(file, progress):
-            if left < 2:
-                break
-            ids = tokenizer.encode_text(text)[: left - 1]
-            documents.append(np.array(ids if ids[-1:] == [eos] else [*ids, eos], np.int32))
-            left -= len(documents[-1])
-    if not documents:
-        raise StoreError(f"there is no text in {', '.join(map(str, files)) or 'no file'}: nothing was built")
-    report("reading", 1.0)
-    return np.concatenate(documents), np.cumsum([len(document) for document in documents], dtype=np.int64)
+            yield document(text, tokenizer, eos)
+
+
+def _joined(
+    documents: Documents, eos: int, max_tokens: int | None
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """(text, ends) of the documents, the last one cut where there are `max_tokens`."""
+    kept: list[NDArray[np.int32]] = []
+    left = max_tokens if max_tokens is not None else sys.maxsize
+    for ids in documents:
+        kept.append(_ended(ids[: left - 1], eos))
+        left -= len(kept[-1])
+        if left < 2:
+            break
+    text = np.concatenate(kept) if kept else np.empty(0, np.int32)
+    return text, np.cumsum([len(ids) for ids in kept], dtype=np.int64)
 
 
 def _estimate(text: NDArray[Any], parts: Sequence[str]) -> tuple[int, int]:

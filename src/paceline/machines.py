@@ -1,0 +1,114 @@
+"""Work shared out over the machines of a Ray cluster, through Ray Data. Knows nothing of what the work is.
+
+    with closing(spread(Worker, (tokenizer,), items, address="local", workers=2)) as results:
+        for result in results: ...                        # Worker(tokenizer)(item), in the order of the items
+
+A worker that dies is started again, and so is the item that it had. Ray is imported when there is work (extra `ray`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+
+AUTO, LOCAL = "auto", "local"
+"""Addresses: the cluster of RAY_ADDRESS or of this machine, else a new one here; a new one here. A process that is
+connected already stays where it is."""
+
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+PATIENCE_SECONDS = 10.0
+"""Time for a cluster's head to answer."""
+
+Work = Callable[[Any], Any]
+
+
+class _Worker:
+    """One process of the cluster. Rows bring what is to be made with them, for Ray warns of arguments that it keeps."""
+
+    work: Work | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A user's error is a result: Ray would make a long one of it, and try again."""
+        folder, make, options, item = pickle.loads(row["item"])
+        try:
+            if self.work is None:
+                if Path(folder).is_dir():
+                    os.chdir(folder)  # so that relative paths mean the same
+                self.work = make(*options)
+            result = self.work(item)
+        except PacelineError as error:
+            result = error
+        return {"result": pickle.dumps(result)}
+
+
+def spread(
+    make: Callable[..., Work],
+    options: Sequence[Any],
+    items: Sequence[Any],
+    address: str = AUTO,
+    workers: int | None = None,
+) -> Generator[Any]:
+    """`make(*options)(item)` for every item, of one or more, in their order. `make` is called once in every worker.
+
+    address  AUTO, LOCAL, or what Ray takes. workers: processes, as far as there are cores; None: one for every core.
+
+    Raises PacelineError: what a worker raised, or if there is no cluster there."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here tells nobody
+    import ray
+    from ray.data import ActorPoolStrategy, DataContext, from_items
+
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised as well
+    with _cluster(address, workers):
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        size = min(workers or cores, cores, len(items))
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        context.execution_options.preserve_order = True
+        packed = [{"item": pickle.dumps((os.getcwd(), make, options, item))} for item in items]
+        rows = from_items(packed, override_num_blocks=len(items))
+        for row in rows.map(_Worker, compute=ActorPoolStrategy(size=size), num_cpus=1).iter_rows():
+            result = pickle.loads(row["result"])
+            if isinstance(result, PacelineError):
+                raise result
+            yield result
+
+
+@contextmanager
+def _cluster(address: str, workers: int | None) -> Generator[None]:
+    """Within it this process is connected. A connection that it had before stays, and a new cluster ends here."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        if address == AUTO:
+            with suppress(ConnectionError):
+                ray.init(AUTO, **QUIET)
+        elif address != LOCAL:
+            _knock(address)
+            ray.init(address, **QUIET)
+        if not ray.is_initialized():
+            ray.init(LOCAL, num_cpus=workers, include_dashboard=False, **QUIET)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise PacelineError(f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """OSError if nobody listens at host:port; Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), PATIENCE_SECONDS).close()

@@ -1,0 +1,124 @@
+"""A recording in shards: the same figures as in one piece."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.records import Piece, pieces_of
+from paceline.replay.record import TraceError, read_piece, read_trace
+from paceline.replay.report import Report
+from paceline.replay.shards import Replayer, ShardedReplay
+from paceline.replay.tokens import Transcriber, open_tokenizer
+from paceline.replay.walk import Recording
+from paceline.replay.workers import start
+from tests import models
+
+SPECS = ["sam", "suffix,past=1000", "prompt-lookup"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A file in several pieces, and one that is gzipped. A category comes late, and one in the second file alone."""
+    monkeypatch.setattr("paceline.records.pieces.PIECE_BYTES", 400)
+    plain, zipped = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
+    plain.write_bytes(lines(16, ("even", "odd", "even", "odd", "late")))
+    zipped.write_bytes(gzip.compress(lines(9, ("odd", "other"))))
+    return [plain, zipped]
+
+
+def lines(count: int, categories: tuple[str, ...]) -> bytes:
+    said = ("the little cat", "and the dog sat", "on the mat;", "one two three one two")
+    records = [
+        {
+            "prompt": said[i % 4] * 2,
+            "response": (said[i % 3] + said[i % 4]) * (1 + i % 4),
+            "category": categories[i * len(categories) // count],
+        }
+        for i in range(count)
+    ]
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def figures(report: Report) -> list[dict[str, Any]]:
+    assert report.is_complete
+    return [{k: v for k, v in result.items() if k != "draft_us_per_round"} for result in report.results()]
+
+
+def whole(logs: list[Path], tokenizer: Path) -> Report:
+    reader = open_tokenizer(tokenizer)
+    conversations = [*map(Transcriber(reader).conversation, read_trace(*logs))]
+    report = Report(SPECS, conversations)
+    for done in start(conversations, SPECS, Recording.of(reader)):
+        report.add(done)
+    return report
+
+
+def test_the_figures_are_those_of_one_process(tokenizer: Path, logs: list[Path]) -> None:
+    job = ShardedReplay(logs, SPECS, str(tokenizer))
+    shards, report = job.shards(), Report(SPECS)
+    assert [list(shard.numbers) for shard in shards[:2]] == [[1], [0, 2]]
+    assert len(shards[0].pieces) == len(shards) - 1 > 4
+    for shard in shards:  # each by a worker of its own
+        report.merge(Replayer(job)(shard), shard.numbers)
+    assert report.answers == 25
+    assert figures(report) == figures(whole(logs, tokenizer))
+
+
+def test_a_shard_that_is_replayed_again_says_the_same(tokenizer: Path, logs: list[Path]) -> None:
+    job = ShardedReplay(logs, SPECS, str(tokenizer))
+    worker, shard = Replayer(job), job.shards()[0]
+    assert shard.numbers == [1]
+    first, second = (figures(worker(shard)) for _ in range(2))
+    assert first == second
+
+
+def test_categories_are_chosen_in_every_shard(tokenizer: Path, logs: list[Path]) -> None:
+    job = ShardedReplay(logs, ["sam"], str(tokenizer), categories=["odd", "other"])
+    report = Report(job.specs)
+    for shard in job.shards():
+        report.merge(Replayer(job)(shard), shard.numbers)
+    chosen = read_trace(*logs, categories=["odd", "other"])
+    assert report.answers == len(chosen) < 25
+
+
+def test_pieces_are_whole_lines_with_their_numbers(logs: list[Path]) -> None:
+    plain, zipped = logs
+    every = [exchange for piece in pieces_of(plain, TraceError) for exchange in read_piece(piece)]
+    assert every == read_trace(plain)
+    assert [exchange.where for exchange in every] == [f"{plain}, line {i}" for i in range(1, 17)]
+    assert [*pieces_of(zipped, TraceError)] == [Piece(zipped)]
+
+
+def test_an_end_of_blank_lines_is_no_error(logs: list[Path], tmp_path: Path) -> None:
+    file = tmp_path / "c.jsonl"
+    file.write_bytes(lines(4, ("even",)) + b"\n" * 900)
+    every = [*pieces_of(file, TraceError)]
+    assert [*read_piece(every[-1])] == []
+    assert len([e for piece in every for e in read_piece(piece)]) == 4
+
+
+def test_an_empty_file_is_one(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").touch()
+    (piece,) = pieces_of(tmp_path / "d.jsonl", TraceError)
+    with pytest.raises(TraceError, match="holds no answers"):
+        list(read_piece(piece))
+
+
+def test_a_broken_line_is_named(logs: list[Path]) -> None:
+    with logs[0].open("ab") as file:
+        file.write(b"{\n")
+    last = [*pieces_of(logs[0], TraceError)][-1]
+    with pytest.raises(TraceError, match=r"a.jsonl, line 17: not JSON"):
+        list(read_piece(last))
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(pieces_of(logs[0].with_name("none"), TraceError))
