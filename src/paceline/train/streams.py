@@ -151,7 +151,7 @@ def train_streams(
         raise PacelineError(f"--layers is {config.layers}; {draft} has {network.config.num_hidden_layers}")
     lesson = Lesson.open(target, answers, config)
     if network.config.vocab_size != lesson.teacher.config.vocab_size:
-        raise PacelineError(f"{draft} drafts for a model of {network.config.vocab_size} tokens, and {target} has others")
+        raise PacelineError(f"{draft} has {network.config.vocab_size} tokens, and {target} has not as many")
     torch.manual_seed(loop.seed)
     module = StreamsLoss(network, config.count, config.layers, config.rank, config.keep)
     if not lesson.train(module, loop, run):
@@ -188,7 +188,7 @@ def command(
     layers: Annotated[int, typer.Option(help="Last layers of the draft, that run streams.", min=1)] = 1,
     rank: Annotated[int, typer.Option(help="Of the projection that begins a stream.", min=1)] = 32,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the draft as it is; the streams alone learn.")] = False,
-    rows: options.BatchRows = 32,
+    rows: options.BatchRows = 16,
 ) -> bool:
     """Teach a draft model to say several tokens a forward, for `--draft model:OUT,streams=2`.
 
@@ -200,7 +200,7 @@ def command(
     if count < 1:
         raise PacelineError(f"--streams is {count}; it is 1 or more")
     run, answers = setup.prepare()
-    loop = setup.loop(answers, PASSES, peak_lr=lr)
+    loop = setup.loop(answers, PASSES, peak_lr=lr, warmup_steps=20)
     # Rows of more than 128 tokens cost more than they teach: all streams of all tokens see each other's layer.
     config = StreamsConfig(count=count, layers=layers, rank=rank, keep=keep, length=min(setup.length, 128), rows=rows)
     return train_streams(setup.target, draft, answers, setup.out, run, loop, config)

@@ -59,9 +59,12 @@ class WithStreams(OnModel):
         for draft, wanted in zip(drafts, num_logits, strict=True):
             slot = self._slots[draft.row.id]
             paths = self.model._paths(Segment(slot, np.array(draft.tokens), np.array(draft.parent)))
-            for path in paths[len(paths) - wanted :]:
-                guesses.append([self.guesser.logits_after([*path, *[0] * j]) for j in range(1, self.num_streams + 1)])
-        return torch.cat([own[:, None], torch.stack([torch.stack(of) for of in guesses])], 1)
+            guesses += [self._guesses(path) for path in paths[len(paths) - wanted :]]
+        return torch.cat([own[:, None], torch.stack(guesses)], 1)
+
+    def _guesses(self, path: list[int]) -> torch.Tensor:
+        steps = range(1, self.num_streams + 1)
+        return torch.stack([self.guesser.logits_after([*path, *[0] * j]) for j in steps])
 
 
 def streaming(target: TableTarget, count: int = 1, noise: float = 1.0, **options) -> WithStreams:
@@ -124,7 +127,7 @@ def test_windows_are_the_models_own_with_fewer_forwards():
     rounds, calls = [], []
     for count in (0, 1, 2, 4):
         made = streaming(target, count, 0.5, stop="svip")
-        made.guesser = made.model  # of order 2: streams beyond the first are wrong
+        made.guesser = target
         out = Engine(target, made).generate(PROMPTS, params)
         rounds.append([one.stats.accepted for one in out])
         calls.append(made.model.forwards)
@@ -180,8 +183,9 @@ def test_they_run_as_they_were_trained(folders, count):
     for slot, row in zip(slots, ids, strict=True):
         streams.run([Segment.chunk(slot, row[:5].numpy(), last=True)])  # streams of it are no part of the row
         streams.model.commit(slot, range(5))
-    chains = [Segment(slot, row[5:].numpy(), np.arange(-1, 6), num_logits=3) for slot, row in zip(slots, ids, strict=True)]
-    logits = streams.run(chains)
+    above = np.arange(-1, 6)
+    rest = [Segment(slot, row[5:].numpy(), above, num_logits=3) for slot, row in zip(slots, ids, strict=True)]
+    logits = streams.run(rest)
     torch.testing.assert_close(logits, expected[:, 9:].flatten(0, 1), atol=1e-4, rtol=1e-4)
 
 
@@ -193,7 +197,7 @@ def answered(folders: dict[str, Path], spec: str, params: SamplingParams, **opti
 
 @pytest.mark.parametrize("spec", [
     "model:{close},streams=2,stop=fixed", "model:{close},streams=1,stop=svip", "model:{close},streams=2,context=4",
-    "mirror:model:{close},streams=2,where=line", "mirror:model:{close},streams=2,stop=svip,where=line,source=early_exit",
+    "mirror:model:{close},streams=2,where=line", "mirror:model:{close},streams=2,stop=svip,where=line,source=both",
     "sam,min_match=1+model:{close},streams=2",
 ])  # fmt: skip
 def test_any_answer_is_plain_decodings(folders, spec):

@@ -20,7 +20,6 @@ them; no token sees a stream. Their keys and values are overwritten by the next 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
