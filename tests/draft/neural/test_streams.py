@@ -25,6 +25,7 @@ from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import MethodError
 from paceline.round import Segment
+from paceline.row import Row
 from paceline.sampling import SamplingParams
 from paceline.target.load import load
 from paceline.train.streams import StreamsLoss
@@ -55,6 +56,8 @@ class WithStreams(OnModel):
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         own = super().run(drafts, num_logits)
+        if not self.num_streams:
+            return own
         guesses = []
         for draft, wanted in zip(drafts, num_logits, strict=True):
             slot = self._slots[draft.row.id]
@@ -122,17 +125,23 @@ def test_equals_plain_decoding(stop, options, count):
 
 def test_windows_are_the_models_own_with_fewer_forwards():
     """A rule that ends a window at what the model says: no guess is left in it, so the windows are the same ones."""
-    target = TableTarget(vocab_size=8, order=2, seed=4, scale=4.0)
-    params = SamplingParams(max_tokens=40)
-    rounds, calls = [], []
+    target, random = TableTarget(vocab_size=8, order=2, seed=4, scale=4.0), np.random.default_rng(0)
+    texts = [random.integers(0, 8, 5).tolist() for _ in range(30)]
+    windows, calls = {}, {}
     for count in (0, 1, 2, 4):
-        made = streaming(target, count, 0.5, stop="svip")
-        made.guesser = target
-        out = Engine(target, made).generate(PROMPTS, params)
-        rounds.append([one.stats.accepted for one in out])
-        calls.append(made.model.forwards)
-    assert rounds[1:] == rounds[:1] * 3
-    assert all(fewer <= calls[0] for fewer in calls)
+        made = streaming(target, count, 0.5, stop="svip", threshold=0.35)
+        made.guesser = target  # of order 2: guesses after a wrong token are others
+        made.bind(target)
+        trees = []
+        for text in texts:
+            row = Row(0, text, SamplingParams(max_tokens=200), max_context=1 << 20)
+            made.start(row)
+            trees += made.propose([row])
+            made.drop(row)
+        windows[count], calls[count] = [tree.tokens.tolist() for tree in trees], sum(tree.calls for tree in trees)
+    assert all(windows[count] == windows[0] for count in windows)
+    assert max(map(len, windows[0])) > 5
+    assert calls[4] <= calls[2] <= calls[1] < calls[0]
 
 
 # A model with streams ------------------------------------------------------------------------------------------------
