@@ -48,7 +48,7 @@ much where there are few tokens; all at once would be wasted where a row leaves 
 class Laws:
     """The policy's distributions after the nodes first..last-1 of a draft, and their best tokens.
 
-    probs  [last - first, V]; top_ids, top_probs [last - first, top], NumPy."""
+    probs  [last - first, V]; top_ids, top_probs [last - first, top], NumPy; not there if `top` is 0."""
 
     def __init__(self, walker: Walker, top: int):
         params, node, logits = walker.request.params, walker.node, walker.logits
@@ -60,8 +60,9 @@ class Laws:
             self.probs = torch.stack(list(target_distributions([walker])))
         on_processor = self.probs.device.type == "cpu"
         self._numbers = self.probs.numpy() if on_processor else self.probs  # NumPy reads one number faster
-        best = self.probs.topk(min(top, self.probs.shape[-1]))
-        self.top_ids, self.top_probs = best.indices.numpy(force=True), best.values.numpy(force=True)
+        if top:
+            best = self.probs.topk(min(top, self.probs.shape[-1]))
+            self.top_ids, self.top_probs = best.indices.numpy(force=True), best.values.numpy(force=True)
 
     def has(self, tree: DraftTree, node: int) -> bool:
         """Whether that node's distribution is here."""
