@@ -267,7 +267,7 @@ ALLOWED = {
     "cli/chat.py": {"sam"},
     "cli/demo.py": {"sam", "recycling,tree=16", "model:", "kangaroo:", "s2d:", *HEADS},
     "cli/generate.py": {"sam"},
-    "cli/tune.py": {"sam"},
+    "cli/tune.py": {"sam", "mirror:"},
     "cli/eval_align.py": {"suffix,past=16384"},
     "evals/align/command.py": {"suffix,past=16384"},
     "cli/rollout.py": {"past-answer"},
@@ -285,6 +285,8 @@ ALLOWED = {
     # one method built on another
     "draft/s2d.py": {"paceline.draft.model"},
     "draft/mirror.py": {"paceline.draft.model", "model:"},
+    # what a second device would save
+    "cost/beside.py": {"paceline.draft.mirror", "mirror:"},
     # training a method's checkpoint: its command, its recipe, the demo family
     "train/__main__.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
     "train/zoo/card.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},

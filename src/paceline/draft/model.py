@@ -36,10 +36,16 @@ CHUNK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(SteppingConfig):
-    """Options of `model`."""
+    """Options of `model`, but for streams."""
 
     checkpoint: str = option(help="folder or hub id of the draft model")
     context: int | None = option(None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedConfig(ModelConfig):
+    """Options of `model`."""
+
     streams: int = option(0, "tokens that a forward says beside the next one, of a draft model with streams", least=0)
 
 
@@ -51,7 +57,7 @@ class Model(Streaming):
     name = "model"
     lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
-    Config = ModelConfig
+    Config = StreamedConfig
     drafts_ahead = True
 
     def __init__(self, config: ModelConfig):
@@ -60,7 +66,8 @@ class Model(Streaming):
         self._slots: dict[int, int] = {}
         self._first: dict[int, int] = {}
         self.streams: Streams | None = None
-        if config.streams and config.tree:
+        self._wanted = config.streams if isinstance(config, StreamedConfig) else 0
+        if self._wanted and config.tree:
             raise MethodError("streams draft chains: leave out tree or streams")
 
     def bind(self, target: Facts) -> None:
@@ -85,8 +92,8 @@ class Model(Streaming):
         if self.config.vocab is not None:
             self.columns = trim(self.model, self.config.vocab, path, target)
         self.weight_bytes = self.model.weight_bytes
-        if self.config.streams:
-            self.streams = open_streams(path, self.model, self.config.streams)
+        if self._wanted:
+            self.streams = open_streams(path, self.model, self._wanted)
             self.num_streams = self.streams.count
             self.weight_bytes += self.streams.nbytes
 
