@@ -181,7 +181,7 @@ def _clocked(mirror: Mirror, fresh: list[float], ahead: list[float]) -> None:
         look_ahead(*args)
         ahead.append(perf_counter() - began)
 
-    side.windows, side.look_ahead = timed_windows, timed_ahead  # type: ignore[method-assign]
+    side.windows, side.look_ahead = timed_windows, timed_ahead  # type: ignore[method-assign, assignment]
 
 
 def _timed(mirror: Mirror, trips: list[float]) -> None:

@@ -57,7 +57,7 @@ class Model(Streaming):
     name = "model"
     lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
-    Config = StreamedConfig
+    Config: type[ModelConfig] = StreamedConfig
     drafts_ahead = True
 
     def __init__(self, config: ModelConfig):
