@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class Model(Streaming):
     name = "model"
     lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
-    Config: type[ModelConfig] = StreamedConfig
+    Config: ClassVar[type[Any] | None] = StreamedConfig
     drafts_ahead = True
 
     def __init__(self, config: ModelConfig):
