@@ -270,7 +270,7 @@ ALLOWED = {
     "cli/tune.py": {"sam", "mirror:"},
     "cli/eval_align.py": {"suffix,past=16384"},
     "evals/align/command.py": {"suffix,past=16384"},
-    "cli/rollout.py": {"past-answer"},
+    "cli/rollout.py": {"past-answer,first=8"},
     "cli/serve.py": {"sam", "prompt-lookup", "paceline.draft.grammar", "paceline.draft.prediction"},
     # what a request may bring
     "sampling.py": {"grammar", "prediction"},
@@ -281,7 +281,7 @@ ALLOWED = {
     "plugins/llama_cpp.py": {"sam"},
     "plugins/transformers.py": {"sam"},
     # what rollouts draft with in a trainer
-    "rollout/trl.py": {"past-answer+sam,past=65536"},
+    "rollout/trl.py": {"past-answer,first=8+sam,past=65536"},
     # one method built on another
     "draft/s2d.py": {"paceline.draft.model"},
     "draft/mirror.py": {"paceline.draft.model", "model:"},
