@@ -4,8 +4,8 @@
     python benchmarks/mirror.py time MODEL DRAFT --prompts FILE        # in turn: alone, plain speculation, mirror
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
-each side, in turn; and from the parts of a round in line, with one thread, it says beforehand what the latency law
-expects (paceline.cost.mirror). Prompts as in benchmarks/recycling.py; greedy.
+each side, in turn; and from the parts of a round, measured over the same prompts, it says beforehand what the latency
+law expects (paceline.cost.beside). Prompts as in benchmarks/recycling.py; greedy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import Any
 
 from paceline import Engine, SamplingParams
-from paceline.cost.mirror import Law, pays_from
-from paceline.draft.neural.branches import Ahead
+from paceline.cost.beside import measure
+from paceline.cost.mirror import pays_from
 from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
 
@@ -40,40 +40,16 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
             print(f"| {name} | {kappa} | {counts.hit_rate:.2f} | {first:.2f} | {later:.2f} | {mean:.2f} |", flush=True)
 
 
-def law(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int) -> Law:
-    """The parts of a round, measured in line with one thread."""
-    engine = Engine(model, f"mirror:{draft},where=line,kappa={kappa}", threads=1)
-    side: Ahead = engine.drafter._side  # type: ignore[attr-defined]
-    fresh: list[float] = []
-    ahead: list[float] = []
-    windows, look_ahead = side.windows, side.look_ahead
-
-    def timed_windows(asks: Any) -> Any:
-        began = perf_counter()
-        made = windows(asks)
-        if made and made[0].hit is False:
-            fresh.append(perf_counter() - began)
-        return made
-
-    def timed_ahead(*args: Any) -> None:
-        began = perf_counter()
-        look_ahead(*args)
-        ahead.append(perf_counter() - began)
-
-    side.windows, side.look_ahead = timed_windows, timed_ahead  # type: ignore[method-assign]
-    engine.generate(prompts, SamplingParams(max_tokens=new))
-    counts: Any = engine.drafter.counts  # type: ignore[attr-defined]
-    forward = sum(engine.clock.seconds.get(part, 0.0) for part in ("prepare", "layers", "head", "accept"))
-    return Law(0.0, forward / engine.rounds, median(ahead), median(fresh), counts.hit_rate)
-
-
 def timed(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int, repeats: int) -> None:
-    expected = law(model, draft, prompts[:2], new, kappa)
+    target = load(model)
+    answer = measure(target, load_tokenizer(model), f"{draft},kappa={kappa}", prompts, max_tokens=new)
+    expected = answer.here or answer.law
     print(
         f"law: forward {1e3 * expected.after:.1f} ms, branches {1e3 * expected.ahead:.1f}, a window "
-        f"{1e3 * expected.fresh:.1f}, hit rate {expected.hit:.2f}: a round {1e3 * expected.round:.1f} ms against "
-        f"{1e3 * expected.plain_round:.1f}, {expected.speedup:.2f} times plain speculation's speed with one thread; "
-        f"pays from {pays_from(expected) or float('nan'):.2f} times this target's time on"
+        f"{1e3 * expected.fresh:.1f}, hit rate {expected.hit:.2f}, both at once take {expected.together:.2f} times as "
+        f"long: a round {1e3 * expected.round:.1f} ms against {1e3 * expected.plain_round:.1f}, {expected.speedup:.2f} "
+        f"times plain speculation's speed with one thread; pays from {pays_from(expected) or float('nan'):.2f} times "
+        "this target's time on"
     )
     plain = f"model:{draft},stop=fixed"
     contestants = {

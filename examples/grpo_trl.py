@@ -1,7 +1,7 @@
 """GRPO with TRL, where every epoch reuses the last one's answers: a tiny model learns to write digits, on a processor.
 
     python examples/grpo_trl.py --out runs/digits
-    accelerate launch --cpu --num_processes 2 examples/grpo_trl.py --out runs/digits
+    accelerate launch --multi_gpu --num_processes 2 examples/grpo_trl.py --out runs/digits     # without a GPU too
 
 Needs `pip install 'paceline[rl]'`. Prints one line of JSON for each batch of rollouts.
 """

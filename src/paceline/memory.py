@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import PacelineError, PromptError
-from paceline.prefixes import SHORTEST, Prefixes, common
+from paceline.prefixes import SHORTEST, Prefixes, beginning, common
 from paceline.row import Row
 from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules
@@ -48,6 +48,7 @@ class Memory:
         self.prefixes = Prefixes(max(MOST_KEPT, 4 * max_batch))
         self._slack = SLACK
         self._fresh: dict[int, tuple[Row | None, int]] = {}
+        self._begins: dict[int, bytes] = {}
         if self.cache is not None:
             self.cache.most_bytes = self.budget
 
@@ -73,11 +74,12 @@ class Memory:
         """Give a row its slot. `ready` says when it may run: first an older row may have to compute what both need."""
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
-        if not self.reuse:
+        if not self.reuse or len(row) <= SHORTEST:
             return
         tokens = row.tokens[:-1]
+        self._begins[row.id] = beginning(tokens)
         at_hand, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
-        for other in running:
+        for other in self._alike(row, running):
             if other.id < row.id and (shared := common(other.tokens, tokens)) > at_hand:
                 at_hand, lead = shared, other
         self._fresh[row.id] = lead, at_hand
@@ -101,7 +103,7 @@ class Memory:
         assert self.cache is not None
         tokens = row.tokens[:-1]
         shared, prefix = self.prefixes.best(tokens)
-        lead = max(running, key=lambda r: min(r.cached, common(r.tokens, tokens)))
+        lead = max(self._alike(row, running), key=lambda r: min(r.cached, common(r.tokens, tokens)), default=row)
         live = min(lead.cached, common(lead.tokens, tokens))
         if max(shared, live) < SHORTEST:
             return
@@ -113,6 +115,11 @@ class Memory:
         self.cache.paste(row.slot, kv)
         row.cached = kv.shape[3]
         row.reused += row.cached
+
+    def _alike(self, row: Row, running: Sequence[Row]) -> list[Row]:
+        """The rows whose first tokens are those of `row`."""
+        begins = self._begins[row.id]
+        return [other for other in running if self._begins.get(other.id) == begins]
 
     # Running --------------------------------------------------------------------------------------------------
 
@@ -141,6 +148,7 @@ class Memory:
         """Take a row's slot from it; it will be run again."""
         self.target.drop_row(row.slot)
         self._fresh.pop(row.id, None)
+        self._begins.pop(row.id, None)
         row.slot, row.cached = -1, 0
         row.preempted += 1
 
@@ -176,6 +184,7 @@ class Memory:
     def end(self, row: Row) -> None:
         """Free a row's slot; its keys and values are kept for others while there is room."""
         self._fresh.pop(row.id, None)
+        self._begins.pop(row.id, None)
         try:
             if self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
                 self._keep(row)

@@ -26,12 +26,16 @@ class Prefix(NamedTuple):
 
 
 class Prefixes:
-    """At most `most` of them."""
+    """At most `most` of them, each of SHORTEST tokens or more.
+
+    They are found by their first SHORTEST tokens: comparing each with each takes longer than the forwards of a small
+    model as soon as there are a hundred rows."""
 
     def __init__(self, most: int):
         self.most = most
         self.nbytes = 0
         self._kept: OrderedDict[int, Prefix] = OrderedDict()
+        self._alike: dict[bytes, dict[int, Prefix]] = {}
         self._next = 0
 
     def __len__(self) -> int:
@@ -39,7 +43,8 @@ class Prefixes:
 
     def best(self, tokens: IntArray) -> tuple[int, Prefix | None]:
         """The one with the longest common beginning with `tokens`, and its length; 0 and None if that is short."""
-        shared = {number: common(prefix.tokens, tokens) for number, prefix in self._kept.items()}
+        alike = self._alike.get(beginning(tokens), {})
+        shared = {number: common(prefix.tokens, tokens) for number, prefix in alike.items()}
         number = max(shared, key=lambda one: shared[one], default=-1)
         if number < 0 or shared[number] < SHORTEST:
             return 0, None
@@ -48,16 +53,18 @@ class Prefixes:
 
     def has(self, tokens: IntArray) -> bool:
         """Whether one of them begins with all of `tokens`."""
-        return any(common(prefix.tokens, tokens) == len(tokens) for prefix in self._kept.values())
+        alike = self._alike.get(beginning(tokens), {})
+        return any(common(prefix.tokens, tokens) == len(tokens) for prefix in alike.values())
 
     def add(self, tokens: IntArray, kv: torch.Tensor) -> None:
         """Keep one more, in place of those that it goes on from."""
-        for number, prefix in list(self._kept.items()):
+        begins = beginning(tokens)
+        for number, prefix in list(self._alike.get(begins, {}).items()):
             if common(prefix.tokens, tokens) == len(prefix.tokens):
                 self._remove(number)
         while self._kept and len(self._kept) >= self.most:
             self.forget()
-        self._kept[self._next] = Prefix(tokens, kv)
+        self._kept[self._next] = self._alike.setdefault(begins, {})[self._next] = Prefix(tokens, kv)
         self.nbytes += kv.nbytes
         self._next += 1
 
@@ -66,7 +73,17 @@ class Prefixes:
         self._remove(next(iter(self._kept)))
 
     def _remove(self, number: int) -> None:
-        self.nbytes -= self._kept.pop(number).kv.nbytes
+        prefix = self._kept.pop(number)
+        begins = beginning(prefix.tokens)
+        del self._alike[begins][number]
+        if not self._alike[begins]:
+            del self._alike[begins]
+        self.nbytes -= prefix.kv.nbytes
+
+
+def beginning(tokens: IntArray) -> bytes:
+    """The first SHORTEST tokens: texts with another beginning have too little in common."""
+    return tokens[:SHORTEST].tobytes()
 
 
 def common(a: IntArray, b: IntArray) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from paceline.errors import NumericError, PacelineError, shortened
-from paceline.kernels.softmax import keep_best, softmax_of_row, token_at
+from paceline.kernels.softmax import keep_best, softmax_of_row, softmax_of_rows, token_at
 from paceline.tree import IntArray
 
 COLDEST = 1e-6
@@ -369,6 +369,15 @@ def distribution(logits: torch.Tensor, row: int, params: SamplingParams) -> torc
     probs = softmax_of_row(logits, row, params.temperature)
     if params.top_k or params.top_p < 1 or params.min_p:
         keep_best(probs, params.top_k, params.top_p, params.min_p)
+    return probs
+
+
+def distributions(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """`distribution` of all rows of logits [n, V] for which `is_compiled`, bit for bit the same; [n, V], float32."""
+    probs = softmax_of_rows(logits, params.temperature)
+    if params.top_k or params.top_p < 1 or params.min_p:
+        for of_row in probs:
+            keep_best(of_row, params.top_k, params.top_p, params.min_p)
     return probs
 
 

@@ -69,6 +69,8 @@ def test_a_draft_model(small: Path, tmp_path: Path) -> None:
     same(small, f"model:{draft},stop=fixed,draft=3,vocab=60")
     large = same(small, f"model:{draft},stop=fixed,draft=3")
     assert str(draft) + "," not in large
+    inside = same(small, f"mirror:model:{draft},where=line,draft=3")
+    assert inside.removeprefix("mirror:").split(",")[0] == large.split(",")[0], "a drafter named inside another"
 
 
 def test_a_draft_model_of_another_shape_grows_by_as_many_parameters(small: Path, tmp_path: Path) -> None:
@@ -119,7 +121,9 @@ def test_an_adapter(small: Path, tmp_path: Path) -> None:
 def test_what_has_no_weights_stays(small: Path, tmp_path: Path) -> None:
     target, done = large_of(small)
     (tmp_path / "corpus").mkdir()
-    for spec in ("sam", f"sam,corpus={tmp_path / 'corpus'}", f"rest:{tmp_path / 'corpus'}", "sam+recycling,tree=16"):
+    corpus = tmp_path / "corpus"
+    others = "sam", "sam+recycling,tree=16", "mirror:model:nowhere"
+    for spec in (*others, f"sam,corpus={corpus}", f"rest:{corpus}"):
         assert large_spec(spec, target, done) == spec
 
 

@@ -8,7 +8,8 @@ from time import perf_counter, sleep
 
 import pytest
 
-from paceline.cost.mirror import Law, pays_from
+from paceline.cost.mirror import Law, law_on, pays_from, size_that_pays
+from paceline.cost.model import DEVICES, Machine, Size
 
 REGIMES = {
     "hidden": Law(0.0, 0.02, 0.012, 0.008, 1.0),
@@ -73,3 +74,38 @@ def test_from_which_size_on_it_pays() -> None:
     assert factor is not None
     assert law.times_larger(factor).speedup > 1 > law.times_larger(0.9 * factor).speedup
     assert pays_from(Law(0.0, 0.001, 0.02, 0.005, 0.0)) is None
+
+
+def test_sides_that_share_caches_lose_while_both_work() -> None:
+    hidden = Law(0.0, 0.02, 0.012, 0.008, 1.0, together=1.5)
+    assert hidden.round == pytest.approx(0.02 + 0.5 * 0.012)
+    assert Law(0.0, 0.01, 0.03, 0.008, 1.0, together=2.0).round == pytest.approx(0.01 + 0.03), "they take turns"
+    assert Law(0.0, 0.02, 0.012, 0.01, 0.5, late=0.004).exposed == pytest.approx(0.5 * 0.004)
+
+
+LARGE = Size(7e9, 32, 4096, 2 * 32 * 1024 * 2)
+SMALL = Size(0.5e9, 24, 896, 2 * 24 * 128 * 2)
+
+
+def test_by_datasheets_a_second_device_hides_drafting() -> None:
+    one = Machine(DEVICES["H100-SXM"])
+    law = law_on(one, one, LARGE, SMALL, hit=1.0, branches=1, rendezvous=0.0)
+    assert law.late == law.fresh
+    assert law.ahead == pytest.approx(law.fresh * 6 / 5), "the window's last token, then a window"
+    assert law_on(one, one, LARGE, SMALL, hit=0.9).speedup > law_on(one, one, LARGE, SMALL, hit=0.3).speedup
+    slow = law_on(one, Machine(DEVICES["L4"]), LARGE, SMALL, hit=0.5)
+    assert slow.fresh == law.fresh, "plain speculation has the first device"
+    assert slow.late > slow.fresh
+
+
+def test_the_size_that_pays_by_datasheets() -> None:
+    one = Machine(DEVICES["H100-SXM"])
+    size = size_that_pays(one, one, LARGE, SMALL, hit=0.5)
+    assert size is not None
+
+    def gain(parameters: float) -> float:
+        target = Size(parameters, LARGE.layers, LARGE.width, LARGE.cache_bytes)
+        return law_on(one, one, target, SMALL, hit=0.5).speedup
+
+    assert gain(size) > 1 > gain(0.7 * size)
+    assert size_that_pays(one, one, LARGE, SMALL, hit=0.0) is None

@@ -57,3 +57,14 @@ def test_an_answer_that_a_row_brings_along_comes_first_and_is_not_remembered() -
     two.past = none
     drafter.start(two)
     assert drafter.propose([two])[0].num_drafted == 0
+
+
+def test_pieces_begin_small_and_double_while_they_stand() -> None:
+    drafter = taught("past-answer,first=2,draft=6", ("who?", "abcdefghijklmnopqrstu"))
+    one = row("who?")
+    drafter.start(one)
+    proposed = []
+    while piece := letters(drafter.propose([one])[0].tokens[1:]):
+        proposed.append(piece)
+        one.extend(tokens("abcdefghijklmnopqrstu"[one.num_new : one.num_new + len(piece) + 1]))
+    assert proposed == ["ab", "def", "hijklm", "opqrst"], "the token after each is the target's own"

@@ -271,10 +271,10 @@ ALLOWED = {
     "cli/chat.py": {"sam"},
     "cli/demo.py": {"sam", "recycling,tree=16", "model:", "kangaroo:", "s2d:", *HEADS},
     "cli/generate.py": {"sam"},
-    "cli/tune.py": {"sam"},
+    "cli/tune.py": {"sam", "mirror:"},
     "cli/eval_align.py": {"suffix,past=16384"},
     "evals/align/command.py": {"suffix,past=16384"},
-    "cli/rollout.py": {"past-answer"},
+    "cli/rollout.py": {"past-answer,first=8"},
     "cli/serve.py": {"sam", "prompt-lookup", "paceline.draft.grammar", "paceline.draft.prediction"},
     # what a request may bring
     "sampling.py": {"grammar", "prediction"},
@@ -285,10 +285,12 @@ ALLOWED = {
     "plugins/llama_cpp.py": {"sam"},
     "plugins/transformers.py": {"sam"},
     # what rollouts draft with in a trainer
-    "rollout/trl.py": {"past-answer+sam,past=65536"},
+    "rollout/trl.py": {"past-answer,first=8+sam,past=65536"},
     # one method built on another
     "draft/s2d.py": {"paceline.draft.model"},
     "draft/mirror.py": {"paceline.draft.model", "model:"},
+    # what a second device would save
+    "cost/beside.py": {"paceline.draft.mirror", "mirror:"},
     # training a method's checkpoint: its command, its recipe, the demo family
     "train/__main__.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
     "train/zoo/card.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},

@@ -127,7 +127,7 @@ def test_copies_are_numbered_over_all_processes(monkeypatch: pytest.MonkeyPatch)
 def test_the_example_trains(tmp_path: Path, processes: int, arguments: list[str]) -> None:
     """Three epochs with the real trainer: reuse from the second on, finite rewards, every copy kept once."""
     pytest.importorskip("trl", reason="the package trl is not installed")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes)]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
     script = [str(REPOSITORY / "examples" / "grpo_trl.py"), "--out", str(tmp_path), *arguments]
     plain = [sys.executable] if processes == 1 else launch
     run = subprocess.run([*plain, *script], capture_output=True, text=True, timeout=280)

@@ -35,6 +35,8 @@ def large_spec(spec: str, target: Target, done: Enlargement) -> str:
 def _large_part(part: str, target: Target, done: Enlargement) -> str:
     parsed = parse(part)
     checkpoint = parsed.checkpoint
+    if checkpoint is not None and ":" in checkpoint and not Path(checkpoint).expanduser().exists():
+        return part.replace(checkpoint, _large_part(checkpoint, target, done), 1)  # a drafter inside a drafter
     config = _config(checkpoint) if checkpoint else None
     if checkpoint is None or config is None:
         return part

@@ -43,7 +43,7 @@ def demo(
     start_steps: Annotated[
         int | None, typer.Option(help="Steps of the supervised start. [default: what the task was tried with]", min=1)
     ] = None,
-    draft: Annotated[str, typer.Option("--draft", "-d", help="What proposes old answers.")] = "past-answer",
+    draft: Annotated[str, typer.Option("--draft", "-d", help="What proposes old answers.")] = "past-answer,first=8",
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:

@@ -28,6 +28,8 @@ CHECKED = (1, 8)
 """Batch sizes at which predictions are compared with measurements, if they are among those tuned."""
 MOST_ANSWERS = 64
 """Of a log: answers that are replayed."""
+MOST_BESIDE = 24
+"""Of them: prompts that are answered to measure drafting on a second device."""
 
 
 def tune(
@@ -44,6 +46,12 @@ def tune(
         list[str] | None,
         typer.Option(
             "--draft", "-d", help="A drafter for auto to choose from; may be repeated. [default: sam, suffix]"
+        ),
+    ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            help="A draft model, as mirror: takes it: would drafting on a second device pay, and from which size on?"
         ),
     ] = None,
     batches: Annotated[str, typer.Option(help="Rows at once, joined by commas.")] = "1,2,4,8,16,32",
@@ -66,6 +74,7 @@ def tune(
     \b
     paceline tune models/demo
     paceline tune MODEL --traffic log.jsonl -o tune.json
+    paceline tune MODEL --beside DRAFT                        # the question of docs/methods/mirror.md
     paceline generate MODEL -p prompts.jsonl --batch 8 --draft auto --tune tune.json
     """
     from paceline.cli.drive import Interrupt
@@ -74,7 +83,7 @@ def tune(
 
     sizes = _sizes(batches)
     drafts = list(dict.fromkeys(draft or ("sam", "suffix")))
-    for spec in drafts:
+    for spec in [*drafts, *([f"mirror:{beside}"] if beside else [])]:
         create(spec)  # a misspelt method is named before a model is read
     if not out.absolute().parent.is_dir():
         raise PacelineError(f"{out} cannot be written: there is no folder {out.parent}")
@@ -84,7 +93,7 @@ def tune(
     tuning.check()
     checked = [size for size in sizes if size in CHECKED] if check else []
     names = ["none", *drafts, f"auto:{'|'.join(spec.replace(',', ';') for spec in drafts)}"]
-    total = 1 + len(sizes) + len(drafts) + len(names) * (len(sizes) + len(checked))
+    total = 1 + len(sizes) + len(drafts) + len(names) * (len(sizes) + len(checked)) + (beside is not None)
     with Interrupt() as interrupt, _bar(total) as step:
         answers = _answers(tuning, traffic, template, engine.tokenizer, lambda: interrupt.pressed)
         step()
@@ -92,6 +101,9 @@ def tune(
         if table is None or interrupt.pressed:
             Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
             return 130
+        if beside is not None:
+            table["beside"] = {"draft": beside, **_beside(tuning, beside, answers, lambda: interrupt.pressed)}
+            step()
         write_whole(out, json.dumps({"paceline": "tune", **table}, indent=2) + "\n")
         predicted = _predicted(tuning, table, out, answers, names, step, lambda: interrupt.pressed)
         is_measured = _measured(tuning, out, answers, names, checked, step, lambda: interrupt.pressed)
@@ -154,6 +166,15 @@ def _requests(batch: int) -> int:
     return max(12, 4 * batch)
 
 
+def _beside(
+    tuning: Tuning, draft: str, answers: Sequence[RecordedAnswer], stopped: Callable[[], bool]
+) -> dict[str, Any]:
+    from paceline.cost.beside import measure
+
+    prompts = [answer.prompt.tolist() for answer in answers[:MOST_BESIDE]]
+    return measure(tuning.target, tuning.tokenizer, draft, prompts, stopped=stopped).to_json()
+
+
 def _predicted(
     tuning: Tuning, table: dict[str, Any], out: Path, answers: Sequence[RecordedAnswer], names: Sequence[str],
     step: Callable[[], None], stopped: Callable[[], bool],
@@ -210,3 +231,7 @@ def _report(predicted: Speeds, is_measured: Speeds, table: dict[str, Any], out: 
         )
         console.print(f"{batch} at once, predicted and measured: {pairs}", markup=False, soft_wrap=True)
     console.print(f"\n{said}", markup=False, soft_wrap=True)
+    if "beside" in table:
+        from paceline.cost.beside import advice as second
+
+        console.print(f"\n{second(table['beside'])}", markup=False, soft_wrap=True)

@@ -1,15 +1,19 @@
 """The latency law of drafting beside the target (`mirror`): what a second device saves, and from which size on it pays.
 
 Bhendawade et al. 2025 (arXiv 2510.13161), with the term that the paper leaves out: a window that was not drafted ahead
-is drafted while the target waits. Plain numbers in, plain numbers out; times are in seconds.
+is drafted while the target waits; and with one for two sides that share caches and memory, as the cores of a processor
+do. Plain numbers in, plain numbers out; times are in seconds. `beside.py` measures them.
 
     law = Law(before=0.02, after=0.02, ahead=0.03, fresh=0.012, hit=0.6)
     law.round, law.plain_round, law.speedup
+    law_on(Machine(DEVICES["H100-SXM"]), Machine(DEVICES["L4"]), target, draft, hit=0.5)      # before buying either
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from paceline.cost.model import Machine, Size, forward_seconds
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,10 @@ class Law:
     after   the rest of it: the time in which drafting is hidden.
     ahead   drafting all branches. fresh: drafting one window.
     hit     share of rounds whose window had been drafted ahead.
-    proxy   reading candidates off the target's middle layer. rendezvous: the question and the answer."""
+    proxy   reading candidates off the target's middle layer. rendezvous: the question and the answer.
+    late    drafting one window after a miss, where the second device takes another time for it; None: `fresh`.
+    together  how many times as long either side takes while both work: 1 on devices that share nothing, 2 if they only
+            take turns."""
 
     before: float
     after: float
@@ -29,11 +36,15 @@ class Law:
     hit: float
     proxy: float = 0.0
     rendezvous: float = 0.0
+    late: float | None = None
+    together: float = 1.0
 
     @property
     def exposed(self) -> float:
-        """Drafting that the target waits for, in the mean."""
-        return max(0.0, self.ahead - self.after) + (1 - self.hit) * self.fresh
+        """Drafting that the target waits for, in the mean, and what it loses while both work."""
+        late = self.fresh if self.late is None else self.late
+        crowded = (self.together - 1) * min(self.ahead, self.after)
+        return max(0.0, self.ahead - self.after) + crowded + (1 - self.hit) * late
 
     @property
     def round(self) -> float:
@@ -64,3 +75,30 @@ def pays_from(law: Law, gain: float = 1.0, most: float = 1e6) -> float | None:
     candidates = [10 ** (step / 50) for step in range(-150, 301)] + [peak]
     good = [factor for factor in sorted(candidates) if factor <= most and law.times_larger(factor).speedup > gain]
     return good[0] if good else None
+
+
+def law_on(
+    machine: Machine, beside: Machine, target: Size, draft: Size, *, hit: float, window: int = 5, branches: int = 24,
+    context: int = 0, rendezvous: float = 50e-6,
+) -> Law:  # fmt: skip
+    """The law by datasheets: `target` on one machine and `draft` on another, which share nothing; one row.
+
+    Drafting ahead runs the window's last token, and then all `branches` together, a token a step; without a second
+    device the draft would run on the target's."""
+    after = forward_seconds(target, machine, window + 1, context=context) + machine.step + machine.extra
+    token, branch = (forward_seconds(draft, beside, n, context=context) + beside.step for n in (1, branches))
+    fresh = window * (forward_seconds(draft, machine, 1, context=context) + machine.step)
+    return Law(0.0, after, token + window * branch, fresh, hit, rendezvous=rendezvous, late=window * token)
+
+
+def size_that_pays(
+    machine: Machine, beside: Machine, target: Size, draft: Size, gain: float = 1.0, **law: float
+) -> float | None:
+    """Parameters of the smallest target, of the family of `target`, beside which drafting on a second device gives more
+    than `gain`; None if no size does."""
+    for step in range(-100, 101):
+        factor = 10 ** (step / 25)
+        size = replace(target, parameters=target.parameters * factor)
+        if law_on(machine, beside, size, draft, **law).speedup > gain:  # type: ignore[arg-type]
+            return size.parameters
+    return None

@@ -82,6 +82,7 @@ class MirrorConfig(Options):
     limit: float = option(20.0, "of process: seconds to wait for a draft before decoding goes on without", least=0)
     stop: Literal["fixed", "svip", "confidence"] = option("fixed", "when a window ends; see `model`; paper: fixed")
     draft: int | None = option(None, "tokens of a window, or the most of them; none: 5; paper: 7", least=1)
+    streams: int = option(0, "of a draft model with streams: tokens a forward says beside the next one", least=0)
 
 
 @dataclass
@@ -116,6 +117,7 @@ class Mirror(Drafter):
         self._accepted: dict[int, int] = {}
         self._windows: dict[int, list[int]] = {}
         self._side: Ahead | Beside | None = None
+        self._give_back: Callable[[], None] = lambda: None
 
     # Start ----------------------------------------------------------------------------------------------------
 
@@ -144,9 +146,9 @@ class Mirror(Drafter):
         name, _, rest = path.partition(":")
         spec = path if rest and name.replace("-", "").isalnum() and len(name) > 1 else f"model:{path}"
         given = parse(spec).options
-        for key in ("stop", "draft"):
+        for key in ("stop", "draft", "streams"):
             value = getattr(self.config, key)
-            if key not in given and value is not None:
+            if key not in given and value:
                 spec += f",{key}={value}"
         drafter = create(spec)
         if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
@@ -195,7 +197,6 @@ class Mirror(Drafter):
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         ours, others = _cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
-        before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset()
         device = torch.device(c.device) if c.device else target.device
         tokenizer = target.tokenizer and Print(target.tokenizer.fingerprint, target.tokenizer.name)
         facts = TargetLike(
@@ -208,9 +209,7 @@ class Mirror(Drafter):
         except Closed as error:
             raise MethodError(f"mirror: the draft's process did not start: {error or 'it ended'}") from None
         if ours:
-            os.sched_setaffinity(0, ours)
-            if isinstance(target, Target):
-                target.threads = Threads(len(ours))
+            self._give_back = _confine(target, ours)
         gain = beside.overlap() if c.check else OVERLAPS
         if gain < OVERLAPS:
             log.warning(
@@ -218,10 +217,14 @@ class Mirror(Drafter):
                 "times as fast as in turn): drafting in line. check=false skips this test", gain,
             )  # fmt: skip
             beside.close()
-            if ours:
-                os.sched_setaffinity(0, before)
+            self._give_back()
             return None
         return beside
+
+    @property
+    def side(self) -> Ahead | Beside | None:
+        """What drafts ahead, here or in its process; None after it is closed or lost."""
+        return self._side
 
     # Rows -----------------------------------------------------------------------------------------------------
 
@@ -239,9 +242,10 @@ class Mirror(Drafter):
         self._tell(lambda side: side.drop(row.id))
 
     def close(self) -> None:
-        """End the process, if there is one; after it rows decode plainly."""
+        """End the process, if there is one, and give its cores back; after it rows decode plainly."""
         self._side, close = None, self._close
         close()
+        self._give_back()
 
     def _tell(self, act: Callable[[Ahead | Beside], None]) -> None:
         """Do something with the draft's side; without it, from then on, where it has died or hangs."""
@@ -312,6 +316,22 @@ class Mirror(Drafter):
     def __del__(self) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _confine(target: Facts, cores: frozenset[int]) -> Callable[[], None]:
+    """Leave only these cores to the target; returns what gives it the others back."""
+    before, ours = os.sched_getaffinity(0), Threads(len(cores))
+    os.sched_setaffinity(0, cores)
+    if not isinstance(target, Target):
+        return lambda: os.sched_setaffinity(0, before)
+    threads, target.threads = target.threads, ours
+
+    def give_back() -> None:
+        os.sched_setaffinity(0, before)
+        if target.threads is ours:
+            target.threads = threads
+
+    return give_back
 
 
 def _cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 
-from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.neural.stepping import Draft, SteppingConfig
+from paceline.draft.neural.streams import Streaming, Streams, open_streams
 from paceline.draft.neural.vocab import trim
 from paceline.errors import MethodError, ModelError
 from paceline.round import Segment
@@ -35,13 +36,20 @@ CHUNK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(SteppingConfig):
-    """Options of `model`."""
+    """Options of `model`, but for streams."""
 
     checkpoint: str = option(help="folder or hub id of the draft model")
     context: int | None = option(None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1)
 
 
-class Model(Stepping):
+@dataclass(frozen=True, kw_only=True)
+class StreamedConfig(ModelConfig):
+    """Options of `model`."""
+
+    streams: int = option(0, "tokens that a forward says beside the next one, of a draft model with streams", least=0)
+
+
+class Model(Streaming):
     """Drafts with another model that has the target's tokenizer, a smaller one of its family as a rule.
 
     With `context` it need not read a whole text: its rows then hold the text from some token on, `_first`."""
@@ -49,7 +57,7 @@ class Model(Stepping):
     name = "model"
     lossless = "yes"
     paper = "Leviathan et al. 2023, Speculative Decoding, arXiv 2211.17192"
-    Config = ModelConfig
+    Config: ClassVar[type[Any] | None] = StreamedConfig
     drafts_ahead = True
 
     def __init__(self, config: ModelConfig):
@@ -57,6 +65,10 @@ class Model(Stepping):
         self.config = config
         self._slots: dict[int, int] = {}
         self._first: dict[int, int] = {}
+        self.streams: Streams | None = None
+        self._wanted = config.streams if isinstance(config, StreamedConfig) else 0
+        if self._wanted and config.tree:
+            raise MethodError("streams draft chains: leave out tree or streams")
 
     def bind(self, target: Facts) -> None:
         """Load the draft model. MethodError if its tokenizer is another than the target's."""
@@ -80,6 +92,10 @@ class Model(Stepping):
         if self.config.vocab is not None:
             self.columns = trim(self.model, self.config.vocab, path, target)
         self.weight_bytes = self.model.weight_bytes
+        if self._wanted:
+            self.streams = open_streams(path, self.model, self._wanted)
+            self.num_streams = self.streams.count
+            self.weight_bytes += self.streams.nbytes
 
     def start(self, row: Request) -> None:
         self.open(row, 0)
@@ -105,8 +121,8 @@ class Model(Stepping):
     def room(self, row: Request) -> int:
         if self.model.vocab_size < self._vocab_size and row.tokens.max() >= self.model.vocab_size:
             return 0  # a row of padding of the target's, which the draft model cannot read
-        # The last drafted token is not run.
-        return min(row.max_draft, self.model.max_context - (len(row) - self._begin(row)) + 1)
+        # The last drafted token is not run; streams lie after the one before it.
+        return min(row.max_draft, self.model.max_context - (len(row) - self._begin(row)) + 1 - self.num_streams)
 
     def cached(self, row: Request) -> int:
         return self._first[row.id] + self.model.length(self._slots[row.id])
@@ -142,11 +158,11 @@ class Model(Stepping):
         segments = [
             draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
         ]
-        return self.model.verify(segments).logits[:, : self._vocab_size]
+        logits = self.model.verify(segments).logits if self.streams is None else self.streams.run(segments)
+        return logits[..., : self._vocab_size]
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         self.model.commit(self._slots[draft.row.id], nodes)
-
 
     def arrange(self, row: Request, nodes: Sequence[int]) -> None:
         cast(CachedTarget, self.model).arrange(self._slots[row.id], nodes)

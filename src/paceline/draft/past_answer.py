@@ -4,6 +4,9 @@ For prompts that come again: the epochs of reinforcement learning, whose policy 
 "SPEC-RL", arXiv 2509.23232), and requests that are made again. A whole answer is verified in a few forwards; after the
 first token that differs there is nothing to propose, and in `past-answer+sam` the next drafter is asked.
 
+Where many rows run together a verified token costs much of what a decoded one does, and those after the first other
+token are verified in vain: with `first=8` a row's pieces begin small, and each that stands doubles the next.
+
 A row may bring the answer along (`Row.past`, as in `Engine.rollout`, where every copy of a prompt has its own); else it
 is the last finished answer to the same prompt that this drafter has seen.
 """
@@ -25,6 +28,9 @@ class PastAnswerConfig(Options):
     """Options of past-answer."""
 
     draft: int = option(128, "most tokens a draft holds: an answer is proposed in pieces of this size", least=1)
+    first: int | None = option(
+        None, "tokens of a row's first piece, and about twice as many after each that stood; none: `draft`", least=1
+    )
     past: int = option(1 << 16, "tokens of answers to remember by their prompts, the oldest forgotten first", least=0)
 
 
@@ -58,7 +64,8 @@ class PastAnswer(Drafter):
             del self._old[row.id]
             return DraftTree.root(row.last_token)
         self._old[row.id] = old, done
-        return self.chain_after(row, old[done : done + max(0, min(self.config.draft, row.max_draft))])
+        piece = self.config.draft if self.config.first is None else max(self.config.first, done)
+        return self.chain_after(row, old[done : done + max(0, min(piece, self.config.draft, row.max_draft))])
 
     def drop(self, row: Request) -> None:
         self._old.pop(row.id, None)

@@ -37,6 +37,18 @@ def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> 
     return probs
 
 
+def softmax_of_rows(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """`softmax_of_row` of all rows of logits [n, V] in one call, bit for bit the same; [n, V]."""
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    count, size = logits.shape
+    probs = torch.empty(count, size)
+    kernel = _softmaxes_float32 if logits.dtype == torch.float32 else _softmaxes_bfloat16
+    stride = logits.stride(0) * logits.element_size()
+    if not kernel(logits.data_ptr(), stride, count, size, temperature, probs.data_ptr()):
+        raise NumericError("The target's logits are NaN or infinite; its weights or dtype are broken.")
+    return probs
+
+
 def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
     """Of softmax(logits[row]): the entropy in nats, never negative, and the best token's probability.
 
@@ -103,6 +115,14 @@ def _softmax_float32(where, size, temperature, out):  # type: ignore[no-untyped-
     return 1
 
 
+@njit("int64(int64, int64, int64, int64, float64, int64)", cache=True)
+def _softmaxes_float32(where, stride, count, size, temperature, out):  # type: ignore[no-untyped-def]
+    for r in range(count):
+        if not _softmax_float32(where + r * stride, size, temperature, out + 4 * r * size):
+            return 0
+    return 1
+
+
 @njit("int64(int64, int64, float64, int64)", cache=True, fastmath=FREELY)
 def _softmax_bfloat16(where, size, temperature, out):  # type: ignore[no-untyped-def]
     best = _best(carray(address(where), (size,), np.int16), 16)
@@ -115,6 +135,14 @@ def _softmax_bfloat16(where, size, temperature, out):  # type: ignore[no-untyped
         total += probs[i]
     for i in range(size):
         probs[i] /= total
+    return 1
+
+
+@njit("int64(int64, int64, int64, int64, float64, int64)", cache=True)
+def _softmaxes_bfloat16(where, stride, count, size, temperature, out):  # type: ignore[no-untyped-def]
+    for r in range(count):
+        if not _softmax_bfloat16(where + r * stride, size, temperature, out + 4 * r * size):
+            return 0
     return 1
 
 

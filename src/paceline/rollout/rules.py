@@ -31,11 +31,46 @@ from paceline.errors import PacelineError, meant
 from paceline.rollout.bins import OldToken, decide
 from paceline.rollout.entry import Entry, Key
 from paceline.row import Row
+from paceline.sampling import distributions, is_compiled
+from paceline.tree import DraftTree
 
 log = logging.getLogger("paceline")
 
 TOP = 20
 """Best tokens kept of each place for `residual`: as many as vLLM reports by default."""
+
+
+BLOCK = 1 << 16
+"""Numbers of the distributions of a draft's places that are worked out together. A place at a time costs ten times as
+much where there are few tokens; all at once would be wasted where a row leaves its old answer early."""
+
+
+class Laws:
+    """The policy's distributions after the nodes first..last-1 of a draft, and their best tokens.
+
+    probs  [last - first, V]; top_ids, top_probs [last - first, top], NumPy; not there if `top` is 0."""
+
+    def __init__(self, walker: Walker, top: int):
+        params, node, logits = walker.request.params, walker.node, walker.logits
+        self.tree, self.first = walker.tree, node
+        if is_compiled(logits) and not params.shifts_logits:
+            count = max(1, BLOCK // logits.shape[-1])
+            self.probs: Any = distributions(logits[node : node + count], params)
+        else:
+            self.probs = torch.stack(list(target_distributions([walker])))
+        on_processor = self.probs.device.type == "cpu"
+        self._numbers = self.probs.numpy() if on_processor else self.probs  # NumPy reads one number faster
+        if top:
+            best = self.probs.topk(min(top, self.probs.shape[-1]))
+            self.top_ids, self.top_probs = best.indices.numpy(force=True), best.values.numpy(force=True)
+
+    def has(self, tree: DraftTree, node: int) -> bool:
+        """Whether that node's distribution is here."""
+        return self.tree is tree and self.first <= node < self.first + len(self.probs)
+
+    def of(self, node: int, token: int) -> float:
+        """The probability of a token after a node."""
+        return float(self._numbers[node - self.first, token])
 
 
 @dataclass(eq=False)
@@ -57,6 +92,13 @@ class Trail:
     probs: list[float] = field(default_factory=list)
     top_ids: list[Any] = field(default_factory=list)
     top_probs: list[Any] = field(default_factory=list)
+    laws: Laws | None = None
+
+    def laws_at(self, walker: Walker, top: int) -> Laws:
+        """Distributions that have the one where the walker stands."""
+        if self.laws is None or not self.laws.has(walker.tree, walker.node):
+            self.laws = Laws(walker, top)
+        return self.laws
 
     def proposal(self, position: int) -> OldToken | None:
         """The old answer's token at an output position; None after it was left, or where it ends."""
@@ -99,29 +141,28 @@ class RolloutRule:
         """As `Rule.decide`."""
         others = [w for w in walkers if w.request.id not in self._trails]
         ours = [w for w in walkers if w.request.id in self._trails]
-        probs = target_distributions(ours) if ours else []
+        laws = [self._trails[w.request.id].laws_at(w, self.top) for w in ours]  # errors come before any change
         stepped = self.others.decide(others) if others else []
-        return [*stepped, *(w for w, p in zip(ours, probs, strict=True) if follow(w, self._step(w, p)))]
+        return [*stepped, *(w for w, of in zip(ours, laws, strict=True) if follow(w, self._step(w, of)))]
 
-    def _step(self, walker: Walker, p: torch.Tensor) -> int:
+    def _step(self, walker: Walker, laws: Laws) -> int:
         """Decide a token and write it down."""
-        trail, position = self._trails[walker.request.id], walker.position
-        old = trail.proposal(position)
+        trail, at, node = self._trails[walker.request.id], walker.node - laws.first, walker.node
+        old, p = trail.proposal(walker.position), laws.probs[at]
         if old is None:
             token = self.draw(p, walker, trail)
         else:
             trail.looked += 1
-            trail.drift += abs(float(p[old.token]) - old.prob)
+            trail.drift += abs(laws.of(node, old.token) - old.prob)
             token = self.choose(p, old, walker, trail)
             if token == old.token and not trail.left:
                 trail.reused += 1
             else:
                 trail.left = True
-        trail.probs.append(float(p[token]))
+        trail.probs.append(laws.of(node, token))
         if self.top:
-            best = p.topk(min(self.top, len(p)))
-            trail.top_ids.append(best.indices.numpy(force=True))
-            trail.top_probs.append(best.values.numpy(force=True))
+            trail.top_ids.append(laws.top_ids[at])
+            trail.top_probs.append(laws.top_probs[at])
         return token
 
     def draw(self, p: torch.Tensor, walker: Walker, trail: Trail) -> int:

@@ -1,6 +1,6 @@
 """Rollouts of a batch of prompts: old answers are verified, the rest is generated, and the store has the new answers.
 
-    engine = Engine(model, draft="past-answer+sam,past=65536", max_batch=512)
+    engine = Engine(model, draft="past-answer,first=8+sam,past=65536", max_batch=512)
     store = RolloutStore("runs/answers.rollouts")
     rollouts = engine.rollout(prompts, store, copies=8, params=SamplingParams(temperature=1.0, max_tokens=1024))
     rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse

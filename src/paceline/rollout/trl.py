@@ -24,7 +24,7 @@ from paceline.rollout.run import Figures, Rollouts, rollout
 from paceline.rollout.store import RolloutStore
 from paceline.sampling import SamplingParams
 
-DRAFT = "past-answer+sam,past=65536"
+DRAFT = "past-answer,first=8+sam,past=65536"
 """Old answers first; after the first other token, what other answers say at such a place."""
 
 EVALUATION = 0x5EED

@@ -54,6 +54,7 @@ later("held-out", f"{ZOO}:held_out", "Write prompts from the held-out part of th
 later("evaluate", f"{ZOO}:evaluate", "Loss on held-out text against a 5-gram model, and agreement of the draft.")
 later("card", f"{ZOO}:card", "Write the model card.")
 later("draft", "paceline.train.draft:command", "Train a draft model on the target's own answers.")
+later("streams", "paceline.train.streams:command", "Teach a draft model to say several tokens a forward.")
 later("vocab", "paceline.train.vocab:command", "Count which tokens the target writes, for `vocab=K`.")
 later("sorted", "paceline.train.s2d:sorted_command", "Cut a draft with several exits from a model's first layers.")
 later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so that it drafts for itself.")

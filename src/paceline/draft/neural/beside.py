@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
+from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -121,6 +122,15 @@ class Beside:
         if given is not None:
             flat = [[id, [[list(pair) for pair in top] for top in tops]] for id, tops in given.items()]
             self._send(CANDIDATES, json.dumps(flat).encode())
+
+    def round_trip(self) -> float:
+        """Seconds of a question without rows, and its answer."""
+        took = []
+        for _ in range(20):
+            began = perf_counter()
+            self.windows([])
+            took.append(perf_counter() - began)
+        return median(took)
 
     def overlap(self, seconds: float = 0.15) -> float:
         """Time of some work here and some there, one after the other, over the time of both at once: 2 if the two run

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile, zip_longest
+from itertools import islice, takewhile, zip_longest
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -223,14 +223,15 @@ class Ahead:
         return Draft.of(row, self.drafter.cached(row), self.drafter.end_tokens(row))
 
     def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
-        """Keep the candidates after every token of a window that is drafted afresh."""
+        """Keep the candidates before every token of a window that is drafted afresh."""
         if self.kappa:
             for draft, top in zip(drafts, self._tops(logits), strict=True):
                 self._states[draft.row.id].tops.append(top)
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
-        """The best kappa + 1 tokens of each row of logits [R, K] with their probabilities; the drafted one, which
-        cannot be the target's correction, may be among them."""
+        """The best kappa + 1 tokens of each row of logits [R, K], or of a run's with streams [R, 1 + count, K], with
+        their probabilities; the drafted one, which cannot be the target's correction, may be among them."""
+        logits = logits[:, 0] if logits.dim() == 3 else logits
         values, columns = logits.float().topk(min(self.kappa + 1, logits.shape[-1]))
         shares = (values - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
         tokens = columns if self.drafter.columns is None else self.drafter.columns[columns]
@@ -259,12 +260,14 @@ class Ahead:
             self.drafter.watch = watch
 
     def _finish(self, states: Sequence[_State]) -> None:
-        """Run the last token of every window, which drafting it did not: it may stand, and something follows it."""
-        late = [state for state in states if _main(state).done < len(_main(state).tokens)]
+        """Run the last tokens of every window, which drafting it did not: they may stand, and something follows."""
+        late = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
         if late:
-            logits = self.drafter.run_nodes([_main(state) for state in late], [1] * len(late))
-            for state, top in zip(late, self._tops(logits), strict=True):
-                state.tops = [*state.tops, top]
+            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in late]
+            tops = iter(self._tops(self.drafter.run_nodes(late, counts)))
+            for main, count in zip(late, counts, strict=True):
+                state = self._states[main.row.id]
+                state.tops = [*state.tops, *islice(tops, count)]
 
     def _keys(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
         """(a, v) of the outcomes that get a branch, the likeliest first. Token y_{a+1} is not one of its position: a
@@ -292,18 +295,27 @@ class Ahead:
         return list(state.table.values())
 
     def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:
-        """Draft all branches, a token a step, by the drafter's own draws and stop rule."""
-        active = list(grown)
+        """Draft all branches by the drafter's own draws and stop rule, a token a step, or what its streams say."""
+        branches, active = {id(branch.draft): branch for _, branch in grown}, list(grown)
+
+        def note(drafts: Sequence[Draft], logits: torch.Tensor) -> None:
+            for draft, top in zip(drafts, self._tops(logits), strict=True):
+                branches[id(draft)].tops.append(top)
+
+        self.drafter.watch = note
         while active:
-            counts = Counter(state.row.id for state, _ in active)  # in the order in which their nodes were added
-            logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
-            for (_, branch), top in zip(active, self._tops(logits), strict=True):
-                branch.tops = [*branch.tops, top]
-            going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
-            active = [(state, branch) for state, branch in active if id(branch.draft) in going]
+            counts: Counter[int] = Counter()  # in the order in which their nodes were added
             for state, branch in active:
-                _main(state).add(branch.draft.tokens[-1], branch.nodes[-1])
-                branch.nodes.append(len(_main(state).tokens) - 1)
+                counts[state.row.id] += 1 + branch.draft.guessed
+            logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
+            going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
+            for state, branch in active:
+                del branch.nodes[len(branch.tops) :]  # guesses that do not stand
+                if id(branch.draft) in going:
+                    for token in branch.draft.tokens[branch.draft.ahead + len(branch.nodes) :]:
+                        _main(state).add(token, branch.nodes[-1])
+                        branch.nodes.append(len(_main(state).tokens) - 1)
+            active = [(state, branch) for state, branch in active if id(branch.draft) in going]
 
 
 def _main(state: _State) -> Draft:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from time import perf_counter
 from typing import Literal
 
@@ -63,6 +63,7 @@ class Draft:
                     tree's root. The others are drafted.
     ends            tokens after which nothing can be accepted.
     ahead           drafted tokens that are taken as committed: what is drafted begins after them.
+    guessed         drafted tokens at the end that are guesses of streams, which the model has not confirmed.
     done            nodes that were run. calls: forwards that took.
     probs           distributions that the drafted tokens were drawn from, [V] each; empty if they were not drawn.
     features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
@@ -74,6 +75,7 @@ class Draft:
     parent: list[int]
     ends: frozenset[int] = frozenset()
     ahead: int = 0
+    guessed: int = 0
     done: int = 0
     calls: int = 0
     probs: list[torch.Tensor] = field(default_factory=list)
@@ -101,6 +103,14 @@ class Draft:
         """Add a node after the last one, or after node `parent`."""
         self.parent.append(len(self.tokens) - 1 if parent is None else parent)
         self.tokens.append(token)
+
+    def take_guesses(self) -> list[tuple[int, torch.Tensor | None]]:
+        """The guesses at the end, which are removed, with what each was drawn from, if it was drawn."""
+        count, self.guessed = self.guessed, 0
+        tokens, laws = self.tokens[len(self.tokens) - count :], self.probs[max(len(self.probs) - count, 0) :]
+        for items in (self.tokens, self.parent, laws and self.probs):
+            del items[len(items) - count :]
+        return list(zip_longest(tokens, laws))
 
     def segment(self, slot: int, num_logits: int) -> Segment:
         """The nodes not run yet, with logits for the last `num_logits`."""
@@ -137,7 +147,7 @@ class Stepping(Drafter):
         self._drafts: dict[int, Draft] = {}
         self._drafted_at = 0.0
         self.watch: Callable[[Sequence[Draft], torch.Tensor], None] | None = None
-        """Told of the logits [sum of what was wanted, K] of every run."""
+        """Told of the logits [R, K] that a token of each of R chains is drawn from."""
 
     # What a drafter fills in ----------------------------------------------------------------------------------
 
@@ -205,12 +215,14 @@ class Stepping(Drafter):
         active = list(drafts)
         while active:
             began = perf_counter()
-            active = self.grow(active, self.run_nodes(active, [1] * len(active)))
+            active = self.grow(active, self.run_nodes(active, [1 + draft.guessed for draft in active]))
             self.rule.stepped(perf_counter() - began)
         return [self._chain(draft) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
         """Add a token to every chain from its row of logits [R, K]; those that go on."""
+        if self.watch is not None:
+            self.watch(drafts, logits)
         signals = self.rule.signals(logits)
         drew = self._draw(drafts, logits)
         return [
@@ -227,8 +239,6 @@ class Stepping(Drafter):
         for draft in drafts:
             draft.done = len(draft.tokens)
             draft.calls += 1
-        if self.watch is not None:
-            self.watch(drafts, logits)
         return logits
 
     def _enough(self, draft: Draft, drafted: int, signal: float) -> bool:

@@ -1,0 +1,94 @@
+"""Whether a second device would pay: what is measured of it here, and what `tune` and `predict` say."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tests import models, native
+
+from paceline.cli import main
+from paceline.cost.beside import Answer, advice, measure
+from paceline.cost.mirror import Law
+from paceline.target.load import load, load_tokenizer
+
+PROMPTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make("llama2", tmp_path_factory.mktemp("models") / "target", **native.TINY)
+
+
+def test_the_parts_of_a_round_are_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is the target itself: its windows stand, so what comes next is the bonus token."""
+    target, cores = load(folder, dtype="float32"), os.sched_getaffinity(0)
+    threads = target.threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    answer = measure(target, load_tokenizer(folder), str(folder), PROMPTS, max_tokens=24)
+    assert answer.here is None, "one thread is not split"
+    assert answer.law.after > 0 < answer.law.ahead
+    assert 0 < answer.law.hit <= 1
+    assert answer.plain > answer.law.after
+    assert (target.threads, os.sched_getaffinity(0)) == (threads, cores)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="cores cannot be split")
+def test_beside_is_measured_too_and_the_cores_are_given_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, cores = load(folder, dtype="float32"), os.sched_getaffinity(0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    threads = target.threads
+    answer = measure(target, load_tokenizer(folder), str(folder), PROMPTS[:1], max_tokens=24)
+    assert answer.here is not None
+    assert answer.here.together >= 1
+    assert answer.here.rendezvous > 0
+    assert answer.measured is not None
+    assert answer.measured > answer.here.rendezvous
+    assert (target.threads, os.sched_getaffinity(0)) == (threads, cores)
+
+
+def test_what_is_said_of_it() -> None:
+    law = Law(0.0, 0.002, 0.004, 0.001, 0.5)
+    told = {"draft": "d", **Answer(law, Law(0.0, 0.002, 0.004, 0.001, 0.5, together=1.5), 0.006, 0.003).to_json()}
+    said = advice(told)
+    assert "50% of rounds" in said
+    assert "0.50 times" in said, "measured"
+    assert "1.50 times as long" in said
+    assert "beside no target" in advice({"draft": "d", **Answer(Law(0, 1, 2, 1, 0.0), None, None, 1.0).to_json()})
+
+
+def test_tune_answers_and_predict_takes_its_hit_rate(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = tmp_path / "log.jsonl", tmp_path / "tune.json"
+    log.write_text(json.dumps({"prompt": "the little cat", "response": "the little cat and the little dog"}) + "\n")
+    tune = ["tune", folder, "--traffic", log, "-o", out, "--batches", "1", "--seconds", "0.1", "--no-check"]
+    assert main([str(a) for a in [*tune, "-d", "sam", "--beside", folder, "--threads", "1"]]) == 0
+    assert "A second device that drafts ahead" in capsys.readouterr().out
+    hit = json.loads(out.read_text())["beside"]["separate"]["hit"]
+    predict = ["predict", folder, "--draft", folder, "--on", "H100-SXM", "--beside", "L4"]
+    assert main([str(a) for a in [*predict, "--table", out, "--json"]]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["hit"] == hit
+    assert facts["speedup"] == pytest.approx(facts["plain_round"] / facts["round"])
+    assert main([str(a) for a in [*predict, "--hit", "0.9"]]) == 0
+    assert "with two devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--on", "H100"], "H100-SXM"),
+        (["--on", "L4", "--beside", "mine"], "--beside is 'mine'"),
+        (["--on", "L4", "--table", "nothing.json"], "has no hit rate"),
+        (["--on", "L4", "--hit", "2"], "--hit"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str) -> None:
+    assert main(["predict", str(folder), "--draft", str(folder), *more]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
