@@ -71,7 +71,9 @@ def chat(
     )
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
-    Conversation(engine, params, Screen(color)).run()
+    screen = Screen(color)
+    screen.note(*engine.target.notes)
+    Conversation(engine, params, screen).run()
     return 0
 
 

@@ -110,6 +110,8 @@ def generate(
             exact=exact,
             exact_profile=profile,
         )
+        if lines is None:
+            screen.note(*engine.target.notes)
         stack.callback(screen.end_line)
         run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()), schedule)
         run.compare(jobs) if compare else run.answer(jobs)

@@ -29,7 +29,7 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="Requests answered at once.", min=1)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
     cache_memory: Annotated[str | None, typer.Option(help="Most memory for keys and values, such as 4GB.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8 or int4.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Processor threads; by default as many as pay.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds after which an answer is ended where it is.")] = None,
@@ -82,6 +82,8 @@ def serve(
     requests = RequestLog(log) if log is not None else None
     worker = Worker(engine, max_waiting, deadline)
     app = create_app(worker, settings, requests)
+    for line in engine.target.notes:
+        print(line, flush=True)
     print(f"serving {settings.model} on http://{host}:{port} with {draft}", flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)
     if requests is not None:

@@ -21,14 +21,12 @@ import llvmlite.binding as llvm
 import torch
 
 from paceline.target import integer_kernel
-from paceline.target.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, codes_of_q6_k, joined, scales_of_q4_k
+from paceline.target.blocks import Q4_K, Q6_K, Q8_0, Blocks, Kind, codes_of_q6_k, joined, scales_of_q4_k
 from paceline.target.integer_kernel import COLUMNS, UNITS
 from paceline.target.products import parallel
 
 STEP = 64
 """Panels that are laid out at once."""
-DTYPES = (torch.bfloat16, torch.float32)
-"""Of x, and so of the result."""
 
 
 @cache
@@ -114,16 +112,20 @@ class _Part:
         self._bias = torch.zeros(count * COLUMNS)
         if bias is not None:
             self._bias[: self.outputs] = bias
+        self._at = self._panels.data_ptr(), self._bias.data_ptr()
+        blocks_run = self._units * self._unit.blocks
+        self._row_records = blocks_run * self._unit.record
+        # A unit that is not full has a block after the last one, whose record must be zeros.
+        self._records = torch.empty if blocks_run * 32 == self.width else torch.zeros
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Fill this part's columns of `out`."""
-        size = len(x) * self._units * self._unit.blocks * self._unit.record
-        whole = self._units * self._unit.blocks * 32 == self.width  # else there is a block after the last, of zeros
-        records = (torch.empty if whole else torch.zeros)(size, dtype=torch.uint8)
+        rows, columns = out.shape
+        records = self._records(rows * self._row_records, dtype=torch.uint8)
+        size = out.element_size()
         integer_kernel.compiled(self.kind, x.dtype, fast())(
-            x.data_ptr(), records.data_ptr(), self._panels.data_ptr(), self._bias.data_ptr(),
-            out.data_ptr() + self.first * out.element_size(), len(x), self.width // 32, self._units, self.outputs,
-            out.shape[1] * out.element_size(), torch.get_num_threads(),
+            x.data_ptr(), records.data_ptr(), *self._at, out.data_ptr() + self.first * size, rows, self.width // 32,
+            self._units, self.outputs, columns * size, torch.get_num_threads(),
         )  # fmt: skip
 
     def blocks(self, ids: torch.Tensor | None = None) -> Blocks:
@@ -219,5 +221,3 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
         begin = end
     return _Columns(*fields)
 
-
-assert set(UNITS) == {Q8_0, Q4_0, Q4_K, Q6_K}

@@ -24,9 +24,10 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
 from paceline.records import loads
-from paceline.target import decoder, hf
+from paceline.target import decoder, hf, quantised
 from paceline.target.base import Target
 from paceline.target.checks import check_config, check_layers, check_numbers, check_shape, end_tokens, refuse_absent
+from paceline.target.fingerprint import fingerprint
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
@@ -50,22 +51,27 @@ def load(
     """The model in folder `model`, or of that name on the Hugging Face hub, ready to verify.
 
     dtype   "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
-            only emulate it.
+            only emulate it. "int8" and "int4": its matrices in blocks of so many bits, all else as with "auto"; on
+            CPUs, with our decoder.
     device  "auto" (a CUDA device if there is one), or any device word of torch.
     native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run the code a model brings along.
 
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
-    to = _device(device)
-    wanted = _dtype(dtype)
+    precision = str(dtype) if dtype in quantised.WORDS else None
+    wanted = None if precision else _dtype(dtype)
     name, folder = _name(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")
     tensors = open_weights(folder)
+    to = _cpu(name, device) if precision or quantised.is_ours(config) else _device(device)
     wanted = wanted or _own_dtype(config, tensors, to)
     ends = _eos_token_ids(folder, config)
     reason = _not_native(config)
+    if precision and (reason or native is False or quantised.is_ours(config)):
+        why = reason or ("its weights are in blocks already" if native is None else "native=False asks for another")
+        raise ModelError(f"{name}: {precision} weights are made by the native decoder only, and {why}")
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if getattr(config, "quantization_config", None) is None:
@@ -75,7 +81,7 @@ def load(
             folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
     else:
-        made = _load_native(folder, name, config, tensors, wanted, to, ends)
+        made = _load_native(folder, name, config, tensors, wanted, to, ends, precision)
     if any((folder / file).exists() for file in (*TOKENIZER_FILES, "tokenizer.model")):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
     return made
@@ -89,12 +95,37 @@ def _load_native(
     dtype: torch.dtype,
     device: torch.device,
     ends: Sequence[int],
+    precision: str | None,
 ) -> Target:
+    check_layers(folder, config.num_hidden_layers, tensors)
+    if quantised.is_ours(config):
+        blocks, made_from = quantised.read(folder, config, tensors)
+    else:
+        weights = native_weights(folder, config, tensors)
+        made_from = fingerprint(weights)
+        blocks = quantised.quantised(weights, precision) if precision else {**weights}
+    return decoder.Decoder(
+        config, blocks, name=name, dtype=dtype, device=device, eos_token_ids=ends, weights_fingerprint=made_from
+    )
+
+
+def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that the native decoder reads, mapped, not yet read. ModelError if one is missing or of another
+    shape."""
     shapes = weight_shapes(config)
     check_shapes(folder, shapes, tensors)
-    check_layers(folder, config.num_hidden_layers, tensors)
-    weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
-    return decoder.Decoder(config, weights, name=name, dtype=dtype, device=device, eos_token_ids=ends)
+    return {key: tensors[key].get_tensor(key) for key in shapes}
+
+
+def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
+    """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads like any
+    other; returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
+    name, folder = _name(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    config = read_config(folder)
+    if reason := _not_native(config) or ("its weights are in blocks already" if quantised.is_ours(config) else None):
+        raise ModelError(f"{name} cannot be quantised: {reason}")
+    weights = native_weights(folder, config, open_weights(folder))
+    return quantised.write(folder, Path(out).expanduser(), config, weights, precision)
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
@@ -244,7 +275,8 @@ def _dtype(word: str | torch.dtype) -> torch.dtype | None:
     if word in DTYPES.values():
         return word  # type: ignore[return-value]
     if word not in DTYPES:
-        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(DTYPES)}.{meant(str(word), DTYPES)}")
+        known = (*DTYPES, *quantised.WORDS)
+        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
     return DTYPES[word]
 
 
@@ -260,6 +292,13 @@ def _device(word: str | torch.device) -> torch.device:
             f"device {str(word)!r} cannot be used; this machine has {', '.join(['cpu', *cuda])}"
         ) from error
     return device
+
+
+def _cpu(name: str, word: str | torch.device) -> torch.device:
+    """The CPU, where weights in blocks are multiplied; ModelError if another device is asked for."""
+    if str(word) not in ("auto", "cpu"):
+        raise ModelError(f"{name}: weights of eight and four bits run on CPUs, not on {word}: --device cpu")
+    return torch.device("cpu")
 
 
 def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: torch.device) -> torch.dtype:
@@ -282,7 +321,7 @@ def _has_units(dtype: torch.dtype) -> bool:
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
-    if getattr(config, "quantization_config", None) is not None:
+    if getattr(config, "quantization_config", None) is not None and not quantised.is_ours(config):
         return "its weights are quantized"
     return unsupported(config)
 

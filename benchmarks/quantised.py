@@ -1,0 +1,80 @@
+"""A model's matrix products in bfloat16 and in blocks of eight and four bits (target/integer.py), by the number of rows.
+
+    python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
+    python benchmarks/quantised.py --threads 1
+
+All ways in turn, medians in milliseconds; in brackets how many of its own single rows that is. Random weights: speed
+does not depend on them. Q4_0 has its head in Q8_0, as --dtype int4 makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from paceline.target import integer, products
+from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind
+from paceline.target.integer import IntegerPanels
+from paceline.target.products import Panels
+
+ROWS = (1, 2, 4, 8, 12, 16)
+NAMES = [kind.name for kind in KINDS.values()]
+
+
+def main() -> None:
+    """Print a table: a line for each format, a column for each number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=1536)
+    parser.add_argument("--mlp", type=int, default=5376)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--kinds", nargs="+", choices=NAMES, default=["Q8_0", "Q4_0"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--turns", type=int, default=21)
+    wish = parser.parse_args()
+    torch.set_num_threads(wish.threads)
+    shapes = [(wish.hidden * 5 // 3, wish.hidden), (wish.hidden, wish.hidden)]
+    shapes = (shapes + [(2 * wish.mlp, wish.hidden), (wish.hidden, wish.mlp)]) * wish.layers
+    ways: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]] = {}
+    if products.supported():
+        ways["bfloat16"] = [Panels(torch.randn(shape).bfloat16()) for shape in (*shapes, (wish.vocab, wish.hidden))]
+    for kind in (kind for kind in KINDS.values() if kind.name in wish.kinds):
+        head = {Q8_0: Q8_0, Q4_0: Q8_0}.get(kind, Q6_K)
+        layers = [IntegerPanels([random_blocks(kind, *shape)]) for shape in shapes]
+        ways[kind.name] = [*layers, IntegerPanels([random_blocks(head, wish.vocab, wish.hidden)])]
+    print(f"{wish.threads} threads; {'VNNI' if integer.fast() else 'no VNNI: slow'}")
+    print("rows     " + "".join(f"{rows:>15}" for rows in ROWS))
+    took = measured(ways, (wish.hidden, wish.mlp), wish.turns)
+    for name in ways:
+        alone = took[name, 1]
+        print(f"{name:9}" + "".join(f"{took[name, n]:9.2f} ({took[name, n] / alone:3.1f})" for n in ROWS), flush=True)
+
+
+def measured(ways: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]], widths: tuple[int, ...], turns: int):
+    """Median milliseconds of all products, by way and number of rows."""
+    times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in ways for rows in ROWS}
+    for turn in range(turns + 1):  # the first one is not counted
+        for rows in ROWS:
+            x = {width: torch.randn(rows, width).bfloat16() for width in widths}
+            for name, multiply in ways.items():
+                began = time.perf_counter()
+                for product in multiply:
+                    product(x[product.width])  # type: ignore[attr-defined]
+                times[name, rows] += [1e3 * (time.perf_counter() - began)] * (turn > 0)
+    return {key: median(values) for key, values in times.items()}
+
+
+def random_blocks(kind: Kind, outputs: int, width: int) -> Blocks:
+    """Blocks of random codes, with scales between 0 and 0.01."""
+    blocks = torch.randint(0, 256, (outputs, width // kind.inputs, kind.nbytes), dtype=torch.uint8)
+    for at in {Q4_K: (0, 2), Q6_K: (208,)}.get(kind, (0,)):
+        blocks[..., at : at + 2] = (0.01 * torch.rand(*blocks.shape[:2], 1)).half().view(torch.uint8)
+    return Blocks(kind, blocks.flatten(1))
+
+
+if __name__ == "__main__":
+    main()
