@@ -1,4 +1,4 @@
-"""A model's matrix products in bfloat16 and in blocks of eight and four bits (target/integer.py), by the number of rows.
+"""A model's matrix products in bfloat16 and in blocks of eight and four bits (target/integer.py), by number of rows.
 
     python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
     python benchmarks/quantised.py --threads 1
@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=21)
     wish = parser.parse_args()
     torch.set_num_threads(wish.threads)
-    shapes = [(wish.hidden * 5 // 3, wish.hidden), (wish.hidden, wish.hidden)]
-    shapes = (shapes + [(2 * wish.mlp, wish.hidden), (wish.hidden, wish.mlp)]) * wish.layers
+    h, m = wish.hidden, wish.mlp
+    shapes = [(h * 5 // 3, h), (h, h), (2 * m, h), (h, m)] * wish.layers
     ways: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]] = {}
     if products.supported():
         ways["bfloat16"] = [Panels(torch.randn(shape).bfloat16()) for shape in (*shapes, (wish.vocab, wish.hidden))]

@@ -11,7 +11,12 @@ from paceline.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.engine import Engine
 
-Model = Annotated[str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), or a Hugging Face id.")]
+Model = Annotated[
+    str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), a Hugging Face id, or a GGUF file.")
+]
+TokenizerPath = Annotated[
+    str | None, typer.Option("--tokenizer", help="A folder with the tokenizer. [default: the model's own]")
+]
 Draft = Annotated[
     str,
     typer.Option("--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."),
@@ -62,7 +67,9 @@ Exact = Annotated[
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 
-def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int = 1, **options: Any) -> Engine:
+def open_engine(
+    model: str, draft: str, *, threads: int | None, max_batch: int = 1, tokenizer: str | None = None, **options: Any
+) -> Engine:
     """The engine a command works with, its tokenizer included. options: others of `Engine`."""
     import torch
     import transformers
@@ -70,6 +77,7 @@ def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int =
     from paceline.draft.registry import create
     from paceline.engine import Engine
     from paceline.memory import parse_bytes
+    from paceline.target.load import tokenizer_for
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
@@ -78,7 +86,8 @@ def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int =
     drafter = create(draft)  # a misspelt method is named before a large model is read
     if options.get("cache_memory") is not None:
         parse_bytes(options["cache_memory"])
-    return Engine(model, drafter, threads=threads, max_batch=max_batch, **options)
+    named = None if tokenizer is None else tokenizer_for(model, tokenizer)
+    return Engine(model, drafter, threads=threads, max_batch=max_batch, tokenizer=named, **options)
 
 
 def tuned(draft: str, table: str | None) -> str:

@@ -39,7 +39,7 @@ class ModelConfig(SteppingConfig):
 
     checkpoint: str = option(help="folder or hub id of the draft model")
     dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = option(
-        "auto", "of the draft model's weights; auto: the target's. int8 and int4 read less, and draft a little otherwise"
+        "auto", "of the draft model's weights; auto: the target's. int8, int4 read less, and draft a little otherwise"
     )
     context: int | None = option(None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1)
 

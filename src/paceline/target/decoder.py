@@ -112,7 +112,9 @@ class Decoder(CachedTarget):
         self.vocab_size, self.hidden_size, self.num_layers = s.vocab_size, s.hidden_size, s.num_layers
         self.max_context, self.eos_token_ids = s.max_context, tuple(eos_token_ids)
         self.quantised = describe(weights)
-        self.weights_fingerprint = weights_fingerprint or fingerprint({key: weights[key] for key in weight_shapes(config)})
+        self.weights_fingerprint = weights_fingerprint or fingerprint(
+            {key: weights[key] for key in weight_shapes(config)}
+        )
         weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
         self._table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
         assert isinstance(norm, torch.Tensor)

@@ -1,10 +1,10 @@
 """x @ weight.T where the weights are blocks of four to eight bits: whole numbers are multiplied, on CPUs.
 
 Weights stay as a file has them (target/blocks.py), in another order: panels of 16 outputs, which stream from memory
-once for up to 12 rows. Each row of x is rounded by itself, to eight bits by 32 inputs: d = max|x| / 127, q = rint(x / d).
-Codes of weights are unsigned; what that adds to a sum, offset * sum(q), is taken off beforehand. Sums of whole numbers
-are exact, and those of the blocks are added in the order of the blocks, so a row's result is the same, bit for bit,
-alone and among others, on any number of threads.
+once for up to 12 rows. Each row of x is rounded by itself, to eight bits by 32 inputs: d = max|x| / 127 and
+q = rint(x / d). Codes of weights are unsigned; what that adds to a sum, offset * sum(q), is taken off beforehand. Sums
+of whole numbers are exact, and those of the blocks are added in the order of the blocks, so a row's result is the same,
+bit for bit, alone and among others, on any number of threads.
 
 A block and a row: four products of bytes and their sum are one instruction where the CPU has VNNI. Elsewhere the same
 sums are formed by ordinary instructions, which is slow, and right to the last bit.
@@ -220,4 +220,3 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
         fields.append(lanes[ids // COLUMNS, :, :, ids % COLUMNS])
         begin = end
     return _Columns(*fields)
-
