@@ -105,9 +105,11 @@ def _load_native(
         weights = native_weights(folder, config, tensors)
         made_from = fingerprint(weights)
         blocks = quantised.quantised(weights, precision) if precision else {**weights}
-    return decoder.Decoder(
+    made = decoder.Decoder(
         config, blocks, name=name, dtype=dtype, device=device, eos_token_ids=ends, weights_fingerprint=made_from
     )
+    made.measured = quantised.measured(folder)
+    return made
 
 
 def _load_file(

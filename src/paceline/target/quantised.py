@@ -19,12 +19,15 @@ from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
+from paceline.records import NotJSON, loads
 from paceline.target.blocks import KINDS, Q4_0, Q8_0, Blocks, Kind, quantise
 from paceline.target.fingerprint import fingerprint
 from paceline.target.shape import weight_shapes
 
 METHOD = "paceline"
 """quant_method in the config.json of a folder that `write` has made."""
+MEASURED = "quality.json"
+"""In such a folder: what `paceline quality --save` has measured."""
 WORDS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0, Q8_0)}
 """Kind of the layers' matrices, and that of the embedding and the output head, which suffer most."""
 _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
@@ -86,6 +89,14 @@ def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> 
             raise ModelError(f"{folder}: {name} has shape {list(weight.shape)} where {list(size)} is needed")
         weights[name] = Blocks(kinds[word], weight) if word else weight
     return weights, str(method.get("made_from", ""))
+
+
+def measured(folder: Path) -> str | None:
+    """What was measured of the model in a folder, in one sentence."""
+    try:
+        return str(loads((folder / MEASURED).read_bytes())["sentence"])
+    except (OSError, NotJSON, KeyError, TypeError):
+        return None
 
 
 def write(folder: Path, out: Path, config: PretrainedConfig, weights: Mapping[str, torch.Tensor], word: str) -> int:
