@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -35,35 +36,55 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=NAMES, default=["Q8_0", "Q4_0"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument("--ggml", type=Path, help="folder with llama.cpp's libggml*.so, to measure its products too")
     wish = parser.parse_args()
     torch.set_num_threads(wish.threads)
     h, m = wish.hidden, wish.mlp
     shapes = [(h * 5 // 3, h), (h, h), (2 * m, h), (h, m)] * wish.layers
-    ways: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]] = {}
+    library = None
+    if wish.ggml is not None:
+        from ggml import Library, Products
+
+        library = Library(wish.ggml, wish.threads)
+    ways: dict[str, Callable[[int], None]] = {}
     if products.supported():
-        ways["bfloat16"] = [Panels(torch.randn(shape).bfloat16()) for shape in (*shapes, (wish.vocab, wish.hidden))]
+        dense = [torch.randn(shape).bfloat16() for shape in (*shapes, (wish.vocab, h))]
+        ways["bfloat16"] = ours([Panels(weight) for weight in dense])
+        if library is not None:
+            ways["bfloat16, ggml"] = Products(library, dense)
     for kind in (kind for kind in KINDS.values() if kind.name in wish.kinds):
-        head = {Q8_0: Q8_0, Q4_0: Q8_0}.get(kind, Q6_K)
-        layers = [IntegerPanels([random_blocks(kind, *shape)]) for shape in shapes]
-        ways[kind.name] = [*layers, IntegerPanels([random_blocks(head, wish.vocab, wish.hidden)])]
+        layers = [random_blocks(kind, *shape) for shape in shapes]
+        head = random_blocks({Q8_0: Q8_0, Q4_0: Q8_0}.get(kind, Q6_K), wish.vocab, h)
+        ways[kind.name] = ours([IntegerPanels([weight]) for weight in (*layers, head)])
+        if library is not None:
+            ways[f"{kind.name}, ggml"] = Products(library, [*layers, head])
     print(f"{wish.threads} threads; {'VNNI' if integer.fast() else 'no VNNI: slow'}")
-    print("rows     " + "".join(f"{rows:>15}" for rows in ROWS))
-    took = measured(ways, (wish.hidden, wish.mlp), wish.turns)
+    print("rows           " + "".join(f"{rows:>15}" for rows in ROWS))
+    took = measured(ways, wish.turns)
     for name in ways:
         alone = took[name, 1]
-        print(f"{name:9}" + "".join(f"{took[name, n]:9.2f} ({took[name, n] / alone:3.1f})" for n in ROWS), flush=True)
+        print(f"{name:15}" + "".join(f"{took[name, n]:9.2f} ({took[name, n] / alone:3.1f})" for n in ROWS), flush=True)
 
 
-def measured(ways: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]], widths: tuple[int, ...], turns: int):
+def ours(all_of_them: Sequence[Panels | IntegerPanels]) -> Callable[[int], None]:
+    """All products with so many rows."""
+    x = {(n, panels.width): torch.randn(n, panels.width).bfloat16() for n in ROWS for panels in all_of_them}
+
+    def multiply(rows: int) -> None:
+        for panels in all_of_them:
+            panels(x[rows, panels.width])
+
+    return multiply
+
+
+def measured(ways: Mapping[str, Callable[[int], None]], turns: int) -> dict[tuple[str, int], float]:
     """Median milliseconds of all products, by way and number of rows."""
     times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in ways for rows in ROWS}
     for turn in range(turns + 1):  # the first one is not counted
         for rows in ROWS:
-            x = {width: torch.randn(rows, width).bfloat16() for width in widths}
             for name, multiply in ways.items():
                 began = time.perf_counter()
-                for product in multiply:
-                    product(x[product.width])  # type: ignore[attr-defined]
+                multiply(rows)
                 times[name, rows] += [1e3 * (time.perf_counter() - began)] * (turn > 0)
     return {key: median(values) for key, values in times.items()}
 

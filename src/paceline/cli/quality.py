@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 def quality(
     model: options.Model,
     text: Annotated[Path, typer.Option(help="Held-out text, plain or gzip-compressed.")],
-    against: Annotated[str | None, typer.Option(help="The model that it was made from. [default: MODEL itself]")] = None,
+    against: Annotated[str | None, typer.Option(help="The model that it was made from. [default: MODEL]")] = None,
     dtype: options.Dtype = "auto",
     tokens: Annotated[int, typer.Option("--tokens", "-n", help="Most tokens of the text.", min=1)] = 16_384,
     threads: options.Threads = None,

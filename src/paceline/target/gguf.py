@@ -162,7 +162,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
         mapped = np.memmap(path, np.uint8, "c")
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    cursor = _Cursor(memoryview(mapped))
+    cursor = _Cursor(memoryview(mapped))  # type: ignore[arg-type]
     cursor.at = 4
     try:
         version = cursor.number("I")
