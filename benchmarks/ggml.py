@@ -1,7 +1,7 @@
 """llama.cpp's matrix products, called in its own libraries: for benchmarks/quantised.py --ggml FOLDER.
 
 FOLDER holds libggml.so, libggml-cpu.so and libggml-base.so, as a build of llama.cpp leaves them in build/bin. The
-products of a step are one graph, as in llama.cpp; weights of the kinds that it rearranges are in its rearranging buffer.
+products of a step are one graph, as in llama.cpp; weights that it rearranges are in its rearranging buffer.
 """
 
 from __future__ import annotations
