@@ -146,3 +146,13 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path) -> None:
     values["quantization_config"]["kinds"]["lm_head.weight"] = "Q4_0"
     file.write_text(json.dumps(values))
     assert "lm_head.weight has shape" in refused(model=tmp_path / "made")
+
+
+def test_all_else_may_be_in_float32(tmp_path: Path) -> None:
+    folder = models.make("llama2", tmp_path / "own", dtype=torch.bfloat16)
+    wide, own = load(folder, dtype="int8-float32"), load(folder, dtype="int8")
+    assert wide.dtype == torch.float32
+    assert wide.quantised == own.quantised
+    assert off(logits(own), logits(wide)) < 0.05
+    assert quantised.exact_dtype("int8") == quantised.exact_dtype("int8-bfloat16") == "int8-float32"
+    assert quantised.exact_dtype("bfloat16") == "float32"

@@ -50,16 +50,16 @@ def load(
     model may also be a GGUF file, or one on the hub, owner/name:FILE.gguf.
 
     dtype   "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
-            only emulate it. "int8" and "int4": its matrices in blocks of so many bits, all else as with "auto"; on
-            CPUs, with our decoder.
+            only emulate it. "int8" and "int4": its matrices in blocks of so many bits, all else as with "auto", or as
+            in "int8-float32"; on CPUs, with our decoder.
     device  "auto" (a CUDA device if there is one), or any device word of torch.
     native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run the code a model brings along.
 
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
-    precision = str(dtype) if dtype in quantised.WORDS else None
-    wanted = None if precision else _dtype(dtype)
+    precision, rest = quantised.split(dtype)
+    wanted = _dtype(rest)
     if is_gguf(model):
         return _load_file(gguf_of(model), wanted, precision, device, native)
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])

@@ -35,6 +35,18 @@ _OUTER = ("model.embed_tokens.weight", "lm_head.weight")
 Weights = dict[str, "torch.Tensor | Blocks"]
 
 
+def split(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
+    """ "int8-float32" as ("int8", "float32"), "int8" as ("int8", "auto"), and any other dtype as (None, itself)."""
+    word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
+    return (word, rest or "auto") if word in WORDS else (None, dtype)
+
+
+def exact_dtype(dtype: str | torch.dtype) -> str:
+    """The same model with everything but its blocks in float32."""
+    precision, _ = split(dtype)
+    return f"{precision}-float32" if precision else "float32"
+
+
 def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
     """Matrices as blocks, all else as it is. So is a matrix whose width is no multiple of a block's 32."""
     inner, outer = WORDS[word]
