@@ -17,6 +17,7 @@ from paceline.bench.metrics import BASELINE, first_divergence
 from paceline.bench.record import Answer
 from paceline.bench.setting import Setting, Watch
 from paceline.target.load import load
+from paceline.target.quantised import exact_dtype
 
 JUDGED = 20
 """Differing answers of a method that are judged; a method that differs more often has one cause for all."""
@@ -110,7 +111,7 @@ def _judge(setting: Setting, watch: Watch) -> Judge:
     exact = setting.target
     watch.say("comparing differing answers with the model in float32")
     if exact.dtype != torch.float32:
-        exact = load(setting.folder, dtype="float32", device=setting.benchmark.device)
+        exact = load(setting.folder, dtype=exact_dtype(setting.benchmark.dtype), device=setting.benchmark.device)
     return Judge(setting.target, exact)
 
 

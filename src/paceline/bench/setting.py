@@ -222,6 +222,7 @@ def description(setting: Setting, contestants: Sequence[Contestant], unavailable
     return {
         "model_name": name,
         "tuned": tuned_note(benchmark.model),
+        "quantised": " ".join(setting.target.notes) or None,
         "environment": setting.environment(),
         "left_out": [asdict(question) for question in setting.left_out],
         "methods": [facts | {"unavailable": unavailable.get(facts["method"])} for facts in methods(contestants)],

@@ -70,6 +70,11 @@ def certify_engine(wish: Wish, watch: Watch) -> dict[str, Any]:
         raise PacelineError("name the model that the engine runs, or --endpoint URL for a server")
     watch.say(f"loading {wish.model}")
     target = load(wish.model, dtype=wish.dtype, device=wish.device)
+    if target.quantised is not None:
+        raise PacelineError(
+            f"{wish.model} has its weights in {target.quantised}, and certify compares with transformers, which has no "
+            "such model: certify it in 16 bits; --exact makes drafts change nothing, bit for bit, in eight and four too"
+        )
     dtype = str(target.dtype).removeprefix("torch.")
     exact = Reference.load(wish.model, dtype="float32", device=target.device)
     own = None if dtype == "float32" else Reference.load(wish.model, dtype=dtype, device=target.device)

@@ -26,6 +26,8 @@ from paceline.cli.generate import generate
 from paceline.cli.methods import methods
 from paceline.cli.options import one_line
 from paceline.cli.predict import predict
+from paceline.cli.quality import quality
+from paceline.cli.quantize import quantize
 from paceline.cli.replay import replay
 from paceline.cli.report import report
 from paceline.cli.rollout import rollout
@@ -52,6 +54,8 @@ app.command(short_help="Try drafters on recorded answers.")(replay)
 app.command(short_help="Measure drafters and other engines.")(bench)
 app.command(short_help="Say whether an engine is lossless.")(certify)
 app.command(short_help="Make a page of a measurement.")(report)
+app.command(short_help="Make a model of eight or four bits.")(quantize)
+app.command(short_help="Say what a quantised model has lost.")(quality)
 app.command(short_help="Measure this machine, and say which drafter to use.")(tune)
 app.command(short_help="Say whether a second device would pay.")(predict)
 app.add_typer(evaluate, name="eval", short_help="Evaluate what a model says.")

@@ -36,6 +36,7 @@ def chat(
     seed: options.Seed = None,
     color: options.Color = False,
     dtype: options.Dtype = "auto",
+    tokenizer: options.TokenizerPath = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     cache_memory: options.CacheMemory = None,
@@ -63,6 +64,7 @@ def chat(
         model,
         options.tuned(draft, tune),
         dtype=dtype,
+        tokenizer=tokenizer,
         device=device,
         threads=threads,
         cache_memory=cache_memory,
@@ -71,7 +73,9 @@ def chat(
     )
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
-    Conversation(engine, params, Screen(color)).run()
+    screen = Screen(color)
+    screen.note(*engine.target.notes)
+    Conversation(engine, params, screen).run()
     return 0
 
 

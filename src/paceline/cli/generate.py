@@ -58,6 +58,7 @@ def generate(
         Path | None, typer.Option("--out", "-o", help="Write the JSON objects to this new file, as they are finished.")
     ] = None,
     dtype: options.Dtype = "auto",
+    tokenizer: options.TokenizerPath = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     cache_memory: options.CacheMemory = None,
@@ -101,6 +102,7 @@ def generate(
             model,
             draft,
             dtype=dtype,
+            tokenizer=tokenizer,
             device=device,
             threads=threads,
             max_batch=batch,
@@ -110,6 +112,8 @@ def generate(
             exact=exact,
             exact_profile=profile,
         )
+        if lines is None:
+            screen.note(*engine.target.notes)
         stack.callback(screen.end_line)
         run = Run(engine, draft, screen, chat, lines, stack.enter_context(Interrupt()), schedule)
         run.compare(jobs) if compare else run.answer(jobs)

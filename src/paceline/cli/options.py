@@ -11,7 +11,12 @@ from paceline.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.engine import Engine
 
-Model = Annotated[str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), or a Hugging Face id.")]
+Model = Annotated[
+    str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), a Hugging Face id, or a GGUF file.")
+]
+TokenizerPath = Annotated[
+    str | None, typer.Option("--tokenizer", help="A folder with the tokenizer. [default: the model's own]")
+]
 Draft = Annotated[
     str,
     typer.Option("--draft", "-d", help="name[:checkpoint][,key=value...], joined by +; `paceline methods` lists them."),
@@ -28,7 +33,9 @@ MinP = Annotated[float, typer.Option(help="Drop tokens less probable than this s
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens that occurred lose weight; 1 is off.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.", min=0)]
-Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16; int8 or int4: another model.")
+]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
 Threads = Annotated[
     int | None,
@@ -70,7 +77,9 @@ RayWorkers = Annotated[int | None, typer.Option(help="With --ray: processes. [de
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 
-def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int = 1, **options: Any) -> Engine:
+def open_engine(
+    model: str, draft: str, *, threads: int | None, max_batch: int = 1, tokenizer: str | None = None, **options: Any
+) -> Engine:
     """The engine a command works with, its tokenizer included. options: others of `Engine`."""
     import torch
     import transformers
@@ -78,6 +87,7 @@ def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int =
     from paceline.draft.registry import create
     from paceline.engine import Engine
     from paceline.memory import parse_bytes
+    from paceline.target.load import tokenizer_for
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.
     transformers.logging.set_verbosity_error()
@@ -86,7 +96,8 @@ def open_engine(model: str, draft: str, *, threads: int | None, max_batch: int =
     drafter = create(draft)  # a misspelt method is named before a large model is read
     if options.get("cache_memory") is not None:
         parse_bytes(options["cache_memory"])
-    return Engine(model, drafter, threads=threads, max_batch=max_batch, **options)
+    named = None if tokenizer is None else tokenizer_for(model, tokenizer)
+    return Engine(model, drafter, threads=threads, max_batch=max_batch, tokenizer=named, **options)
 
 
 def tuned(draft: str, table: str | None) -> str:

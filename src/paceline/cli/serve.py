@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import options
 from paceline.errors import PacelineError
 
 DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
@@ -30,7 +31,8 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="Requests answered at once.", min=1)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
     cache_memory: Annotated[str | None, typer.Option(help="Most memory for keys and values, such as 4GB.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto.")] = "auto",
+    tokenizer: options.TokenizerPath = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8 or int4.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Processor threads; by default as many as pay.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds after which an answer is ended where it is.")] = None,
@@ -68,13 +70,22 @@ def serve(
     from paceline.serve.app import Settings, create_app
     from paceline.serve.log import RequestLog
     from paceline.serve.worker import Worker
+    from paceline.target.load import tokenizer_for
 
     listening = _listen(host, port)  # before a model is loaded for nothing
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
     drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])
     keys = tuple(api_key or filter(None, [os.environ.get("PACELINE_API_KEY")]))
+    named = None if tokenizer is None else tokenizer_for(model, tokenizer)
     engine = Engine(
-        model, drafter, dtype=dtype, device=device, max_batch=max_batch, cache_memory=cache_memory, threads=threads
+        model,
+        drafter,
+        tokenizer=named,
+        dtype=dtype,
+        device=device,
+        max_batch=max_batch,
+        cache_memory=cache_memory,
+        threads=threads,
     )
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
@@ -82,6 +93,8 @@ def serve(
     requests = RequestLog(log) if log is not None else None
     worker = Worker(engine, max_waiting, deadline)
     app = create_app(worker, settings, requests)
+    for line in engine.target.notes:
+        print(line, flush=True)
     where = f"[{host}]" if ":" in host else host
     print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)

@@ -115,7 +115,7 @@ class Kangaroo(Stepping):
             self.head = target.head.rows(self.columns)
         rows = target.vocab_size if self.columns is None else len(self.columns)
         early = sum(block.nbytes for block in target.blocks[: self.exit])
-        self.weight_bytes = early + self.adapter.nbytes + rows * target.hidden_size * target.dtype.itemsize
+        self.weight_bytes = early + self.adapter.nbytes + rows * target.head_bytes // target.vocab_size
 
     def start(self, row: Request) -> None:
         self._slots[row.id] = self.adapter.cache.add_row(row.expected_length)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ class ModelConfig(SteppingConfig):
     """Options of `model`, but for streams."""
 
     checkpoint: str = option(help="folder or hub id of the draft model")
+    dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = option(
+        "auto", "of the draft model's weights; auto: the target's. int8, int4 read less, and draft a little otherwise"
+    )
     context: int | None = option(None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1)
 
 
@@ -76,7 +79,7 @@ class Model(Streaming):
         path = self.config.checkpoint
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
-        self.model = load(path, dtype=target.dtype, device=target.device)
+        self.model = load(path, dtype=self._dtype(target), device=target.device)
         if getattr(target, "exact", False):  # then what is drawn for a row does not depend on its batch either
             with suppress(ModelError):
                 self.model.make_exact()
@@ -96,6 +99,9 @@ class Model(Streaming):
             self.streams = open_streams(path, self.model, self._wanted)
             self.num_streams = self.streams.count
             self.weight_bytes += self.streams.nbytes
+
+    def _dtype(self, target: Facts) -> str | torch.dtype:
+        return target.dtype if self.config.dtype == "auto" else self.config.dtype
 
     def start(self, row: Request) -> None:
         self.open(row, 0)

@@ -9,6 +9,7 @@ are stored in the order that streams from memory fastest: oneDNN's, or our own (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +20,14 @@ from paceline.errors import ModelError
 from paceline.round import Segment, Verdict
 from paceline.target.attention import attend
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
+from paceline.target.blocks import Blocks
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.graphs import Recorder
 from paceline.target.layout import Layout, padded_size, plan
-from paceline.target.linear import Linear
+from paceline.target.linear import Linear, linear
 from paceline.target.ops import TorchOps
+from paceline.target.quantised import describe
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
 from paceline.threads import Threads
 
@@ -36,30 +39,29 @@ def _fused_ops() -> type[TorchOps]:
     return FusedOps
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
 class Block:
     """One layer: rotary attention, then the gated MLP, each added to what came in."""
 
-    def __init__(self, shape: Shape, layer: int, weights: Mapping[str, torch.Tensor]):
-        def get(name: str) -> torch.Tensor | None:
-            return weights.get(f"model.layers.{layer}.{name}")
+    def __init__(self, shape: Shape, layer: int, weights: Mapping[str, torch.Tensor | Blocks]):
+        own = {name: w for name, w in weights.items() if name.startswith(f"model.layers.{layer}.")}
+        vectors = {name: w for name, w in own.items() if isinstance(w, torch.Tensor)}
 
-        def linear(*names: str) -> Linear:
-            parts = [weights[f"model.layers.{layer}.{name}.weight"] for name in names]
+        def get(name: str) -> torch.Tensor | None:
+            return vectors.get(f"model.layers.{layer}.{name}")
+
+        def product(*names: str) -> Linear:
+            parts = [own[f"model.layers.{layer}.{name}.weight"] for name in names]
             biases = [bias for name in names if (bias := get(f"{name}.bias")) is not None]
-            return Linear(_joined(parts), _joined(biases) if biases else None)
+            return linear(parts, torch.cat(biases) if biases else None, self.attention_norm.dtype)
 
         self.shape = shape
-        self.nbytes = sum(w.nbytes for name, w in weights.items() if name.startswith(f"model.layers.{layer}."))
-        self.attention_norm = weights[f"model.layers.{layer}.input_layernorm.weight"]
-        self.mlp_norm = weights[f"model.layers.{layer}.post_attention_layernorm.weight"]
-        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        self.out = linear("self_attn.o_proj")
-        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
-        self.down = linear("mlp.down_proj")
+        self.nbytes = sum(w.nbytes for w in own.values())
+        self.attention_norm = vectors[f"model.layers.{layer}.input_layernorm.weight"]
+        self.mlp_norm = vectors[f"model.layers.{layer}.post_attention_layernorm.weight"]
+        self.qkv = product("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.out = product("self_attn.o_proj")
+        self.gate_up = product("mlp.gate_proj", "mlp.up_proj")
+        self.down = product("mlp.down_proj")
         q, k = get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")
         self.qk_norm: torch.Tensor | None = None
         if q is not None and k is not None:
@@ -88,37 +90,57 @@ class Block:
 class Decoder(CachedTarget):
     """A Llama-family target (see the module's docstring).
 
-    weights   checkpoint tensors by name, as `weight_shapes` lists them; they are cast to `dtype` on `device`.
+    weights   checkpoint tensors by name, as `weight_shapes` lists them; they are cast to `dtype` on `device`. Matrices
+              may be blocks of fewer bits, which stay as they are; `dtype` is then that of everything else.
+    weights_fingerprint  of other weights than these, from which they were quantised.
+    inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
     """
 
     def __init__(
         self,
         config: PretrainedConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, torch.Tensor | Blocks],
         *,
         name: str = "decoder",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         eos_token_ids: Sequence[int] = (),
+        weights_fingerprint: str | None = None,
+        inverse_frequencies: torch.Tensor | None = None,
     ):
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
         self.vocab_size, self.hidden_size, self.num_layers = s.vocab_size, s.hidden_size, s.num_layers
         self.max_context, self.eos_token_ids = s.max_context, tuple(eos_token_ids)
-        self.weights_fingerprint = fingerprint({key: weights[key] for key in weight_shapes(config)})
-        weights = {key: w.to(self.device, dtype) for key, w in weights.items()}
-        self.embedding = weights["model.embed_tokens.weight"]
+        self.quantised = describe(weights)
+        self.weights_fingerprint = weights_fingerprint or fingerprint(
+            {key: weights[key] for key in weight_shapes(config)}
+        )
+        weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
+        self._table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+        assert isinstance(norm, torch.Tensor)
+        self.norm = norm
         read = sum(w.nbytes for w in weights.values())
-        self.weight_bytes = read if s.tied else read - self.embedding.nbytes
-        self.norm = weights["model.norm.weight"]
-        self.head = Linear(self.embedding if s.tied else weights["lm_head.weight"])
+        self.weight_bytes = read if s.tied else read - self._table.nbytes
+        head = self._table if s.tied else weights["lm_head.weight"]
+        self.head, self.head_bytes = linear([head], None, dtype), head.nbytes
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
-        cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s))
+        cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s, inverse_frequencies))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
         self.same_on_any_threads = self._has_own_products()
         self.cache = self.new_cache(s.num_layers)
         self.recorder = Recorder(self) if self.device.type == "cuda" else None
         self.clock = Clock()
+
+    @cached_property
+    def embedding(self) -> torch.Tensor:
+        """The input embedding [V, H], for drafters; of blocks a copy."""
+        return self._table.dense(self.dtype) if isinstance(self._table, Blocks) else self._table
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        if isinstance(self._table, Blocks):
+            return self._table.rows(tokens).dense(self.dtype)
+        return F.embedding(tokens, self._table)
 
     def _has_own_products(self) -> bool:
         """Whether all products are ours. oneDNN and MKL add in an order that depends on the number of threads; our
@@ -218,7 +240,7 @@ class Decoder(CachedTarget):
             given = [segment.hidden for segment in segments if segment.hidden is not None]
             x = _padded(torch.cat(given).to(self.dtype), layout)
         else:
-            x = F.embedding(layout.tokens, self.embedding)
+            x = self._embedded(layout.tokens)
         delta: torch.Tensor | None = None
         place = first if cache is None else 0
         for layer, block in enumerate(self.blocks[first:last], place):
@@ -233,8 +255,10 @@ class Decoder(CachedTarget):
     def trim_head(self, ids: torch.Tensor) -> None:
         """Reduce the head to the K tokens `ids`, a drafter's trimmed vocabulary: logits become [M, K], in that order.
         Inputs may still be any token."""
+        kept = self.head_bytes * len(ids) // self.vocab_size
         self.head = self.head.rows(ids)
-        self.weight_bytes -= (self.vocab_size - len(ids)) * self.hidden_size * self.embedding.element_size()
+        self.weight_bytes -= self.head_bytes - kept
+        self.head_bytes = kept
 
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
         s, cache = self.shape, cache or self.cache
@@ -275,7 +299,7 @@ class Decoder(CachedTarget):
         wanted = {*needs.hidden_layers, needs.callback_layer} - {BEFORE_NORM}
         watched = [layer for layer in wanted if layer is not None]
         if seam is None or all(hidden is None for hidden in given) or min(watched, default=seam) < seam:
-            return F.embedding(layout.tokens, self.embedding), 0
+            return self._embedded(layout.tokens), 0
         fresh = [s for s in segments if s.hidden is None]
         made = iter(())
         if fresh:

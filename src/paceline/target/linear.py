@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from paceline.errors import ModelError
-from paceline.target import products
+from paceline.target import integer, integer_kernel, products
+from paceline.target.blocks import Blocks
+from paceline.target.integer import IntegerPanels
 
 BLOCK = 16
 """Rows of a call of a library, where its sums must have one order: with a number of rows that never changes, it always
@@ -25,7 +29,9 @@ class Linear:
         self.bias, self.is_exact = bias, exact
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
         ours = products.supported(weight.dtype) if exact else weight.dtype == torch.bfloat16 and products.preferred()
-        self.panels = products.Panels(weight, bias) if ours and products.fits(weight) else None
+        self.panels: products.Panels | IntegerPanels | None = None
+        if ours and products.fits(weight):
+            self.panels = products.Panels(weight, bias)
         if self.panels is None:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
@@ -71,9 +77,39 @@ class Linear:
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs] as it was."""
-        if self.panels is not None:
+        if isinstance(self.panels, products.Panels):
             return self.panels.dense()
         return self.weight.to_dense() if self.packed else self.weight
+
+
+class BlockLinear(Linear):
+    """The same over blocks of four to eight bits, parts below each other: always in one order of sums, in the dtype of
+    x. Its rows are rounded to eight bits first (`target/integer.py`)."""
+
+    panels: IntegerPanels
+
+    def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
+        self.bias, self.is_exact, self.packed = bias, True, True
+        self.panels = IntegerPanels(parts, bias)
+
+    def rows(self, ids: torch.Tensor) -> BlockLinear:
+        return BlockLinear(self.panels.rows(ids), None if self.bias is None else self.bias[ids])
+
+    def dense(self) -> torch.Tensor:
+        """The weight [outputs, inputs] in float32."""
+        return torch.cat([part.dense() for part in self.panels.blocks()])
+
+
+def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
+    """The product with `parts` below each other, for x of `dtype`. Blocks stay blocks where all are and this CPU can
+    multiply them."""
+    blocks = [part for part in parts if isinstance(part, Blocks)]
+    if len(blocks) == len(parts) and integer.supported():
+        for kind in {part.kind for part in blocks}:
+            integer_kernel.compiled(kind, dtype, integer.fast())  # now, not in the middle of an answer
+        return BlockLinear(blocks, bias)
+    dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
+    return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
 
 
 def _has_bf16_units() -> bool:

@@ -9,33 +9,31 @@ unpickled, and no code from the folder runs unless allowed. Every mistake in a f
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
 from paceline.records import loads
-from paceline.target import decoder, hf
+from paceline.target import decoder, gguf_model, hf, quantised
 from paceline.target.base import Target
 from paceline.target.checks import check_config, check_layers, check_numbers, check_shape, end_tokens, refuse_absent
+from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf, name_of
+from paceline.target.fingerprint import fingerprint
+from paceline.target.gguf import GGUF
+from paceline.target.gguf_tokenizer import same_tokens, tokenizer_of
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX = "model.safetensors.index.json"
-SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
-"""Of a hub repository: configuration and tokenizer."""
-NOT_OURS = ["*/*", "consolidated*"]
-"""Of a hub repository: sub-folders, and second copies of the weights in another layout."""
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json"]
 
 
@@ -49,23 +47,32 @@ def load(
 ) -> Target:
     """The model in folder `model`, or of that name on the Hugging Face hub, ready to verify.
 
+    model may also be a GGUF file, or one on the hub, owner/name:FILE.gguf.
+
     dtype   "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
-            only emulate it.
+            only emulate it. "int8" and "int4": its matrices in blocks of so many bits, all else as with "auto", or as
+            in "int8-float32"; on CPUs, with our decoder.
     device  "auto" (a CUDA device if there is one), or any device word of torch.
     native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run the code a model brings along.
 
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
-    to = _device(device)
-    wanted = _dtype(dtype)
-    name, folder = _name(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    precision, rest = quantised.split(dtype)
+    wanted = _dtype(rest)
+    if is_gguf(model):
+        return _load_file(gguf_of(model), wanted, precision, device, native)
+    name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")
     tensors = open_weights(folder)
+    to = _cpu(name, device) if precision or quantised.is_ours(config) else _device(device)
     wanted = wanted or _own_dtype(config, tensors, to)
     ends = _eos_token_ids(folder, config)
     reason = _not_native(config)
+    if precision and (reason or native is False or quantised.is_ours(config)):
+        why = reason or ("its weights are in blocks already" if native is None else "native=False asks for another")
+        raise ModelError(f"{name}: {precision} weights are made by the native decoder only, and {why}")
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
     if getattr(config, "quantization_config", None) is None:
@@ -75,7 +82,7 @@ def load(
             folder, name=name, dtype=wanted, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
     else:
-        made = _load_native(folder, name, config, tensors, wanted, to, ends)
+        made = _load_native(folder, name, config, tensors, wanted, to, ends, precision)
     if any((folder / file).exists() for file in (*TOKENIZER_FILES, "tokenizer.model")):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
     return made
@@ -89,22 +96,82 @@ def _load_native(
     dtype: torch.dtype,
     device: torch.device,
     ends: Sequence[int],
+    precision: str | None,
 ) -> Target:
+    check_layers(folder, config.num_hidden_layers, tensors)
+    if quantised.is_ours(config):
+        blocks, made_from = quantised.read(folder, config, tensors)
+    else:
+        weights = native_weights(folder, config, tensors)
+        made_from = fingerprint(weights)
+        blocks = quantised.quantised(weights, precision) if precision else {**weights}
+    made = decoder.Decoder(
+        config, blocks, name=name, dtype=dtype, device=device, eos_token_ids=ends, weights_fingerprint=made_from
+    )
+    made.measured = quantised.measured(folder)
+    return made
+
+
+def _load_file(
+    path: Path,
+    dtype: torch.dtype | None,
+    precision: str | None,
+    device: str | torch.device,
+    native: bool | None,
+) -> Target:
+    _cpu(path.name, device)
+    if native is False:
+        raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
+    made = gguf_model.load_gguf(path, dtype=dtype, precision=precision)
+    with suppress(ModelError):  # without one it still takes token ids
+        made.tokenizer = load_tokenizer(path)
+    return made
+
+
+def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that the native decoder reads, mapped, not yet read. ModelError if one is missing or of another
+    shape."""
     shapes = weight_shapes(config)
     check_shapes(folder, shapes, tensors)
-    check_layers(folder, config.num_hidden_layers, tensors)
-    weights = {key: tensors[key].get_tensor(key) for key in shapes}  # mapped, not yet read
-    return decoder.Decoder(config, weights, name=name, dtype=dtype, device=device, eos_token_ids=ends)
+    return {key: tensors[key].get_tensor(key) for key in shapes}
+
+
+def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
+    """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads like any
+    other; returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
+    name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
+    config = read_config(folder)
+    if reason := _not_native(config) or ("its weights are in blocks already" if quantised.is_ours(config) else None):
+        raise ModelError(f"{name} cannot be quantised: {reason}")
+    weights = native_weights(folder, config, open_weights(folder))
+    return quantised.write(folder, Path(out).expanduser(), config, weights, precision)
 
 
 def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a model, found as `load` finds it; of a folder with a tokenizer alone; or of a SentencePiece
     file (tokenizer.model, which needs the package sentencepiece).
 
+    Of a GGUF file it is the one beside it, if that has the file's tokens, else the file's own, rebuilt.
+
     Raises ModelError if there is no tokenizer, or if it has tokens that the model in the folder does not know."""
+    if is_gguf(model):
+        file = GGUF(gguf_of(model))
+        if any((file.path.parent / name).exists() for name in TOKENIZER_FILES):
+            beside = _tokenizer_in(file.path.parent, file.path.stem, trust_remote_code)
+            if same_tokens(beside, file, all_of_them=True):
+                return beside
+        return tokenizer_of(file, file.path.stem)
     if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
         return Tokenizer(_sentencepiece(file), str(model))
-    return _tokenizer_in(find(model, SMALL_FILES), _name(model), trust_remote_code)
+    return _tokenizer_in(find(model, SMALL_FILES), name_of(model), trust_remote_code)
+
+
+def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
+    """The tokenizer named `tokenizer`, for `model`. ModelError if `model` is a GGUF file with other tokens."""
+    named = load_tokenizer(tokenizer)
+    if is_gguf(model) and not same_tokens(named, GGUF(gguf_of(model)), all_of_them=False):
+        raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
+    return named
 
 
 def _tokenizer_in(folder: Path, name: str, trust_remote_code: bool) -> Tokenizer:
@@ -147,52 +214,6 @@ def _sentencepiece(file: Path) -> SentencePiece:
         return SentencePiece(sentencepiece.SentencePieceProcessor(model_file=str(file)))
     except (RuntimeError, OSError) as error:
         raise ModelError(f"{file} cannot be read as a SentencePiece model: {hf.one_line(error)}") from error
-
-
-def _name(model: str | Path) -> str:
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else str(model)
-
-
-def find(model: str | Path, files: list[str]) -> Path:
-    """The folder of `model`: itself, or the local copy of a hub repository, downloaded if necessary.
-
-    files  patterns of the repository's files that are wanted."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise ModelError(f"{path} is a file; name its folder, which holds weights, config.json and tokenizer together")
-    if _is_path(model):
-        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        where = "" if path.parent.is_dir() else f" (nor is there a folder {path.parent})"
-        raise ModelError(f"there is no folder {path}{where}.{meant(path.name, siblings)}")
-    return _from_hub(str(model), files)
-
-
-def _is_path(model: str | Path) -> bool:
-    """Whether `model` can only be a path: a hub id is `name` or `owner/name`."""
-    text = str(model)
-    owner = re.fullmatch(r"(\w[\w.-]*)/[\w.-]+", text)
-    if isinstance(model, Path) or (owner and Path(owner[1]).is_dir()):
-        return True
-    return not owner and not re.fullmatch(r"\w[\w.-]*", text)
-
-
-def _from_hub(name: str, files: list[str]) -> Path:
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=NOT_OURS))
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run `hf auth login`"
-        ) from error
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        why = "no such model" if isinstance(error, RepositoryNotFoundError) else "no connection, and no earlier copy"
-        here = meant(name, (p.name for p in Path().iterdir() if p.is_dir()))
-        raise ModelError(
-            f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
-            f"a local folder works: paceline generate ./path/to/folder.{here}"
-        ) from error
 
 
 def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -244,7 +265,8 @@ def _dtype(word: str | torch.dtype) -> torch.dtype | None:
     if word in DTYPES.values():
         return word  # type: ignore[return-value]
     if word not in DTYPES:
-        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(DTYPES)}.{meant(str(word), DTYPES)}")
+        known = (*DTYPES, *quantised.WORDS)
+        raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
     return DTYPES[word]
 
 
@@ -260,6 +282,13 @@ def _device(word: str | torch.device) -> torch.device:
             f"device {str(word)!r} cannot be used; this machine has {', '.join(['cpu', *cuda])}"
         ) from error
     return device
+
+
+def _cpu(name: str, word: str | torch.device) -> torch.device:
+    """The CPU, where weights in blocks are multiplied; ModelError if another device is asked for."""
+    if str(word) not in ("auto", "cpu"):
+        raise ModelError(f"{name}: weights of eight and four bits run on CPUs, not on {word}: --device cpu")
+    return torch.device("cpu")
 
 
 def _own_dtype(config: PretrainedConfig, tensors: Mapping[str, Any], device: torch.device) -> torch.dtype:
@@ -282,7 +311,7 @@ def _has_units(dtype: torch.dtype) -> bool:
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
-    if getattr(config, "quantization_config", None) is not None:
+    if getattr(config, "quantization_config", None) is not None and not quantised.is_ours(config):
         return "its weights are quantized"
     return unsupported(config)
 

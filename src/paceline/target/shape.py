@@ -111,11 +111,17 @@ def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def rotary_tables(config: PretrainedConfig, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, float32 [max_context + 1, head_dim]; the first half of sin is negated."""
+def rotary_tables(
+    config: PretrainedConfig, shape: Shape, inverse: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position, float32 [max_context + 1, head_dim]; the first half of sin is negated.
+
+    inverse  frequencies [head_dim / 2] that are used instead of the configuration's."""
     parameters = dict(getattr(config, "rope_parameters", None) or {})
     kind, scale = parameters.get("rope_type", "default"), 1.0
-    if kind == "default":
+    if inverse is not None:
+        pass
+    elif kind == "default":
         base = parameters.get("rope_theta", 10000.0)
         inverse = base ** -(torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
     else:

@@ -1,0 +1,101 @@
+"""A model's matrix products in bfloat16 and in blocks of eight and four bits (target/integer.py), by number of rows.
+
+    python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
+    python benchmarks/quantised.py --threads 1
+
+All ways in turn, the least of all turns in milliseconds, for other processes only ever add time; in brackets how many
+of its own single rows that is. Random weights: speed
+does not depend on them. Q4_0 has its head in Q8_0, as --dtype int4 makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from paceline.target import integer, products
+from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind
+from paceline.target.integer import IntegerPanels
+from paceline.target.products import Panels
+
+ROWS = (1, 2, 4, 8, 12, 16)
+NAMES = [kind.name for kind in KINDS.values()]
+
+
+def main() -> None:
+    """Print a table: a line for each format, a column for each number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=1536)
+    parser.add_argument("--mlp", type=int, default=5376)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--kinds", nargs="+", choices=NAMES, default=["Q8_0", "Q4_0"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument("--ggml", type=Path, help="folder with llama.cpp's libggml*.so, to measure its products too")
+    wish = parser.parse_args()
+    torch.set_num_threads(wish.threads)
+    h, m = wish.hidden, wish.mlp
+    shapes = [(h * 5 // 3, h), (h, h), (2 * m, h), (h, m)] * wish.layers
+    library = None
+    if wish.ggml is not None:
+        from ggml import Library, Products
+
+        library = Library(wish.ggml, wish.threads)
+    ways: dict[str, Callable[[int], None]] = {}
+    if products.supported():
+        dense = [torch.randn(shape).bfloat16() for shape in (*shapes, (wish.vocab, h))]
+        ways["bfloat16"] = ours([Panels(weight) for weight in dense])
+        if library is not None:
+            ways["bfloat16, ggml"] = Products(library, dense)
+    for kind in (kind for kind in KINDS.values() if kind.name in wish.kinds):
+        layers = [random_blocks(kind, *shape) for shape in shapes]
+        head = random_blocks({Q8_0: Q8_0, Q4_0: Q8_0}.get(kind, Q6_K), wish.vocab, h)
+        ways[kind.name] = ours([IntegerPanels([weight]) for weight in (*layers, head)])
+        if library is not None:
+            ways[f"{kind.name}, ggml"] = Products(library, [*layers, head])
+    print(f"{wish.threads} threads; {'VNNI' if integer.fast() else 'no VNNI: slow'}")
+    print("rows           " + "".join(f"{rows:>15}" for rows in ROWS))
+    took = measured(ways, wish.turns)
+    for name in ways:
+        alone = took[name, 1]
+        print(f"{name:15}" + "".join(f"{took[name, n]:9.2f} ({took[name, n] / alone:3.1f})" for n in ROWS), flush=True)
+
+
+def ours(all_of_them: Sequence[Panels | IntegerPanels]) -> Callable[[int], None]:
+    """All products with so many rows."""
+    x = {(n, panels.width): torch.randn(n, panels.width).bfloat16() for n in ROWS for panels in all_of_them}
+
+    def multiply(rows: int) -> None:
+        for panels in all_of_them:
+            panels(x[rows, panels.width])
+
+    return multiply
+
+
+def measured(ways: Mapping[str, Callable[[int], None]], turns: int) -> dict[tuple[str, int], float]:
+    """Least milliseconds of all products, by way and number of rows."""
+    times: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in ways for rows in ROWS}
+    for turn in range(turns + 1):  # the first one is not counted
+        for rows in ROWS:
+            for name, multiply in ways.items():
+                began = time.perf_counter()
+                multiply(rows)
+                times[name, rows] += [1e3 * (time.perf_counter() - began)] * (turn > 0)
+    return {key: min(values) for key, values in times.items()}
+
+
+def random_blocks(kind: Kind, outputs: int, width: int) -> Blocks:
+    """Blocks of random codes, with scales between 0 and 0.01."""
+    blocks = torch.randint(0, 256, (outputs, width // kind.inputs, kind.nbytes), dtype=torch.uint8)
+    for at in {Q4_K: (0, 2), Q6_K: (208,)}.get(kind, (0,)):
+        blocks[..., at : at + 2] = (0.01 * torch.rand(*blocks.shape[:2], 1)).half().view(torch.uint8)
+    return Blocks(kind, blocks.flatten(1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What a quantised model has lost: its predictions on held-out text beside those of the model that it was made from.
+
+    measured = compare(load("models/demo", dtype="int4"), load("models/demo"), tokens)
+
+Both read the same text in windows, and each token is predicted from those before it in its window (teacher forcing).
+Standard errors are over windows, for tokens of one window are not independent. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, sqrt
+from statistics import mean, stdev
+
+import numpy as np
+import torch
+
+from paceline.errors import ModelError
+from paceline.round import Segment
+from paceline.target.base import Target
+
+WINDOW = 256
+"""Tokens of a window."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured; each *_error is a standard error.
+
+    perplexity, of_reference  e**loss of the two models.
+    loss                      the first model's less the reference's, nats a token.
+    kl                        mean KL(reference || model), nats a token.
+    top1                      share of tokens where both find the same token most probable.
+    tokens                    predicted tokens."""
+
+    perplexity: float
+    of_reference: float
+    loss: float
+    loss_error: float
+    kl: float
+    kl_error: float
+    top1: float
+    top1_error: float
+    tokens: int
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            f"perplexity      {self.perplexity:.2f}, reference {self.of_reference:.2f}",
+            f"                {100 * (exp(self.loss) - 1):+.2f} % (standard error {100 * self.loss_error:.2f})",
+            f"KL divergence   {self.kl:.4f} nats a token (standard error {self.kl_error:.4f})",
+            f"same top token  {100 * self.top1:.1f} % (standard error {100 * self.top1_error:.1f})",
+            f"over            {self.tokens:,} predicted tokens, windows of {WINDOW}",
+        ]
+
+    def sentence(self) -> str:
+        """For a note."""
+        change = 100 * (exp(self.loss) - 1)
+        return f"perplexity {change:+.1f} %, the same top token at {100 * self.top1:.1f} % of {self.tokens:,} tokens"
+
+
+@torch.inference_mode()
+def compare(
+    model: Target, reference: Target, tokens: Sequence[int], step: Callable[[], None] = lambda: None
+) -> Quality:
+    """Both models on a text of `tokens`. step: called after each window.
+
+    Raises ModelError for models with different vocabularies, and for a text of fewer than two windows."""
+    if model.vocab_size != reference.vocab_size:
+        raise ModelError(
+            f"{model.name} knows {model.vocab_size} tokens and {reference.name} {reference.vocab_size}: "
+            "what they predict cannot be compared"
+        )
+    ids = np.array(tokens)
+    windows = [ids[begin : begin + WINDOW] for begin in range(0, len(ids) - WINDOW + 1, WINDOW)]
+    if len(windows) < 2:
+        raise ModelError(f"the text has {len(ids)} tokens; {2 * WINDOW} are the least that can be measured")
+    rows = []
+    for window in windows:
+        rows.append(_window(_log_probabilities(model, window), _log_probabilities(reference, window), window))
+        step()
+    own, others, kl, top1 = zip(*rows, strict=True)
+    differences = [a - b for a, b in zip(own, others, strict=True)]
+    return Quality(
+        perplexity=exp(mean(own)),
+        of_reference=exp(mean(others)),
+        loss=mean(differences),
+        loss_error=_error(differences),
+        kl=mean(kl),
+        kl_error=_error(kl),
+        top1=mean(top1),
+        top1_error=_error(top1),
+        tokens=len(windows) * (WINDOW - 1),
+    )
+
+
+def _error(values: Sequence[float]) -> float:
+    return stdev(values) / sqrt(len(values))
+
+
+def _log_probabilities(model: Target, window: np.ndarray) -> torch.Tensor:
+    """Of the next token after every token of a window but the last, [WINDOW - 1, V]."""
+    slot = model.add_row(WINDOW)
+    parent = np.arange(-1, WINDOW - 2)
+    logits = model.verify([Segment(slot, window[:-1], parent, num_logits=WINDOW - 1)]).logits
+    model.drop_row(slot)
+    return logits.float().log_softmax(-1)
+
+
+def _window(own: torch.Tensor, others: torch.Tensor, window: np.ndarray) -> tuple[float, float, float, float]:
+    """Loss of both, KL, and the share of equal top tokens: means over a window."""
+    said = torch.from_numpy(window[1:]).unsqueeze(1)
+    kl = (others.exp() * (others - own)).sum(-1).mean()
+    same = (own.argmax(-1) == others.argmax(-1)).float().mean()
+    return float(-own.gather(1, said).mean()), float(-others.gather(1, said).mean()), float(kl), float(same)

@@ -1,0 +1,86 @@
+"""Blocks: read and made byte for byte as ggml's reference does it, on every bit pattern."""
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined, quantise
+
+gguf = pytest.importorskip("gguf", reason="the package gguf, which is the reference, is not installed")
+
+
+def reference(blocks: Blocks) -> torch.Tensor:
+    kind = gguf.GGMLQuantizationType(blocks.kind.number)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(gguf.quants.dequantize(blocks.data.numpy(), kind))
+
+
+def bits(values: torch.Tensor) -> torch.Tensor:
+    """As integers, all that are not numbers alike."""
+    return torch.where(values.isnan(), torch.nan, values).view(torch.int32)
+
+
+def anything(kind: Kind, outputs: int = 64, blocks: int = 5, seed: int = 0) -> Blocks:
+    """Random bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (outputs, blocks * kind.nbytes)
+    return Blocks(kind, torch.randint(0, 256, size, dtype=torch.uint8, generator=generator))
+
+
+def test_sizes_are_ggmls() -> None:
+    for kind in KINDS.values():
+        known = gguf.GGMLQuantizationType(kind.number)
+        assert (known.name, gguf.GGML_QUANT_SIZES[known]) == (kind.name, (kind.inputs, kind.nbytes))
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_any_bytes_are_read_as_the_reference_reads_them(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = anything(kind)
+    assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
+    monkeypatch.setattr("paceline.target.blocks.CHUNK", 1000)  # in pieces
+    assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
+    few = torch.tensor([3, 0, 63])
+    assert torch.equal(bits(blocks.rows(few).dense()), bits(blocks.dense()[few]))
+
+
+def awkward() -> torch.Tensor:
+    """Rows with what quantisers get wrong: zeros, ties, one sign alone, a first of two that are equally large, numbers
+    too small for a float16 scale."""
+    weight = torch.randn(40, 128, generator=torch.Generator().manual_seed(1))
+    weight[0], weight[1] = 0, -0.0
+    weight[2] = torch.arange(128) % 32 * 0.5 - 4  # halves
+    weight[3, :32] = torch.tensor([127.0, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 63.5] * 4)
+    weight[4], weight[5] = weight[4].abs(), -weight[5].abs()
+    weight[6, ::2], weight[6, 1::2] = 3, -3
+    weight[7, ::2], weight[7, 1::2] = -3, 3
+    weight[8] *= 1e-7
+    weight[9] *= 1e-30
+    weight[10] *= 1e3
+    return weight
+
+
+@pytest.mark.parametrize("kind", [Q8_0, Q4_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_made_into_the_references_bytes(kind: Kind, dtype: torch.dtype) -> None:
+    weight = awkward().to(dtype)
+    with np.errstate(all="ignore"):
+        right = gguf.quants.quantize(weight.float().numpy(), gguf.GGMLQuantizationType(kind.number))
+    made = quantise(weight, kind)
+    assert made.shape == weight.shape
+    assert torch.equal(made.data, torch.from_numpy(right))
+    assert made.nbytes * 8 == kind.bits * weight.numel()
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Q8_0, 1 / 254), (Q4_0, 1 / 8)])
+def test_what_is_made_is_near(kind: Kind, error: float) -> None:
+    weight = torch.randn(9, 96, generator=torch.Generator().manual_seed(2))
+    largest = weight.view(9, 3, 32).abs().amax(-1, keepdim=True).expand(9, 3, 32).reshape(9, 96)
+    bound = error * largest + weight.abs() / 1024  # the scale is rounded to float16
+    assert bool(((quantise(weight, kind).dense() - weight).abs() <= 1.001 * bound).all())
+
+
+def test_joined_parts_are_below_each_other() -> None:
+    parts = [anything(Q4_K, 3, 2, seed=1), anything(Q4_K, 5, 2, seed=2)]
+    dense = torch.cat([part.dense() for part in parts])
+    assert torch.equal(bits(joined(parts).dense()), bits(dense))
+    assert anything(Q6_K, 3, 2).shape == (3, 512)

@@ -1,0 +1,248 @@
+"""GGUF files as models: what a file says against the folder that it was made from, and every way it can be wrong."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tests import models
+from tests.gguf_files import write
+
+from paceline.engine import Engine
+from paceline.errors import ModelError
+from paceline.round import Segment
+from paceline.sampling import SamplingParams
+from paceline.target import gguf_model
+from paceline.target.base import Target
+from paceline.target.decoder import Decoder
+from paceline.target.gguf import GGUF
+from paceline.target.gguf_tokenizer import end_tokens, tokenizer_of
+from paceline.target.linear import BlockLinear
+from paceline.target.load import load, load_tokenizer
+
+TEXT = np.array([5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31])
+FAMILIES = [family for family in models.NATIVE if family != "qwen3-bias"]  # llama.cpp's Qwen3 has no biases
+
+
+def logits(target: Target) -> torch.Tensor:
+    segment = Segment(target.add_row(len(TEXT)), TEXT, np.arange(-1, len(TEXT) - 1), num_logits=len(TEXT))
+    return target.verify([segment]).logits.float()
+
+
+def off(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make_repetitive(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_facts_and_numbers_are_what_the_reference_reads(tiny: Path, tmp_path: Path) -> None:
+    def more(writer: Any) -> None:
+        writer.add_array("test.numbers", [1, -2, 3])
+        writer.add_array("test.floats", [0.5, 1.5])
+        writer.add_bool("test.flag", True)
+        writer.add_uint64("test.large", 1 << 40)
+        writer.add_string("test.text", "héllo ▁")
+
+    path = write(tiny, tmp_path / "m.gguf", lambda name: "F16" if "ffn" in name else "Q8_0", more=more)
+    reference, ours = gguf.GGUFReader(path), GGUF(path)
+    for key, field in reference.fields.items():
+        if not key.startswith("GGUF."):
+            assert ours.facts[key] == field.contents(), key
+    assert list(ours.places) == [tensor.name for tensor in reference.tensors]
+    for tensor in reference.tensors:
+        mine = ours.tensor(tensor.name)
+        dense = mine.float() if isinstance(mine, torch.Tensor) else mine.dense()
+        assert torch.equal(dense, torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_says_what_its_folder_says(family: str, tmp_path: Path) -> None:
+    folder = models.make(family, tmp_path / "folder")
+    right = load(folder, dtype="float32")
+    made = load(write(folder, tmp_path / "m.gguf"), dtype="float32")
+    if family == "llama3":  # its factors are rounded to float32 in the file
+        assert off(logits(made), logits(right)) < 1e-5
+    else:
+        assert torch.equal(logits(made), logits(right))
+    assert (made.vocab_size, made.max_context) == (right.vocab_size, right.max_context)
+    assert made.eos_token_ids == right.eos_token_ids
+    assert made.weight_bytes == right.weight_bytes
+
+
+@pytest.mark.parametrize("family", ["llama2", "mistral-window", "qwen2", "qwen3", "smollm"])
+def test_blocks_in_a_file_are_those_made_of_the_folder(family: str, tmp_path: Path) -> None:
+    """The same bytes, so the same logits to the last bit."""
+    folder = models.make(family, tmp_path / "folder", head_dim=32)
+    made = load(write(folder, tmp_path / "m.gguf", "Q8_0"), dtype="float32")
+    right = load(folder, dtype="int8")
+    assert isinstance(made, Decoder)
+    assert isinstance(made.blocks[0].qkv, BlockLinear)
+    assert torch.equal(logits(made), logits(right))
+    assert made.weight_bytes == right.weight_bytes
+
+    def four(name: str) -> str:
+        return "Q8_0" if name.startswith(("token_embd", "output")) else "Q4_0"
+
+    made = load(write(folder, tmp_path / "four.gguf", four), dtype="float32")
+    assert torch.equal(logits(made), logits(load(folder, dtype="int4")))
+
+
+def mixed(name: str) -> str:
+    """As in a Q4_K_M: the parts of one product differ."""
+    return "Q6_K" if name.startswith("token_embd") or "attn_v" in name or "ffn_down" in name else "Q4_K"
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen2-tied"])
+def test_mixed_kinds_are_what_the_reference_makes_of_them(family: str, tmp_path: Path) -> None:
+    folder = models.make(family, tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    path = write(folder, tmp_path / "m.gguf", mixed)
+    dense = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
+    target, file = load(path, dtype="float32"), GGUF(path)
+    assert "Q4_K and Q6_K" in str(target.quantised) or "Q6_K and Q4_K" in str(target.quantised)
+    config = gguf_model.config_of(file)
+    file.tensor = lambda name: torch.from_numpy(np.array(dense[name]))  # type: ignore[method-assign]
+    right = Decoder(config, gguf_model.weights_of(file, config))
+    assert off(logits(target), logits(right)) < 0.08
+    answers = Engine(target).generate([TEXT.tolist()], SamplingParams(max_tokens=12, ignore_eos=True))
+    drafted = Engine(target, "sam").generate([TEXT.tolist()], SamplingParams(max_tokens=12, ignore_eos=True))
+    assert answers[0].tokens == drafted[0].tokens
+
+
+def test_a_model_in_several_files_is_one(tiny: Path, tmp_path: Path) -> None:
+    first = write(tiny, tmp_path / "m.gguf", parts=7)
+    assert torch.equal(logits(load(first, dtype="float32")), logits(load(tiny, dtype="float32")))
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) > 2
+    refused(parts[1], "name the first")
+    parts[1].unlink()
+    refused(first, f"{parts[1].name} is not beside it")
+
+
+def test_16_bit_files_are_read_and_can_be_quantised(tiny: Path, tmp_path: Path) -> None:
+    own = load(tiny, dtype="float32")
+    for kind in ("F16", "BF16"):
+        path = write(tiny, tmp_path / f"{kind}.gguf", kind)
+        assert off(logits(load(path, dtype="float32")), logits(own)) < 0.01
+        made = load(path, dtype="int8")
+        assert made.quantised is not None
+        assert off(logits(made), logits(own)) < 0.08
+
+
+def test_answers_end_at_the_files_tokens_and_at_known_ones(tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", more=lambda writer: writer.add_eot_token_id(3))
+    assert load(path).eos_token_ids == (1, 3)
+    known = {"tokenizer.ggml.tokens": ["a", "<|im_end|>", "<|im_end|>"], "tokenizer.ggml.token_type": [1, 3, 1]}
+    assert end_tokens(known | {"tokenizer.ggml.eos_token_id": 0}) == {0, 1}
+
+
+def test_a_file_drafts_for_its_folder(tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", "Q8_0")
+    engine, prompt, wish = (
+        Engine(tiny, f"model:{path}", dtype="float32"),
+        [5, 6, 7, 5, 6],
+        SamplingParams(max_tokens=20),
+    )
+    (done,) = engine.generate([prompt], wish)
+    assert done.tokens == Engine(tiny, dtype="float32").generate([prompt], wish)[0].tokens
+    assert sum(done.stats.accepted[1:]) > 0
+
+
+# Mistakes ------------------------------------------------------------------------------------------------------------
+
+
+def refused(path: Path, *words: str) -> None:
+    with pytest.raises(ModelError) as error:
+        load(path)
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_files_that_are_not_of_a_known_form(tiny: Path, tmp_path: Path) -> None:
+    whole = write(tiny, tmp_path / "m.gguf").read_bytes()
+    spoilt = tmp_path / "spoilt.gguf"
+    for data, word in {
+        b"": "is not a GGUF file",
+        b"PK\3\4" + whole[4:]: "it begins with b'PK",
+        b"version https://git-lfs.github.com/spec/v1\n": "git lfs pull",
+        whole[:4] + struct.pack("<I", 1) + whole[8:]: "version 1, and 2 and 3 are read",
+        whole[:4] + struct.pack(">I", 3) + whole[8:]: "version 50331648, and 2 and 3 are read",
+        whole[:8] + struct.pack("<Q", 1 << 60) + whole[16:]: "is cut off or damaged",
+    }.items():
+        spoilt.write_bytes(data)
+        refused(spoilt, word)
+    refused(tmp_path / "absent.gguf", "there is no file", "owner/name:FILE.gguf")
+    for size in [5, 9, 30, 100, 1000, 5000, len(whole) // 2, len(whole) - 33]:
+        spoilt.write_bytes(whole[:size])
+        refused(spoilt, "cut off")
+
+
+def test_a_file_spoilt_anywhere_in_front_is_refused_or_read_but_never_a_bug(tiny: Path, tmp_path: Path) -> None:
+    whole, spoilt = write(tiny, tmp_path / "m.gguf").read_bytes(), tmp_path / "spoilt.gguf"
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        data = bytearray(whole)
+        for at in rng.integers(8, 12_000, 3):
+            data[at] = rng.integers(256)
+        spoilt.write_bytes(data)
+        with suppress(ModelError):
+            GGUF(spoilt)
+
+
+def odd_yarn(writer: Any) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(2.0)
+    writer.add_float32("llama.rope.scaling.yarn_log_multiplier", 0.5)
+
+
+def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    refused(write(tiny, path, architecture="gemma3"), "architecture 'gemma3'", "llama, qwen2, qwen3")
+    refused(write(tiny, path, more=lambda w: w.add_expert_count(8)), "a mixture of 8 experts")
+    refused(write(tiny, path, more=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)), "'longrope'")
+    refused(write(tiny, path, more=odd_yarn), "with yarn_log_multiplier")
+    write(tiny, path, lambda name: "Q5_0" if "ffn_up" in name else "Q8_0")
+    refused(path, "ffn_up.weight is of type Q5_0", "Q8_0, Q4_0, Q4_K, Q6_K", "make the file anew")
+    refused(write(tiny, path, leave_out="blk.1.attn_v.weight"), "lacks blk.1.attn_v.weight")
+    refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
+
+
+def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", pre="default")
+    target = load(path)  # it can still be given token ids
+    assert target.tokenizer is None
+    with pytest.raises(ModelError, match="--tokenizer PATH"):
+        load_tokenizer(path)
+    for facts, word in (
+        ({}, "of kind None"),
+        ({"model": "t5"}, "of kind 't5', and llama"),
+        ({"model": "gpt2", "pre": "qwen2", "tokens": ["a"]}, "has no merges"),
+        ({"model": "llama", "scores": [0.0]}, "has no tokens"),
+        ({"model": "gpt2", "pre": "qwen2", "tokens": ["a"], "merges": ["nonsense"]}, "cannot be rebuilt"),
+    ):
+        file = GGUF(path)
+        file.facts = {f"tokenizer.ggml.{key}": value for key, value in facts.items()}
+        with pytest.raises(ModelError) as error:
+            tokenizer_of(file, "m")
+        assert word in str(error.value)
+        assert "--tokenizer PATH" in str(error.value)
+
+
+def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", pre="default")
+    for file in tiny.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert load_tokenizer(path).encode("the cat") == load_tokenizer(tiny).encode("the cat")
+    models.tokenizer(270).save_pretrained(tmp_path)  # another one
+    with pytest.raises(ModelError, match="'default'"):
+        load_tokenizer(path)

@@ -1,0 +1,170 @@
+"""Tokenizers rebuilt from GGUF files against those that they stand for, on texts that tell rules apart."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sentencepiece
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from paceline.target.gguf_tokenizer import RULES, tokenizer_of
+from paceline.target.tokenizer import Tokenizer as Ours
+
+AWKWARD = [
+    "", " ", "  ", "\n", "\n\n\n", "\r\n", "\t\tx", " leading", "  two before", "behind  ", "a  b   c    d",
+    "I'm you're HE'S WE'LL they'd 'tis ''s don't'Ve", "1 12 123 1234 12345 3.14159 1,000,000 ½ ²", "x=1;y=22;zz=333",
+    "émoji 😀👨‍👩‍👧 漢字かな 한국어 العربية हिन्दी ไทย", "e\u0301 \u212b ﬁ Å",
+    "def f(x):\n    return x  # !\n\n\nclass A:\n\tpass",
+    "http://a.b/c?d=e&f=%20#g", "...!!!???\u2014\u2013“quoted” \u2018x\u2019 (a)[b]{c}",
+    "\u00a0no\u2003break\u200bzero", "<s> </s> <unk> <|im_end|>",
+    "▁under▁score", "ALLCAPS mixedCase snake_case kebab-case", "\x00\x01\x7f", "a" * 200, "ab" * 100, " \n \n x \n",
+]  # fmt: skip
+TRAINING = [
+    "The cat's 123 mats, isn't it? We'll see.",
+    "naïve café 漢字 漢字 ありがとう",
+    "def main():\n    return 42",
+    "  x  y",
+] * 50
+
+
+def texts(shared: Path) -> list[str]:
+    """Awkward ones, and some in twelve languages where the optional data is there."""
+    file = shared / "data" / "xquad" / "paragraphs.parallel.jsonl.gz"
+    more: list[str] = []
+    if file.exists():
+        rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()[:25]]
+        more = [text for row in rows for text in row.values() if isinstance(text, str)]
+    return AWKWARD + more
+
+
+def agree(ours: Ours, encode: Any, decode: Any, all_texts: list[str]) -> None:
+    for text in all_texts:
+        ids = encode(text)
+        assert ours.encode_text(text) == ids, text
+        assert ours.decode(ids) == decode(ids), text
+
+
+# SentencePiece -------------------------------------------------------------------------------------------------------
+
+
+def of_sentencepiece(processor: Any, **more: Any) -> Ours:
+    """What llama.cpp's converter writes of a SentencePiece model, rebuilt."""
+    size = len(processor)
+    special = [(processor.is_unknown, 2), (processor.is_control, 3), (processor.is_byte, 6)]
+    facts = {
+        "model": "llama",
+        "tokens": [processor.id_to_piece(i) for i in range(size)],
+        "scores": [processor.get_score(i) for i in range(size)],
+        "token_type": [next((kind for test, kind in special if test(i)), 1) for i in range(size)],
+        "bos_token_id": processor.bos_id(),
+        "eos_token_id": processor.eos_id(),
+        "unknown_token_id": processor.unk_id(),
+        **more,
+    }
+    return tokenizer_of(file_of(facts), "m")
+
+
+def file_of(facts: dict[str, Any]) -> Any:
+    return SimpleNamespace(path="m.gguf", facts={f"tokenizer.ggml.{key}": value for key, value in facts.items()})
+
+
+def without_special(all_texts: list[str]) -> list[str]:
+    """SentencePiece does not look for special tokens in text."""
+    return [text for text in all_texts if "<s>" not in text and "\x00" not in text]
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_token_for_token(prefix: bool) -> None:
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TRAINING), model_writer=made, vocab_size=420, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=prefix, minloglevel=2,
+        hard_vocab_limit=False,
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+    ours = of_sentencepiece(processor, add_space_prefix=prefix)
+    agree(ours, processor.encode, processor.decode, without_special(AWKWARD))
+    assert ours.encode("x")[0] == processor.bos_id()
+    assert ours.eos_token_id == processor.eos_id()
+
+
+def test_llamas_own_tokenizer_on_a_corpus(shared: Path) -> None:
+    file = shared / "data" / "tokenizers" / "llama" / "tokenizer.model"
+    if not file.exists():
+        pytest.skip(f"{file} not found")
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    agree(of_sentencepiece(processor), processor.encode, processor.decode, without_special(texts(shared)))
+
+
+# Bytes ---------------------------------------------------------------------------------------------------------------
+
+_CASELESS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+REFERENCES = {
+    "gpt-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "qwen2": _CASELESS + r"\p{N}" + _REST,
+    "llama-bpe": _CASELESS + r"\p{N}{1,3}" + _REST,
+}
+REFERENCES["smollm"] = REFERENCES["gpt-2"]  # after digits have been cut out, one by one
+"""The rules as their authors publish them, in one expression."""
+
+
+def trained(rule: str) -> Tokenizer:
+    """A byte-level tokenizer that splits by a rule of REFERENCES."""
+    backend = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
+    digits = [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")] if rule == "smollm" else []
+    words = pre_tokenizers.Split(Regex(REFERENCES[rule]), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [*digits, words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    if rule == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TRAINING, trainer)
+    return backend
+
+
+def of_bytes(backend: Tokenizer, rule: str) -> Ours:
+    known = json.loads(backend.to_str())["model"]
+    tokens = sorted(known["vocab"], key=known["vocab"].get)
+    facts = {
+        "model": "gpt2",
+        "pre": rule,
+        "tokens": tokens,
+        "token_type": [3 if token == "<|end|>" else 1 for token in tokens],
+        "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in known["merges"]],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    return tokenizer_of(file_of(facts), "m")
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_byte_level_rules_token_for_token(rule: str, shared: Path) -> None:
+    backend = trained(rule)
+    inner = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+    ours = of_bytes(backend, rule)
+    agree(ours, lambda text: inner.encode(text, add_special_tokens=False), Ours(inner).decode, texts(shared))
+    assert (ours.encode("x")[0] == 0) == (rule == "llama-bpe")
+    assert ours.decode([0]) == ""
+
+
+def test_the_rules_are_told_apart_by_these_texts() -> None:
+    """Else agreement would prove nothing."""
+    backend = trained("gpt-2")
+    split = {rule: [of_bytes(backend, rule).encode_text(text) for text in AWKWARD] for rule in RULES}
+    for rule, tokens in split.items():
+        assert all(tokens != others for other, others in split.items() if other != rule)

@@ -1,0 +1,158 @@
+"""Models with weights of eight and four bits: what they compute, folders of them, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+from tests import models
+
+from paceline.errors import ModelError, PacelineError
+from paceline.round import Segment
+from paceline.target import quantised
+from paceline.target.blocks import Blocks
+from paceline.target.decoder import Decoder
+from paceline.target.linear import BlockLinear
+from paceline.target.load import load, load_tokenizer, quantise_folder
+from paceline.target.shape import weight_shapes
+
+TEXT = [5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31]
+
+
+def decoders(family: str, word: str, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Decoder, Decoder]:
+    """The model itself, the model in blocks, and what the blocks say as ordinary float32 weights."""
+    model = models.model(family)
+    weights = {name: model.state_dict()[name] for name in weight_shapes(model.config)}
+    blocks = quantised.quantised(weights, word)
+    dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in blocks.items()}
+    return tuple(Decoder(model.config, w, dtype=dtype) for w in (weights, blocks, dense))  # type: ignore[return-value]
+
+
+def logits(target: Decoder) -> torch.Tensor:
+    parent, slot = np.arange(-1, len(TEXT) - 1), target.add_row(len(TEXT))
+    return target.verify([Segment(slot, np.array(TEXT), parent, num_logits=len(TEXT))]).logits.float()
+
+
+def off(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Root of the mean square of the difference, of the size of what is compared."""
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("family", list(models.NATIVE))
+@pytest.mark.parametrize("word", ["int8", "int4"])
+def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the rounding of inputs to eight bits, which these random models magnify. With that rounding put into
+    ordinary products of float32, what is left is the order of sums."""
+    own, blocks, dense = decoders(family, word)
+    assert isinstance(blocks.blocks[0].qkv, BlockLinear)
+    said = logits(blocks)
+    assert off(said, logits(dense)) < 0.08
+    assert off(logits(dense), logits(own)) > 0.001
+
+    def product(linear: object, x: torch.Tensor) -> torch.Tensor:
+        parts = x.unflatten(-1, (-1, 32))
+        scale = parts.abs().amax(-1, keepdim=True) / 127
+        rounded = (torch.where(scale > 0, parts / scale, 0).round() * scale).flatten(-2)
+        return torch.nn.functional.linear(rounded, linear.weight, linear.bias)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("paceline.target.linear.Linear.__call__", product)
+    # Now and then a number is rounded to its other neighbour, and then one token and those after it differ.
+    errors = [off(one, other) for one, other in zip(logits(dense), said, strict=True)]
+    assert min(errors) < 1e-4
+    assert median(errors) < 0.01
+
+
+def test_what_is_read_is_what_blocks_hold() -> None:
+    own, blocks, _ = decoders("qwen2", "int8")
+    matrices = [size for name, size in weight_shapes(models.config("qwen2")).items() if len(size) == 2]
+    read = sum(a * b for a, b in matrices) - own.vocab_size * own.hidden_size  # the embedding is not read
+    assert own.weight_bytes - blocks.weight_bytes == read * 4 - read * 34 // 32
+    assert blocks.blocks[0].nbytes < own.blocks[0].nbytes / 3
+    before, few = logits(blocks), torch.tensor([3, 300, 7])
+    read = blocks.weight_bytes
+    blocks.trim_head(few)
+    assert torch.equal(logits(blocks), before[:, few])
+    assert read - blocks.weight_bytes == (own.vocab_size - 3) * own.hidden_size * 34 // 32
+
+
+def test_heads_that_were_trained_for_the_model_still_fit() -> None:
+    own, blocks, _ = decoders("llama2", "int8")
+    folder_print = own.weights_fingerprint
+    assert blocks.weights_fingerprint != folder_print  # unless it is told of what it was made, as `load` does
+    assert torch.equal(blocks.embedding, blocks._embedded(torch.arange(own.vocab_size)))
+
+
+@pytest.mark.parametrize("word", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["smollm", "qwen2"])
+def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, family: str, word: str) -> None:
+    models.make(family, tmp_path / "own", dtype=torch.bfloat16)
+    size = quantise_folder(tmp_path / "own", tmp_path / "made", word)
+    own, loaded = load(tmp_path / "own"), load(tmp_path / "own", dtype=word)
+    made = load(tmp_path / "made")
+    assert all(isinstance(target, Decoder) for target in (loaded, made))
+    assert torch.equal(logits(made), logits(loaded))
+    assert made.dtype == loaded.dtype == own.dtype
+    assert {made.weights_fingerprint, loaded.weights_fingerprint} == {own.weights_fingerprint}
+    assert made.weight_bytes == loaded.weight_bytes <= size < own.weight_bytes
+    assert made.quantised == loaded.quantised
+    assert "bits a weight" in made.notes[0]
+    assert own.notes == []
+    assert load_tokenizer(tmp_path / "made").fingerprint == load_tokenizer(tmp_path / "own").fingerprint
+    assert load(tmp_path / "made", dtype="float32").dtype == torch.float32
+
+
+def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
+    models.make("llama2", tmp_path / "own", intermediate_size=100)
+    made = load(tmp_path / "own", dtype="int8")
+    assert isinstance(made, Decoder)
+    assert isinstance(made.blocks[0].gate_up, BlockLinear)
+    assert not isinstance(made.blocks[0].down, BlockLinear)
+
+
+def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path) -> None:
+    models.make("llama2", tmp_path / "own")
+    models.make("gpt2", tmp_path / "foreign")
+    quantise_folder(tmp_path / "own", tmp_path / "made", "int8")
+
+    def refused(**how: object) -> str:
+        with pytest.raises(ModelError) as error:
+            load(**how)  # type: ignore[arg-type]
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "there are auto, float32, bfloat16, float16, int8, int4. Did you mean 'int4'?" in refused(
+        model=tmp_path / "own", dtype="int-4"
+    )
+    assert "model type 'gpt2' is not one of" in refused(model=tmp_path / "foreign", dtype="int8")
+    assert "in blocks already" in refused(model=tmp_path / "made", dtype="int4")
+    assert "--device cpu" in refused(model=tmp_path / "own", dtype="int8", device="meta")
+    with pytest.raises(PacelineError, match="exists already"):
+        quantise_folder(tmp_path / "own", tmp_path / "made", "int8")
+    with pytest.raises(PacelineError, match="there are int8, int4"):
+        quantise_folder(tmp_path / "own", tmp_path / "new", "int3")
+    with pytest.raises(ModelError, match="in blocks already"):
+        quantise_folder(tmp_path / "made", tmp_path / "new", "int8")
+    assert not (tmp_path / "new").exists()
+
+    file = tmp_path / "made" / "config.json"
+    values = json.loads(file.read_text())
+    values["quantization_config"]["kinds"]["lm_head.weight"] = "Q9_9"
+    file.write_text(json.dumps(values))
+    assert "'Q9_9'; there are Q8_0, Q4_0" in refused(model=tmp_path / "made")
+    values["quantization_config"]["kinds"]["lm_head.weight"] = "Q4_0"
+    file.write_text(json.dumps(values))
+    assert "lm_head.weight has shape" in refused(model=tmp_path / "made")
+
+
+def test_all_else_may_be_in_float32(tmp_path: Path) -> None:
+    folder = models.make("llama2", tmp_path / "own", dtype=torch.bfloat16)
+    wide, own = load(folder, dtype="int8-float32"), load(folder, dtype="int8")
+    assert wide.dtype == torch.float32
+    assert wide.quantised == own.quantised
+    assert off(logits(own), logits(wide)) < 0.05
+    assert quantised.exact_dtype("int8") == quantised.exact_dtype("int8-bfloat16") == "int8-float32"
+    assert quantised.exact_dtype("bfloat16") == "float32"

@@ -1,0 +1,96 @@
+"""Lossless on weights of eight and four bits: with any drafter the text is what this very model writes alone.
+
+Products have one order of sums, so with `exact` this is so bit for bit, sampled too. A draft of fewer bits leaves the
+target untouched."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft import registry
+from paceline.draft.base import Drafter
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from paceline.target import quantised
+from paceline.target.decoder import Decoder
+from paceline.target.load import load
+from paceline.target.shape import weight_shapes
+from tests import drafters, models
+
+NEW = 24
+Answers = dict[tuple[int, ...], list[int]]
+
+
+def wish(sampled: bool) -> SamplingParams:
+    return SamplingParams(temperature=0.8 if sampled else 0.0, max_tokens=NEW, seed=4)
+
+
+@cache
+def world(word: str, dtype: torch.dtype, exact: bool) -> tuple[Decoder, list[list[int]], dict[bool, list[list[int]]]]:
+    """A model in blocks, prompts, and what plain decoding writes after each of them alone, sampled or not."""
+    model = models.model("qwen3")
+    weights = {name: model.state_dict()[name] for name in weight_shapes(model.config)}
+    target = Decoder(model.config, quantised.quantised(weights, word), dtype=dtype)
+    if exact:
+        target.make_exact()
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (70, 5, 34, 1, 61, 8)]
+    alone = Engine(target, max_batch=1)
+    return target, prompts, {s: [alone.generate([p], wish(s))[0].tokens for p in prompts] for s in (False, True)}
+
+
+DRAFTERS = ["oracle chain", "oracle tree", "early exit", "sam", "prompt-lookup", "recycling", "jacobi", "ngram-pool"]
+
+
+def drafter(name: str, answers: Answers) -> Drafter:
+    made = {
+        "oracle chain": lambda: drafters.Oracle(answers, error=0.2),
+        "oracle tree": lambda: drafters.Oracle(answers, error=0.2, branches=2),
+        "early exit": lambda: drafters.EarlyExit(exit=2),
+    }
+    return made[name]() if name in made else registry.create(name)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("word", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_answers_are_plain_ones(name: str, word: str, dtype: torch.dtype) -> None:
+    target, prompts, answers = world(word, dtype, exact=True)
+    for sampled, alone in answers.items():
+        texts = {tuple(p): [*p, *tokens] for p, tokens in zip(prompts, alone, strict=True)}
+        for batch in (1, 4):
+            engine = Engine(target, drafter(name, texts), max_batch=batch, prefill_chunk=32)
+            out = engine.generate(prompts, wish(sampled))
+            assert [done.tokens for done in out] == alone
+            if "oracle" in name:
+                assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_text_in_float32_is_the_plain_one(name: str) -> None:
+    target, prompts, answers = world("int8", torch.float32, exact=False)
+    texts = {tuple(p): [*p, *tokens] for p, tokens in zip(prompts, answers[False], strict=True)}
+    engine = Engine(target, drafter(name, texts), max_batch=3)
+    assert [done.tokens for done in engine.generate(prompts, wish(False))] == answers[False]
+
+
+@pytest.mark.parametrize("word", ["int8", "int4"])
+def test_a_draft_of_fewer_bits_changes_nothing_and_is_what_it_says(tmp_path: Path, word: str) -> None:
+    models.make("llama2", tmp_path)
+    target = load(tmp_path, dtype="float32")
+    prompts = [[5, 6, 7, 8], [40, 41, 42]]
+    alone = [done.tokens for done in Engine(target).generate(prompts, wish(False))]
+    engine = Engine(target, f"model:{tmp_path},dtype={word},draft=3")
+    assert engine.drafter.model.quantised is not None  # type: ignore[attr-defined]
+    out = engine.generate(prompts, wish(False))
+    assert [done.tokens for done in out] == alone
+    accepted = sum(sum(done.stats.accepted[1:]) for done in out)
+    assert accepted > 0
+    whole = Engine(target, f"model:{tmp_path},draft=3")
+    assert accepted <= sum(sum(done.stats.accepted[1:]) for done in whole.generate(prompts, wish(False)))
+    assert 0 < engine.drafter.weight_bytes < whole.drafter.weight_bytes / 3
