@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests import models
 from tests.draft.eagles import forgetful, knowing_head
+from tests.draft.head_worlds import HEADS, World
 from transformers import AutoModelForCausalLM
 
 from paceline.bench.large import large_folder
@@ -16,12 +17,14 @@ from paceline.bench.large_draft import large_spec
 from paceline.bench.proportions import Enlargement
 from paceline.draft.kangaroo import adapter_shapes
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.neural.heads.joint import Switches
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import Vocabulary, best_tokens, save_vocabulary
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 from paceline.target.base import Target
+from paceline.target.decoder import Decoder
 from paceline.target.load import load, load_tokenizer, read_config
 from paceline.target.shape import Shape
 
@@ -153,3 +156,22 @@ def test_a_head(small: Path, tmp_path: Path, method: str) -> None:
     for options in ("tree=0,draft=3", "tree=8,width=3"):
         large = same(small, f"{method}:{head},{options}")
     assert str(head) not in large
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "amphista"])
+def test_a_head_of_a_fixed_tree(small: Path, tmp_path: Path, method: str) -> None:
+    """Its configuration does not say how wide it is: as wide as the target."""
+    world = World()
+    world.model = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32)
+    loaded = opened(small)
+    assert isinstance(loaded, Decoder)
+    world.target = loaded
+    switches = Switches(heads=HEADS)
+    changes, facts = {
+        "medusa": ({}, {}),
+        "hydra": ({"layers": 1, "prefix": True}, {"tied": True, "hydra_num_layers": 1, "hydra_head_arch": "prefix-mlp"}),
+        "amphista": ({"switches": switches}, {"network": asdict(switches)}),
+    }[method]
+    module = world.module(method, **changes)
+    spec = world.save(module, method, tmp_path / "head", facts)
+    assert spec != same(small, f"{spec},tree=6")

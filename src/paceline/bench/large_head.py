@@ -22,18 +22,18 @@ from paceline.target.base import Target
 GROWING = ("hidden_size", "num_attention_heads", "num_key_value_heads")
 """Entries of a configuration that grow with the width."""
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-TABLES = ("lm_head", "lm_heads", "embed_tokens")
-"""Tensors with a row for every token: their number stays."""
+TABLES = ("lm_head", "lm_heads", "embed_tokens", "position_embedding")
+"""Tensors with a row for every token or depth: their number stays."""
 
 
 def large_head(folder: Path, kept: Path, target: Target, done: Enlargement) -> None:
-    """Write the head in `folder` for the enlarged `target` into `kept`. ModelError if it has no sizes to go by."""
+    """Write the head in `folder` for the enlarged `target` into `kept`. A head that does not say how wide it is has the
+    target's sizes. ModelError for one of another width."""
     kind = str(loads((folder / CONFIG).read_bytes())[KIND])
     config, tensors = open_drafter(folder, kind, None)
     layers = config.get("transformer_layer_config") or config
-    if "hidden_size" not in layers or "intermediate_size" not in layers:
-        raise ModelError(f"{folder} cannot be enlarged: its {CONFIG} does not say how wide it is")
-    width, inner = layers["hidden_size"], layers["intermediate_size"]
+    width = layers.get("hidden_size", done.small.hidden_size)
+    inner = layers.get("intermediate_size", done.small.intermediate_size)
     if width != done.small.hidden_size:
         raise ModelError(f"{folder} cannot be enlarged: it is {width} wide, its target {done.small.hidden_size}")
     sizes = Sizes(width, inner, done)
@@ -41,7 +41,7 @@ def large_head(folder: Path, kept: Path, target: Target, done: Enlargement) -> N
     own = {key: value for key, value in config.items() if key not in (KIND, "paceline", "target")}
     if "transformer_layer_config" in own:
         own["transformer_layer_config"] = sizes.described(layers)
-    else:
+    elif "hidden_size" in own:
         own = sizes.described(own)
     if own.get(LAYERS):
         own[LAYERS] = [layer * done.layer_factor for layer in own[LAYERS]]
