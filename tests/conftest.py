@@ -8,11 +8,17 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import torch
 
 from tests.paths import REPOSITORY, SHARED
 
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """torch is imported where tests run; with several processes not in the one that hands them out, which they wait
+    for."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        import torch
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)
