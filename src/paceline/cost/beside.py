@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -99,14 +99,14 @@ def measure(
     law = Law(0.0, _middle(alone.forward), _middle(ahead), _middle(fresh), hit)
     plain, _ = run(f"mirror:{draft},where=line,kappa=0", cores)
     if not splits or stopped():
-        return Answer(law, None, None, _middle(plain.whole))
+        return Answer(law, None, None, _mean(plain.whole))
     trips: list[float] = []
     both, mirror = run(f"mirror:{draft},check=false", cores, lambda made: _timed(made, trips))
     mirror.close()
     slower = _middle(both.forward) - law.after
     together = 1 + max(0.0, slower) / max(min(law.after, law.ahead), SMALLEST)
     here = replace(law, together=together, rendezvous=_middle(trips))
-    return Answer(replace(law, rendezvous=here.rendezvous), here, _middle(both.whole), _middle(plain.whole))
+    return Answer(replace(law, rendezvous=here.rendezvous), here, _mean(both.whole), _mean(plain.whole))
 
 
 def advice(told: Mapping[str, Any]) -> str:
@@ -191,3 +191,8 @@ def _timed(mirror: Mirror, trips: list[float]) -> None:
 
 def _middle(times: Sequence[float]) -> float:
     return median(times) if times else 0.0
+
+
+def _mean(times: Sequence[float]) -> float:
+    """Of whole rounds, which are of two kinds: with a window that was there, and without."""
+    return fmean(times) if times else 0.0
