@@ -44,6 +44,13 @@ def supported() -> bool:
     return platform.machine() in ("aarch64", "arm64") or bool(features.get("f16c") and features.get("fma"))
 
 
+def warnings() -> list[str]:
+    """What a user of blocks should know of this CPU."""
+    if not supported():
+        return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
+    return [] if fast() else ["this CPU has no AVX-512 VNNI: weights of eight and four bits are multiplied slowly"]
+
+
 class IntegerPanels:
     """A weight [outputs, width] whose parts are below each other, each in blocks of a kind of its own; and a bias
     [outputs] or None."""
