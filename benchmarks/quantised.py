@@ -3,9 +3,9 @@
     python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
     python benchmarks/quantised.py --threads 1
 
-All ways in turn, the least of all turns in milliseconds, for other processes only ever add time; in brackets how many
-of its own single rows that is. Random weights: speed
-does not depend on them. Q4_0 has its head in Q8_0, as --dtype int4 makes it.
+All ways in turn, the least of all turns in milliseconds, for other processes only ever add time; in brackets how
+many of its own single rows that is. Random weights: speed does not depend on them. Q4_0 has its head in Q8_0, as
+--dtype int4 makes it, and Q4_K in Q6_K.
 """
 
 from __future__ import annotations

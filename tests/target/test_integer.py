@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.target import integer
+from paceline.target import integer, integer_kernel
 from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
 from paceline.target.integer import IntegerPanels
 from paceline.target.integer_kernel import COLUMNS, ROWS
@@ -144,6 +144,18 @@ def test_nothing_is_written_after_the_outputs(monkeypatch: pytest.MonkeyPatch) -
     assert not bool((memory[2:7] == 7).any())
 
 
+def test_where_torch_has_another_openmp_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, panels = random(11, 5, 64), IntegerPanels([random_blocks(Q8_0, 40, 64)])
+    right = panels(x)
+    monkeypatch.setattr(integer_kernel, "parallel", lambda: None)
+    integer_kernel.compiled.cache_clear()
+    try:
+        assert "GOMP_parallel(ptr @work" not in "".join(integer_kernel._source(Q8_0, torch.float32, True))
+        assert torch.equal(panels(x), right)
+    finally:
+        integer_kernel.compiled.cache_clear()
+
+
 def test_no_rows_give_no_rows() -> None:
     assert IntegerPanels([random_blocks(Q8_0, 40, 64)])(torch.empty(0, 64)).shape == (0, 40)
 
@@ -159,6 +171,7 @@ def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.
     assert torch.equal(made.rows(few)(x), made(x)[:, few])
     mixed = linear([parts[0], dense[20:]], bias, torch.float32)
     assert torch.allclose(mixed(x), x @ dense.T + bias, atol=1e-5)
+    assert type(linear(parts, bias, torch.float16)) is Linear
     monkeypatch.setattr(integer, "supported", lambda: False)
     plain = linear(parts, bias, torch.float32)
     assert type(plain) is Linear

@@ -26,7 +26,7 @@ def quality(
     ] = False,
 ) -> int:
     """Compare a model of eight or four bits with the model it was made from: perplexity, KL divergence, and how often
-    both find the same token most probable.
+    both find the same token most probable. With --dtype int8-float32 both compute in float32.
 
     \b
     paceline quality models/demo --dtype int4 --text held-out.txt
@@ -38,7 +38,7 @@ def quality(
     from paceline.evals.quality import compare
     from paceline.records.writing import write_whole
     from paceline.target.load import load, load_tokenizer
-    from paceline.target.quantised import MEASURED
+    from paceline.target.quantised import MEASURED, split
 
     if against is None and dtype == "auto":
         raise PacelineError("there is one model and one dtype: name another with --against or --dtype")
@@ -47,7 +47,8 @@ def quality(
     words = _read(text)
     if threads is not None:
         torch.set_num_threads(threads)
-    reference = load(against or model)
+    precision, rest = split(dtype)
+    reference = load(against or model, dtype=rest if precision else "auto")
     ids = load_tokenizer(against or model).encode_text(words[: 16 * tokens])[:tokens]
     measured = compare(load(model, dtype=dtype), reference, ids)
     print("\n".join(measured.lines()))

@@ -72,6 +72,8 @@ def compare(
             f"{model.name} knows {model.vocab_size} tokens and {reference.name} {reference.vocab_size}: "
             "what they predict cannot be compared"
         )
+    if (context := min(model.max_context, reference.max_context)) < WINDOW:
+        raise ModelError(f"windows have {WINDOW} tokens, and {model.name} can read {context}")
     ids = np.array(tokens)
     windows = [ids[begin : begin + WINDOW] for begin in range(0, len(ids) - WINDOW + 1, WINDOW)]
     if len(windows) < 2:

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from paceline.clock import Clock
 from paceline.errors import ModelError
 from paceline.round import Segment, Verdict
+from paceline.target import integer
 from paceline.target.attention import attend
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.blocks import Blocks
@@ -131,6 +132,11 @@ class Decoder(CachedTarget):
         self.cache = self.new_cache(s.num_layers)
         self.recorder = Recorder(self) if self.device.type == "cuda" else None
         self.clock = Clock()
+
+    @property
+    def notes(self) -> list[str]:
+        own = super().notes
+        return own and [*own, *integer.warnings()]
 
     @cached_property
     def embedding(self) -> torch.Tensor:

@@ -134,7 +134,7 @@ def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
     ids, scores = _ids(facts), facts["scores"]
     unknown = facts["tokens"][facts.get("unknown_token_id", 0)]
     backend = Backend(models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    spaces = [normalizers.Replace(" ", "▁")]
+    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
     if facts.get("add_space_prefix", True):
         spaces.insert(0, normalizers.Prepend("▁"))
     backend.normalizer = normalizers.Sequence(spaces)

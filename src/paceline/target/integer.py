@@ -23,17 +23,18 @@ import torch
 from paceline.target import integer_kernel
 from paceline.target.blocks import Q4_K, Q6_K, Q8_0, Blocks, Kind, codes_of_q6_k, joined, scales_of_q4_k
 from paceline.target.integer_kernel import COLUMNS, UNITS
-from paceline.target.products import parallel
 
 STEP = 64
 """Panels that are laid out at once."""
+DTYPES = (torch.bfloat16, torch.float32)
+"""Of x, and so of the result."""
 
 
 @cache
 def fast() -> bool:
     """Whether this CPU multiplies bytes at full speed: AVX-512 VNNI."""
     features = llvm.get_host_cpu_features()
-    return bool(features.get("avx512vnni")) and bool(features.get("avx512bw")) and parallel() is not None
+    return bool(features.get("avx512vnni")) and bool(features.get("avx512bw"))
 
 
 @cache
@@ -41,6 +42,13 @@ def supported() -> bool:
     """Whether the kernel runs here at all: it needs conversion of float16, and fused multiplication and addition."""
     features = llvm.get_host_cpu_features()
     return platform.machine() in ("aarch64", "arm64") or bool(features.get("f16c") and features.get("fma"))
+
+
+def warnings() -> list[str]:
+    """What a user of blocks should know of this CPU."""
+    if not supported():
+        return ["this CPU cannot multiply weights of eight and four bits: they were expanded, and save nothing"]
+    return [] if fast() else ["this CPU has no AVX-512 VNNI: weights of eight and four bits are multiplied slowly"]
 
 
 class IntegerPanels:

@@ -104,7 +104,7 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
     """The product with `parts` below each other, for x of `dtype`. Blocks stay blocks where all are and this CPU can
     multiply them."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
-    if len(blocks) == len(parts) and integer.supported():
+    if len(blocks) == len(parts) and dtype in integer.DTYPES and integer.supported():
         for kind in {part.kind for part in blocks}:
             integer_kernel.compiled(kind, dtype, integer.fast())  # now, not in the middle of an answer
         return BlockLinear(blocks, bias)

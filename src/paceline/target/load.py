@@ -59,14 +59,15 @@ def load(
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
     precision, rest = quantised.split(dtype)
-    wanted = _dtype(rest)
+    to, wanted = _device(device), _dtype(rest)
     if is_gguf(model):
         return _load_file(gguf_of(model), wanted, precision, device, native)
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")
     tensors = open_weights(folder)
-    to = _cpu(name, device) if precision or quantised.is_ours(config) else _device(device)
+    if precision or quantised.is_ours(config):
+        to = _cpu(name, device)
     wanted = wanted or _own_dtype(config, tensors, to)
     ends = _eos_token_ids(folder, config)
     reason = _not_native(config)
