@@ -167,9 +167,10 @@ def test_a_head_of_a_fixed_tree(small: Path, tmp_path: Path, method: str) -> Non
     assert isinstance(loaded, Decoder)
     world.target = loaded
     switches = Switches(heads=HEADS)
+    said = {"tied": True, "hydra_num_layers": 1, "hydra_head_arch": "prefix-mlp"}
     changes, facts = {
         "medusa": ({}, {}),
-        "hydra": ({"layers": 1, "prefix": True}, {"tied": True, "hydra_num_layers": 1, "hydra_head_arch": "prefix-mlp"}),
+        "hydra": ({"layers": 1, "prefix": True}, said),
         "amphista": ({"switches": switches}, {"network": asdict(switches)}),
     }[method]
     module = world.module(method, **changes)

@@ -162,8 +162,8 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
             if same_tokens(beside, file, all_of_them=True):
                 return beside
         return tokenizer_of(file, file.path.stem)
-    if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
-        return Tokenizer(_sentencepiece(file), str(model))
+    if (path := Path(model).expanduser()).is_file() and path.suffix == ".model":
+        return Tokenizer(_sentencepiece(path), str(model))
     return _tokenizer_in(find(model, SMALL_FILES), name_of(model), trust_remote_code)
 
 
