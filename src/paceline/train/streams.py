@@ -183,7 +183,7 @@ def train_streams(
 def command(
     setup: options.DrafterOptions,
     draft: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the draft model.")],
-    lr: options.Rate = 1e-3,
+    lr: options.Rate = 3e-4,
     count: Annotated[int, typer.Option("--streams", help="Streams: tokens a forward says beside the next one.")] = 2,
     layers: Annotated[int, typer.Option(help="Last layers of the draft, that run streams.", min=1)] = 1,
     rank: Annotated[int, typer.Option(help="Of the projection that begins a stream.", min=1)] = 32,
