@@ -156,7 +156,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _with_addresses(argv: Sequence[str]) -> list[str]:
     """`--ray` with its default address where it has none: Typer has no options whose value may be left out."""
-    after = [*argv[1:], "-"]
+    after = [*argv[1:], "-"][: len(argv)]
     bare = [word == "--ray" and following.startswith("-") for word, following in zip(argv, after, strict=True)]
     return ["--ray=auto" if alone else word for word, alone in zip(argv, bare, strict=True)]
 

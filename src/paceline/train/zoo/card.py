@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, table
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import read_vocabulary
+from paceline.target.tuned import TUNED_FILE
 from paceline.train.log import read_log
 from paceline.train.zoo.answers import LONGEST, Answer, counts
 from paceline.train.zoo.text import STAGE_FILE
@@ -167,9 +168,23 @@ def agreement_table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _tuned_part(folder: Path) -> str:
+    """A section on a model that `paceline train noise` wrote."""
+    facts = json.loads((folder / TUNED_FILE).read_text())
+    start, tokens = facts["tuned_from"]["name"], facts["recipe"]["loop"]["tokens"]
+    before = facts["losses"][start]
+    return (
+        f"## {folder.name}\n\n{start} tuned with noise, so that it drafts for itself: another model, for "
+        f"`jacobi:` on itself ({folder_size(folder) / 1e6:.1f} MB). {tokens:,} tokens of {start}'s own answers; loss on "
+        f"clean held-out answers {facts['loss']:.3f} nats a token, {start}'s {before:.3f}."
+    )
+
+
 def drafter_part(folder: Path) -> str:
     """A section on a drafter that a command of `paceline train` wrote into `folder`: what it is, what it was trained on
     and how far it agrees with its target on held-out answers."""
+    if (folder / TUNED_FILE).exists():
+        return _tuned_part(folder)
     config = json.loads((folder / "config.json").read_text())
     kind, recipe = config["paceline_drafter"], config["recipe"]
     weights = load_file(folder / "model.safetensors")
