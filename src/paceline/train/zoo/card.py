@@ -174,8 +174,8 @@ def _tuned_part(folder: Path) -> str:
     start, tokens = facts["tuned_from"]["name"], facts["recipe"]["loop"]["tokens"]
     before = facts["losses"][start]
     return (
-        f"## {folder.name}\n\n{start} tuned with noise, so that it drafts for itself: another model, for "
-        f"`jacobi:` on itself ({folder_size(folder) / 1e6:.1f} MB). {tokens:,} tokens of {start}'s own answers; loss on "
+        f"## {folder.name}\n\n{start} tuned with noise, so that it drafts for itself: another model, for `jacobi:` "
+        f"on itself ({folder_size(folder) / 1e6:.1f} MB). {tokens:,} tokens of {start}'s own answers; loss on "
         f"clean held-out answers {facts['loss']:.3f} nats a token, {start}'s {before:.3f}."
     )
 
