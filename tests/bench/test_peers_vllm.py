@@ -267,6 +267,7 @@ def test_the_worker_is_stopped_between_answers(noisy: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is not stopped")
+@pytest.mark.slow
 def test_a_stopped_worker_dies_with_whoever_asks(noisy: dict[str, str]) -> None:
     program = (
         "import os, sys\nfrom paceline.bench.peers import vllm\n"

@@ -48,6 +48,7 @@ def lines(log: Path) -> int:
     return len([json.loads(line) for line in text.splitlines()])
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_and_started_again(folder, tmp_path):
     log = tmp_path / "requests.jsonl"
     options = ("--log", str(log), "--name", "tiny", "--threads", "1")
@@ -76,6 +77,7 @@ def test_killed_in_the_middle_and_started_again(folder, tmp_path):
         assert lines(log) == 4
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line(folder):
     with started(folder) as (_, address):
         port = str(httpx.URL(address).port)

@@ -77,6 +77,7 @@ def browsing(profile: Path) -> Iterator[Browser]:
         driver.wait()
 
 
+@pytest.mark.slow
 def test_the_page_shows_a_chat_and_moves(tmp_path):
     # A model that repeats itself, when sampled too, so that drafts are accepted.
     folder = models.make_repetitive(tmp_path / "tiny", max_position_embeddings=256)

@@ -219,6 +219,7 @@ def test_any_answer_is_plain_decodings(folders, spec):
         assert sum(done.stats.draft_tokens for done in out) > 0
 
 
+@pytest.mark.slow
 def test_windows_drafted_ahead_are_fresh_ones(folders):
     """mirror with streams is plain speculation with them: the same rounds, with every token of the vocabulary tried."""
     params = SamplingParams(max_tokens=20)
