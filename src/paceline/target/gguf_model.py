@@ -173,7 +173,7 @@ def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
     factors, size = file.tensor(_FREQUENCIES), config.head_dim
     if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
         raise ModelError(f"{file.path}: {_FREQUENCIES} has the shape {list(factors.shape)}; it should be [{size // 2}]")
-    base = dict(config.rope_parameters)["rope_theta"]  # type: ignore[attr-defined]
+    base = dict(config.rope_parameters)["rope_theta"]
     inverse: torch.Tensor = base ** -(torch.arange(0, size, 2).float() / size) / factors.flatten()
     return inverse
 
