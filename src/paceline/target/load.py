@@ -156,14 +156,14 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
     Raises ModelError if there is no tokenizer, or if it has tokens that the model in the folder does not know."""
     if is_gguf(model):
-        file = GGUF(gguf_of(model))
-        if any((file.path.parent / name).exists() for name in TOKENIZER_FILES):
-            beside = _tokenizer_in(file.path.parent, file.path.stem, trust_remote_code)
-            if same_tokens(beside, file, all_of_them=True):
+        opened = GGUF(gguf_of(model))
+        if any((opened.path.parent / name).exists() for name in TOKENIZER_FILES):
+            beside = _tokenizer_in(opened.path.parent, opened.path.stem, trust_remote_code)
+            if same_tokens(beside, opened, all_of_them=True):
                 return beside
-        return tokenizer_of(file, file.path.stem)
-    if (path := Path(model).expanduser()).is_file() and path.suffix == ".model":
-        return Tokenizer(_sentencepiece(path), str(model))
+        return tokenizer_of(opened, opened.path.stem)
+    if (file := Path(model).expanduser()).is_file() and file.suffix == ".model":
+        return Tokenizer(_sentencepiece(file), str(model))
     return _tokenizer_in(find(model, SMALL_FILES), name_of(model), trust_remote_code)
 
 
