@@ -10,6 +10,7 @@ is. Knows no drafter by name.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.bench.large import cache_home, copy_files, fingerprint_of, large_f
 from paceline.bench.large_head import large_head
 from paceline.bench.proportions import Enlargement, Proportions
 from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
+from paceline.draft.shapes import SLOTS_FILE
 from paceline.errors import ModelError
 from paceline.records import loads
 from paceline.spec import parse, split
@@ -42,6 +44,8 @@ def _large_part(part: str, target: Target, done: Enlargement) -> str:
         return part
     if "model_type" in config and not _is_head(config):
         grown = large_draft_model(checkpoint, done)
+        if (slots := Path(checkpoint).expanduser() / SLOTS_FILE).exists():
+            shutil.copy(slots, grown)  # the accuracies of a model tuned with noise are those of the large one
         return _with_exits(part.replace(checkpoint, str(grown), 1), parsed.options.get("exits"), grown)
     return part.replace(checkpoint, str(large_adapter(Path(checkpoint), target, done)), 1)
 
