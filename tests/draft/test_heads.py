@@ -23,7 +23,7 @@ from paceline.draft.amphista import Amphista
 from paceline.draft.base import Drafter
 from paceline.draft.neural import pending
 from paceline.draft.neural.heads.drafting import StaticHeads, planted
-from paceline.draft.neural.heads.joint import JointHeads, Switches
+from paceline.draft.neural.heads.joint import JointHeads, Switches, beside
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import compile_template, published
 from paceline.engine import Engine
@@ -252,6 +252,14 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
         expected = here.model(ids).logits[0, :-1]
         for k in range(HEADS):
             torch.testing.assert_close(module.logits(k, drafted[:, k]), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_tokens_embedding_comes_in_as_large_as_the_state() -> None:
+    states, embedded = 13 * torch.randn(5, 32), 0.07 * torch.randn(5, 32)
+    left, right = beside(states, embedded).chunk(2, -1)
+    assert torch.equal(left, states)
+    torch.testing.assert_close(right.square().mean(-1), states.square().mean(-1))
+    torch.testing.assert_close(right / right.norm(dim=-1, keepdim=True), embedded / embedded.norm(dim=-1, keepdim=True))
 
 
 def test_later_tokens_of_the_text_are_not_seen() -> None:

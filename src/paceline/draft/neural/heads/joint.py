@@ -90,11 +90,6 @@ class Switches:
             raise MethodError(f"config.json lacks {', '.join(missing)}")
         return cls(**{field.name: config[field.name] for field in fields(cls)})
 
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether the network reads committed tokens beside the target's states."""
-        first = bool(self.stage1_layers) and self.stage1_input != "state"
-        return first or (bool(self.stage2_layers) and self.stage2_input != "none")
 
 
 _CHOICES = {
