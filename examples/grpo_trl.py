@@ -64,7 +64,8 @@ def main() -> None:
             figures = reuse.last
             line = {"epoch": round(trainer.state.epoch or 0, 2), "process": trainer.accelerator.process_index}
             line |= {"answers": figures.answers, "decoded": figures.decoded, "reused": figures.reused}
-            print(json.dumps(line | {"reuse": round(figures.reuse, 3)}), flush=True)
+            # In one piece: several processes write to one stream.
+            print(json.dumps(line | {"reuse": round(figures.reuse, 3)}) + "\n", end="", flush=True)
         return answers
 
     trainer = GRPOTrainer(
