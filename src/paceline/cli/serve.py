@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from pathlib import Path
@@ -97,6 +98,7 @@ def serve(
         print(line, flush=True)
     where = f"[{host}]" if ":" in host else host
     print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)
+    gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)
     uvicorn.Server(config).run(sockets=[listening])
     if requests is not None:
