@@ -1,5 +1,6 @@
 """Shared fixtures: optional data, and models made on the spot so that most tests need no weights."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -9,7 +10,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+from paceline.__main__ import GARBAGE
 from tests.paths import REPOSITORY, SHARED
+
+gc.set_threshold(*GARBAGE)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
