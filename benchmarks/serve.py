@@ -1,7 +1,7 @@
 """What serving costs: the server beside the engine alone, beside vLLM's server, and over a long time.
 
     python benchmarks/serve.py overhead models/demo --repeats 5
-    python benchmarks/serve.py clients models/demo --suite question.jsonl --limit 120 --vllm ENV/bin/vllm
+    python benchmarks/serve.py clients models/demo --suite question.jsonl --limit 120 --vllm ENV/bin/python
     python benchmarks/serve.py soak models/demo --seconds 600
 
 Every server runs alone, in a process of its own. All get the same token ids as text completions and stream greedy
@@ -177,7 +177,8 @@ def ours(options: argparse.Namespace, port: int, draft: str, batch: int) -> list
 def vllm(options: argparse.Namespace, port: int, ngram: bool, batch: int) -> list[str]:
     """The command that serves with vLLM."""
     return [
-        *(options.vllm, "serve", str(Path(options.model).resolve()), "--served-model-name", "demo"),
+        *(options.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", str(Path(options.model).resolve())),
+        *("--served-model-name", "demo"),
         *("--port", str(port), "--dtype", options.dtype, "--max-model-len", str(ROOM), "--max-num-seqs", str(batch)),
         *("--generation-config", "vllm", "--no-enable-log-requests"),
         *(("--speculative-config", json.dumps(NGRAM)) if ngram else ()),
@@ -317,7 +318,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, help="of the engine, here and in the server")
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--vllm", help="vLLM's command, in an environment of its own")
+    parser.add_argument("--vllm", help="the Python of an environment that has vLLM")
     options = parser.parse_args()
     options.draft = options.draft or ["sam"]
     {"overhead": overhead, "clients": clients, "soak": soak}[options.what](options)
