@@ -5,7 +5,8 @@
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
 each side, in turn; and from the parts of a round, measured over the same prompts, it says beforehand what the latency
-law expects (paceline.cost.beside). Prompts as in benchmarks/recycling.py; greedy.
+law expects (paceline.cost.beside). Prompts as in benchmarks/recycling.py; greedy. `--as-large 1B` widens the target
+with zeros to that many parameters, and the draft in proportion.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from time import perf_counter
 from typing import Any
 
 from paceline import Engine, SamplingParams
+from paceline.bench.large import large_folder
+from paceline.bench.large_draft import large_draft_model
+from paceline.bench.proportions import Enlargement, parse_size
 from paceline.cost.beside import measure
 from paceline.cost.mirror import pays_from
 from paceline.target.load import load, load_tokenizer
@@ -86,8 +90,12 @@ def main() -> None:
     parser.add_argument("-n", "--new", type=int, default=48)
     parser.add_argument("--kappa", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--as-large", type=parse_size, help="parameters of the target, such as 1B")
     args = parser.parse_args()
     prompts = read_prompts(args.prompts, load_tokenizer(args.model), args.every, args.characters)
+    if args.as_large:
+        args.model = str(large_folder(args.model, args.as_large))
+        args.draft = str(large_draft_model(args.draft, Enlargement.read(args.model)))
     if args.what == "hits":
         layers = load(args.model).num_layers
         hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2])

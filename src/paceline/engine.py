@@ -65,7 +65,8 @@ class Engine(WholeAnswers):
     schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
                    fewer while other processes want the cores.
-    exact          make the target exact: the same logits, bit for bit, in any draft and batch (docs/exact.md).
+    exact          make the target exact: the same logits, bit for bit, in any draft and batch (docs/exact.md). None:
+                   a model loaded here is, where that costs no time; False: it is not.
     exact_profile  wait for the accelerator after every part of a round, so that `profile` is right; that costs time.
     """
 
@@ -84,7 +85,7 @@ class Engine(WholeAnswers):
         reuse: bool = True,
         schedule: str | Schedule | None = None,
         threads: int | None = None,
-        exact: bool = False,
+        exact: bool | None = None,
         exact_profile: bool = False,
     ):
         if max_batch < 1 or prefill_chunk < 1:
@@ -95,7 +96,8 @@ class Engine(WholeAnswers):
             self.target = fitted(model, self.schedule)
         else:
             native = False if is_rectangular(self.schedule) else None
-            self.target = fitted(load(model, dtype=dtype, device=device, native=native), self.schedule)
+            made = load(model, dtype=dtype, device=device, native=native, exact=exact)
+            self.target = fitted(made, self.schedule)
             tokenizer = tokenizer or self.target.tokenizer or load_tokenizer(model)  # which says what is missing
         if tokenizer is not None:
             self.target.tokenizer = tokenizer

@@ -42,7 +42,8 @@ class Benchmark:
               it says.
     contest   schedules and batch sizes to compare; with them every first turn is a request, see `bench.scheduled`.
     template  the chat template, as for replay; None: the tokenizer's own.
-    exact     our answers are bit-identical with any drafter and in any batch, as `Engine(exact=True)`."""
+    exact     our answers are bit-identical with any drafter and in any batch, as `Engine(exact=True)`;
+              None: where that costs no time."""
 
     model: str
     drafts: Sequence[str] = ()
@@ -58,7 +59,7 @@ class Benchmark:
     dtype: str = "auto"
     device: str = "auto"
     calibrate: bool = True
-    exact: bool = False
+    exact: bool | None = None
     contest: Contest = field(default_factory=Contest)
 
     @property
@@ -121,9 +122,7 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
         folder = large_folder(folder, size)
         enlargement = Enlargement.read(folder)
     native = benchmark.contest.native
-    target = load(folder, dtype=benchmark.dtype, device=benchmark.device, native=native)
-    if benchmark.exact:
-        target.make_exact()
+    target = load(folder, dtype=benchmark.dtype, device=benchmark.device, native=native, exact=benchmark.exact)
     target.threads = Threads(torch.get_num_threads())  # the same for all contestants during the whole run
     tokenizer = load_tokenizer(folder)
     target.tokenizer = tokenizer  # drafters compare both with those they were trained for

@@ -80,7 +80,7 @@ def bench(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
-    exact: options.Exact = False,
+    exact: options.Exact = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:
     """Measure drafters and other engines: same model, same prompts, one run.

@@ -41,7 +41,7 @@ def chat(
     threads: options.Threads = None,
     cache_memory: options.CacheMemory = None,
     reuse: options.Reuse = True,
-    exact: options.Exact = False,
+    exact: options.Exact = None,
 ) -> int:
     """Talk with a model. /help lists the commands.
 

@@ -63,7 +63,7 @@ def generate(
     threads: options.Threads = None,
     cache_memory: options.CacheMemory = None,
     reuse: options.Reuse = True,
-    exact: options.Exact = False,
+    exact: options.Exact = None,
 ) -> int:
     """Answer a prompt, or a file of prompts, faster than the model alone would, with the same output.
 

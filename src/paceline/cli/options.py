@@ -58,10 +58,11 @@ Schedule = Annotated[
     ),
 ]
 Exact = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--exact",
-        help="Bit-identical logits with any draft and in any batch, in bfloat16 too. On CPUs, with the native decoder.",
+        "--exact/--no-exact",
+        help="Bit-identical logits with any draft and in any batch, in bfloat16 too. On CPUs, with the native decoder. "
+        "By default where that costs no time.",
     ),
 ]
 Ray = Annotated[

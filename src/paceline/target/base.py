@@ -123,6 +123,11 @@ class Target(ABC):
         """Chosen by how long this target's rounds take; fixed on an accelerator, where they hardly matter."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
 
+    @property
+    def exact_is_free(self) -> bool:
+        """Whether `make_exact` costs no time."""
+        return False
+
     def make_exact(self) -> None:
         """From now on give every token the same logits, bit for bit, whatever is verified with it: alone, in a draft of
         any shape, in a batch, and however a prompt was cut. Before the first row, for all engines of this target.

@@ -28,7 +28,7 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact = bias, exact
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
-        ours = products.supported(weight.dtype) if exact else weight.dtype == torch.bfloat16 and products.preferred()
+        ours = products.supported(weight.dtype) if exact else products.preferred(weight.dtype)
         self.panels: products.Panels | IntegerPanels | None = None
         if ours and products.fits(weight):
             self.panels = products.Panels(weight, bias)

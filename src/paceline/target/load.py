@@ -44,6 +44,7 @@ def load(
     device: str | torch.device = "auto",
     native: bool | None = None,
     trust_remote_code: bool = False,
+    exact: bool | None = None,
 ) -> Target:
     """The model in folder `model`, or of that name on the Hugging Face hub, ready to verify.
 
@@ -55,9 +56,23 @@ def load(
     device  "auto" (a CUDA device if there is one), or any device word of torch.
     native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run the code a model brings along.
+    exact   True: as `Target.make_exact`; None: where that costs no time; False: never.
 
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
+    made = _load(model, dtype, device, native, trust_remote_code)
+    if exact or (exact is None and made.exact_is_free):
+        made.make_exact()
+    return made
+
+
+def _load(
+    model: str | Path,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    native: bool | None,
+    trust_remote_code: bool,
+) -> Target:
     precision, rest = quantised.split(dtype)
     to, wanted = _device(device), _dtype(rest)
     if is_gguf(model):

@@ -5,7 +5,7 @@ of the memory's speed, and for two to sixteen rows, as in verifying a draft, it 
 (docs/performance.md, "Products"). Here weights are stored in panels of 32 outputs, in the order of use. Up to 12 rows
 are summed in registers while a panel is read; with more, the last ones prefetch the next panel while they compute.
 Every sum has the same order for any number of rows, so a token's logits are the same, bit for bit, alone and in a
-draft; in float32 the kernel serves that alone (docs/exact.md).
+draft (docs/exact.md).
 
 The kernel is written in LLVM's language, because Numba, which includes the compiler, lacks the instruction. It runs on
 the threads of torch's OpenMP, because two thread pools would wait for each other's cores.
@@ -46,9 +46,10 @@ def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
 
 
 @cache
-def preferred() -> bool:
-    """Whether the kernel is faster here than oneDNN: not where oneDNN uses tiles (AMX)."""
-    return supported() and not llvm.get_host_cpu_features().get("amx-bf16")
+def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether the kernel is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without tiles (AMX). In
+    float32 that is an EPYC or Ryzen, on which MKL takes two to four times as long (docs/exact.md)."""
+    return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
 
 
 def fits(weight: torch.Tensor) -> bool:
