@@ -30,8 +30,8 @@ from paceline.records import loads
 
 Floats = NDArray[np.float64]
 
-KNOTS = (0, 12, 48)
-"""Nodes at which a node's price may change."""
+KNOTS = (0, 6, 12, 48)
+"""Nodes at which a node's price may change. Kernels for few rows work in blocks: up to 6 tokens may cost what one does."""
 NAMES = (
     "round",
     "row",
