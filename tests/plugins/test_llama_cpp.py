@@ -49,7 +49,7 @@ def answer(llama: Any, prompt: list[int], **how: Any) -> tuple[list[int], int]:
 def test_greedy_text_is_plain_llama_cpps_own(file: Path) -> None:
     from paceline.plugins.llama_cpp import check, draft
 
-    plain, drafted = opened(file), opened(file, draft("sam"))
+    plain, drafted, paced = opened(file), opened(file, draft("sam", paced=False)), opened(file, draft("sam"))
     check(drafted)
     rounds = plainly = 0
     for how in ({}, {"repeat_penalty": 1.3}):
@@ -57,7 +57,7 @@ def test_greedy_text_is_plain_llama_cpps_own(file: Path) -> None:
             right, once = answer(plain, prompt, **how)
             plainly += once
             tokens, forwards = answer(drafted, prompt, **how)
-            assert tokens == right
+            assert tokens == right == answer(paced, prompt, **how)[0]
             rounds += forwards
     assert rounds < plainly - 10
 

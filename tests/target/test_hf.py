@@ -196,11 +196,11 @@ def test_a_prompt_begins_without_our_mask_where_the_models_own_is_right(monkeypa
     model, long = models.model("llama3"), tokens(SHARED_QUERIES + 20, 0)
     forward = model.forward
 
-    def sees_all(attention_mask: Any = None, past_key_values: Any = None, **kw: Any) -> Any:
+    def sees_all(*args: Any, attention_mask: Any = None, past_key_values: Any = None, **kw: Any) -> Any:
         if attention_mask is None and isinstance(past_key_values, _RowsCache):
             count = kw["input_ids"].shape[1]
             attention_mask = torch.zeros(1, 1, count, count)
-        return forward(attention_mask=attention_mask, past_key_values=past_key_values, **kw)
+        return forward(*args, attention_mask=attention_mask, past_key_values=past_key_values, **kw)
 
     for right in (True, False):
         if not right:
