@@ -16,7 +16,8 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not ins
 pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 NEW = 40
-PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [40, 41, 40, 41, 40]]
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [40, 41, 40, 41, 40], [5, 6, 7, 8] * 20]
+"""The last is longer than a batch."""
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.gguf"
 
 
-def opened(file: Path, draft: Any = None) -> Any:
+def opened(file: Path, draft: Any = None, **how: Any) -> Any:
+    how = {"n_ctx": 128, "n_batch": 64, "logits_all": draft is not None, **how}
     return llama_cpp.Llama(
-        model_path=str(file), n_ctx=128, n_threads=1, n_threads_batch=1, draft_model=draft, verbose=False
+        model_path=str(file), n_threads=1, n_threads_batch=1, draft_model=draft, verbose=False, **how
     )
 
 
@@ -85,7 +87,9 @@ def test_what_cannot_be_done_is_refused(file: Path, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(MethodError, match="asks the target for"):
         draft("recycling")
-    llama = opened(file)
+    with pytest.raises(ModelError, match="logits_all=True"):
+        check(opened(file, draft("sam"), logits_all=False))
+    llama = opened(file, draft("sam"))
     check(llama)
     for kind in ("recurrent", "hybrid"):
         monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)

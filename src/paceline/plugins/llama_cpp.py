@@ -1,7 +1,7 @@
 """Drafters for llama-cpp-python: a `draft_model` for its `Llama`.
 
     import paceline.plugins.llama_cpp as paceline
-    llama = Llama(model_path="model.gguf", draft_model=paceline.draft("sam"))
+    llama = Llama(model_path="model.gguf", draft_model=paceline.draft("sam"), logits_all=True)
     paceline.check(llama)                     # refuses models that cannot forget a rejected draft
 
 llama-cpp-python samples every position from the model and keeps the draft while the two agree, so answers are exact,
@@ -73,9 +73,12 @@ def draft(
 
 
 def check(llama: Any) -> None:
-    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back: recurrent and hybrid ones.
+    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back: recurrent and hybrid ones; and
+    for one opened without logits_all, which fails with drafts when a text is longer than n_batch tokens.
 
     llama-cpp-python does not look whether taking it back worked, and would go on from a wrong state."""
+    if len(llama.scores) < llama.context_params.n_ctx:
+        raise ModelError("give Llama logits_all=True: with a draft_model it keeps the logits of all tokens")
     kinds = {"recurrent": llama_cpp.llama_model_is_recurrent, "hybrid": llama_cpp.llama_model_is_hybrid}
     if kind := next((kind for kind, applies in kinds.items() if applies(llama.model)), ""):
         raise ModelError(f"this model is {kind}: it cannot forget a rejected draft, so draft_model must be None")
