@@ -73,7 +73,7 @@ class DraftTree:
         tokens = np.empty(n, np.int64)
         tokens[0] = root
         tokens[1:] = drafted
-        return cls(tokens, np.arange(-1, n - 1), **kw)
+        return cls(tokens, np.arange(-1, n - 1), _depth=np.arange(n), _max_depth=n - 1, **kw)
 
     @classmethod
     def of(cls, root: int, tokens: Sequence[int], parent: Sequence[int], **kw: Any) -> DraftTree:
@@ -160,6 +160,8 @@ class DraftTree:
         """The drafted tokens of the best single chain, int64: what a host that verifies chains only can use.
 
         Of siblings it takes the first, for drafters put the best first; it leaves out probes."""
+        if self.is_chain and self.probe is None:
+            return self.tokens[1:]
         chain, node = [], 0
         while children := self.children(node):
             node = children[0]

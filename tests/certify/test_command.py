@@ -32,7 +32,7 @@ def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytes
     how = ["--engine", "transformers", "--requests", "0", "--max-tokens", "12", "--dtype", "float32"]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
     said = capsys.readouterr().out
-    assert "peer:transformers-paceline,draft=sam: lossless, as far as was tested" in said
+    assert "peer:transformers-paceline,draft=sam,paced=false: lossless, as far as was tested" in said
     assert "Not tested: " in said
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from paceline.draft import registry
+from paceline.draft.auto import Auto
 from paceline.draft.base import Drafter
 from paceline.errors import PacelineError
-from paceline.plugins.history import Chains, History, HostRow
+from paceline.plugins.history import History, HostRow, create_paced
 from paceline.replay.walk import Recording, tokens_only
 from paceline.round import Round
 from paceline.tree import DraftTree
@@ -21,18 +22,18 @@ FACTS = Recording(None, (2,), VOCAB)
 TEXT = [7, 8, 9, 10, 7, 8, 9, 11] * 4
 
 
-def follow(history: History, text: list[int], prompt: int) -> int:
+def follow(history: History, text: list[int], prompt: int, most: int = 5) -> int:
     """Verify drafts against a text that is known, as a host does; the number of rounds."""
     row, rounds = history.start(text[:prompt], len(text)), 0
     while len(row) < len(text):
-        [chain] = history.draft([row], [5])
-        assert len(chain) <= 5
+        [chain] = history.draft([row])
+        assert len(chain) <= most
         new = []
         for guess in [*chain.tolist(), -1]:
             new.append(text[len(row) + len(new)])
             if new[-1] != guess or len(row) + len(new) == len(text):
                 break
-        history.advance(row, new)
+        history.advance([row], [new])
         rounds += 1
     assert row.tokens.tolist() == text
     history.drop(row)
@@ -44,17 +45,18 @@ def test_what_reads_tokens_alone() -> None:
 
 
 @pytest.mark.parametrize("name", [*TOKENS_ONLY, "sam+prompt-lookup"])
-def test_every_drafter_that_reads_tokens_can_be_hosted(name: str) -> None:
-    history = History(name, FACTS)
+@pytest.mark.parametrize("paced", [True, False])
+def test_every_drafter_that_reads_tokens_can_be_hosted(name: str, paced: bool) -> None:
+    history = History(name, FACTS, 5, paced)
     rounds = [follow(history, TEXT, 10) for _ in range(2)]
     if name in ("sam", "suffix", "prompt-lookup", "hierarchy", "blend", "sam+prompt-lookup"):
         assert rounds[0] < len(TEXT) - 10
 
 
 def test_a_drafter_learns_from_requests_that_ended() -> None:
-    history, text = History("sam,past=1000", FACTS), np.random.default_rng(0).permutation(VOCAB).tolist()
-    first = follow(history, text, 5)
-    assert follow(history, text, 5) < first
+    history, text = History("sam,past=1000", FACTS, paced=False), np.random.default_rng(0).permutation(VOCAB).tolist()
+    first = follow(history, text, 5, 40)
+    assert follow(history, text, 5, 40) < first
 
 
 # A chain has no place for ngram-pool's window; it drafts the n-grams that it sees.
@@ -84,14 +86,14 @@ class Watching(Drafter):
 
 
 def test_a_drafter_hears_how_far_its_chain_went() -> None:
-    history, drafter = History("sam", FACTS), Watching()
-    history.drafter, history._watches = Chains(drafter), True
+    drafter = Watching()
+    history = History.of(drafter, FACTS)
     row = history.start([1, 2], 100)
     assert history.draft([row])[0].tolist() == [3, 4], "cut where the model has no such token"
-    history.advance(row, [3, 8])
+    history.advance([row], [[3, 8]])
     history.draft([row])
-    history.advance(row, np.array([3, 4, 6]))
-    history.advance(row, [6])
+    history.advance([row], [np.array([3, 4, 6])])
+    history.advance([row], [[6]])
     assert drafter.kept == [([0, 1], [2, 3, 4]), ([0, 1, 2], [8, 3, 4]), ([0], [6])]
 
 
@@ -100,3 +102,59 @@ def test_a_row_grows_and_knows_its_room() -> None:
     row.extend(range(600))
     assert (len(row), row.num_new, row.last_token, row.max_draft) == (603, 600, 599, 399)
     assert row.tokens[:3].tolist() == [1, 2, 3]
+
+
+class Slow:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 0.0
+        for module in ("auto", "load.candidate"):
+            monkeypatch.setattr(f"paceline.draft.{module}.perf_counter", lambda: self.now)
+
+
+def drafted(history: History, clock: Slow, node_ms: float, beside_ms: float = 0.0) -> float:
+    """Tokens drafted a row and round in batches of 4 over texts that repeat themselves half of the time, where a round
+    takes 10 ms and `node_ms` for every token.
+
+    beside_ms  of prompts that run beside every second round; the host says so."""
+    rng, sizes = np.random.default_rng(0), []
+    texts = [np.where(rng.random(400) < 0.5, np.arange(400) % 5, rng.integers(0, VOCAB, 400)) for _ in range(4)]
+    rows = [history.start(text[:8], 400) for text in texts]
+    for _ in range(200):
+        chains = history.draft(rows)
+        gained = []
+        for row, text, chain in zip(rows, texts, chains, strict=True):
+            wrong = np.flatnonzero(chain != text[len(row) : len(row) + len(chain)])
+            kept = int(wrong[0]) if len(wrong) else len(chain)
+            gained.append(text[len(row) : len(row) + kept + 1])
+        sizes.append(sum(map(len, chains)) / 4)
+        clock.now += 1e-3 * (10 + node_ms * (4 + 4 * sizes[-1]))
+        if beside_ms and len(sizes) % 2:
+            clock.now += 1e-3 * beside_ms
+            history.disturbed()
+        history.advance(rows, gained)
+        if max(map(len, rows)) > 350:
+            break
+    for row in rows:
+        history.drop(row)
+    return float(np.mean(sizes[20:]))
+
+
+def test_drafts_are_as_long_as_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Slow(monkeypatch)
+    whole = drafted(History("sam", FACTS, 16, paced=False), clock, 0.0)
+    assert drafted(History("sam", FACTS, 16), clock, 0.001) > 0.6 * whole
+    assert drafted(History("sam", FACTS, 16), clock, 5.0) < 0.2 * whole
+
+
+def test_rounds_with_prompts_beside_them_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, history = Slow(monkeypatch), History("sam", FACTS, 16)
+    drafted(history, clock, 0.1, beside_ms=500)
+    assert history.auto.times.seconds(4, 8, 3) == pytest.approx(0.0108, rel=0.1)
+
+
+def test_only_copied_drafts_are_cut() -> None:
+    assert isinstance(create_paced("sam+prompt-lookup", VOCAB), Auto)
+    for spec in ("recycling", "jacobi", "auto:sam"):
+        assert type(create_paced(spec, VOCAB)) is type(registry.create(spec))

@@ -16,7 +16,8 @@ llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not ins
 pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 NEW = 40
-PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [40, 41, 40, 41, 40]]
+PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [40, 41, 40, 41, 40], [5, 6, 7, 8] * 20]
+"""The last is longer than a batch."""
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.gguf"
 
 
-def opened(file: Path, draft: Any = None) -> Any:
+def opened(file: Path, draft: Any = None, **how: Any) -> Any:
+    how = {"n_ctx": 128, "n_batch": 64, "logits_all": draft is not None, **how}
     return llama_cpp.Llama(
-        model_path=str(file), n_ctx=128, n_threads=1, n_threads_batch=1, draft_model=draft, verbose=False
+        model_path=str(file), n_threads=1, n_threads_batch=1, draft_model=draft, verbose=False, **how
     )
 
 
@@ -49,7 +51,7 @@ def answer(llama: Any, prompt: list[int], **how: Any) -> tuple[list[int], int]:
 def test_greedy_text_is_plain_llama_cpps_own(file: Path) -> None:
     from paceline.plugins.llama_cpp import check, draft
 
-    plain, drafted = opened(file), opened(file, draft("sam"))
+    plain, drafted, paced = opened(file), opened(file, draft("sam", paced=False)), opened(file, draft("sam"))
     check(drafted)
     rounds = plainly = 0
     for how in ({}, {"repeat_penalty": 1.3}):
@@ -57,7 +59,7 @@ def test_greedy_text_is_plain_llama_cpps_own(file: Path) -> None:
             right, once = answer(plain, prompt, **how)
             plainly += once
             tokens, forwards = answer(drafted, prompt, **how)
-            assert tokens == right
+            assert tokens == right == answer(paced, prompt, **how)[0]
             rounds += forwards
     assert rounds < plainly - 10
 
@@ -85,7 +87,9 @@ def test_what_cannot_be_done_is_refused(file: Path, monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(MethodError, match="asks the target for"):
         draft("recycling")
-    llama = opened(file)
+    with pytest.raises(ModelError, match="logits_all=True"):
+        check(opened(file, draft("sam"), logits_all=False))
+    llama = opened(file, draft("sam"))
     check(llama)
     for kind in ("recurrent", "hybrid"):
         monkeypatch.setattr(llama_cpp, f"llama_model_is_{kind}", lambda model: True)

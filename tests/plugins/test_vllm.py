@@ -30,7 +30,7 @@ def config(**additional: Any) -> SimpleNamespace:
     return SimpleNamespace(
         model_config=model,
         speculative_config=speculative,
-        additional_config={"paceline": {"repair": False, **additional}},
+        additional_config={"paceline": {"repair": False, "paced": False, **additional}},
     )
 
 

@@ -1,5 +1,6 @@
 """transformers models as targets: ragged rows, trees, hidden states; and the proof that refuses the rest."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from paceline.engine import Engine
 from paceline.errors import ModelError
 from paceline.round import Segment, Verdict
 from paceline.sampling import SamplingParams
+from paceline.target import hf
 from paceline.target.base import Needs
-from paceline.target.hf import HFTarget
+from paceline.target.hf import HFTarget, _RowsCache
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load
 
@@ -187,6 +189,45 @@ def test_a_model_in_training_is_put_to_work() -> None:
     model = models.model("gpt2").train()
     assert model.config.attn_pdrop > 0
     HFTarget(model)  # its dropout would fail the proof
+
+
+def test_a_prompt_begins_without_our_mask_where_the_models_own_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that makes none for our cache is found out by the proof, and given ours."""
+    model, long = models.model("llama3"), tokens(SHARED_QUERIES + 20, 0)
+    forward = model.forward
+
+    def sees_all(*args: Any, attention_mask: Any = None, past_key_values: Any = None, **kw: Any) -> Any:
+        if attention_mask is None and isinstance(past_key_values, _RowsCache):
+            count = kw["input_ids"].shape[1]
+            attention_mask = torch.zeros(1, 1, count, count)
+        return forward(*args, attention_mask=attention_mask, past_key_values=past_key_values, **kw)
+
+    for right in (True, False):
+        if not right:
+            monkeypatch.setattr(model, "forward", sees_all)
+        target = HFTarget(model)
+        assert target.masks_itself == right
+        for prompt in (long, long[:9]):
+            slot = target.add_row(4)
+            segments = [Segment.chunk(slot, prompt, last=True)]
+            check(target, {slot: []}, segments, target.verify(segments))
+            target.drop_row(slot)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_query_heads_share_key_heads_with_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.model("llama3").to(dtype)
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    logits = []
+    for name in ("PATH", hf.GROUPED):  # the first is set already, so transformers' switch is left alone
+        monkeypatch.setattr(hf, "GROUPED", name)
+        target = HFTarget(model)
+        slot = target.add_row(4)
+        target.verify([Segment.chunk(slot, tokens(40, 0), last=False)])
+        target.commit(slot, range(40))
+        logits.append(target.verify([Segment(slot, tokens(9, 1), random_tree(9, 1), num_logits=9)]).logits)
+    assert torch.equal(*logits)
+    assert hf.GROUPED not in os.environ
 
 
 # Refusals -----------------------------------------------------------------------------------------------------

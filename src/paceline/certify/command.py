@@ -116,7 +116,8 @@ def _open(wish: Wish, target: Target, dtype: str) -> UnderTest:
     spec = wish.engine
     if name in HOSTS:
         draft = wish.draft.replace(",", ";")
-        spec = f"{HOSTS[name]}{colon}{checkpoint},draft={draft}"
+        # Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay.
+        spec = f"{HOSTS[name]}{colon}{checkpoint},draft={draft},paced=false"
     elif name.partition(",")[0] not in PEERS:
         known = ("paceline", *HOSTS, *PEERS)
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")

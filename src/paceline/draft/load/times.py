@@ -30,8 +30,8 @@ from paceline.records import loads
 
 Floats = NDArray[np.float64]
 
-KNOTS = (0, 12, 48)
-"""Nodes at which a node's price may change."""
+KNOTS = (0, 6, 12, 48)
+"""Nodes at which a node's price may change. Kernels for few rows work in blocks: up to 6 tokens may cost what one does."""
 NAMES = (
     "round",
     "row",
@@ -45,6 +45,9 @@ GUESS = 0.02
 """Of a round: the price of a node while nothing is known. Low, so that drafts are tried."""
 DOUBT = 0.05
 """Of a round: how far a price is from the guess, in the mean; and GUESS and DOUBT count as much as one round."""
+JUMP = 1.0
+"""The same of what the first drafted node costs beside its price: a product over one row may have a kernel of its own, and
+one over two take twice as long."""
 EVERY = 32
 """Rounds between two fits; the first ones come sooner."""
 FADE = 0.9
@@ -137,7 +140,7 @@ class Times:
         guess, doubt = GUESS * usual, DOUBT * usual
         products, targets = self._products.copy(), self._targets.copy()
         for term in range(1, len(targets)):  # the fixed part is free
-            products[term, term] += 1 / doubt**2
+            products[term, term] += 1 / (JUMP * usual if NAMES[term] == "row_if_uneven" else doubt) ** 2
         targets[nodes] += guess / doubt**2
         terms = self._terms.copy() if self.known else np.zeros(len(targets))
         return _nonnegative(products, targets, terms)
