@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.target.decoder import Decoder
+from paceline.target.quantised import quantised
 from paceline.target.shape import weight_shapes
 from tests import models
 from tests.paths import DEVICE
@@ -16,11 +17,17 @@ TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "n
 """Changes that make a model small enough for thousands of forwards a second."""
 
 
-def of(model: PreTrainedModel, dtype: torch.dtype = torch.float32, eos: tuple[int, ...] = (models.EOS,)) -> Decoder:
-    """The native decoder with the weights of `model`."""
+def of(
+    model: PreTrainedModel,
+    dtype: torch.dtype = torch.float32,
+    eos: tuple[int, ...] = (models.EOS,),
+    precision: str | None = None,
+) -> Decoder:
+    """The native decoder with the weights of `model`, in blocks of `precision` if it is given."""
     state = model.state_dict()
     weights = {name: state[name] for name in weight_shapes(model.config)}
-    return Decoder(model.config, weights, dtype=dtype, device=DEVICE, eos_token_ids=eos)
+    blocks = quantised(weights, precision) if precision else {**weights}
+    return Decoder(model.config, blocks, dtype=dtype, device="cpu" if precision else DEVICE, eos_token_ids=eos)
 
 
 def pair(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Decoder, PreTrainedModel]:

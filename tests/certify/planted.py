@@ -18,7 +18,7 @@ import torch
 from paceline.accept import Lossless, Rule, Walker, follow, residual, target_distributions
 from paceline.certify.certificate import Subject
 from paceline.certify.engines import Ours
-from paceline.certify.reference import Reference
+from paceline.certify.reference import PlainDecoding, Reference
 from paceline.draft.base import Drafter
 from paceline.round import Segment
 from paceline.row import Row
@@ -35,19 +35,23 @@ PAD = 5
 
 
 class World:
-    """A random model of one layer's worth of work, its tokenizer, prompts, and drafters that fit it."""
+    """A random model of one layer's worth of work, its tokenizer, prompts, and drafters that fit it.
 
-    def __init__(self, seed: int = 0, family: str = "llama2"):
-        model = models.model(family, seed, vocab_size=VOCAB, **native.TINY)
+    precision  "int8" or "int4": its weights are in blocks, and its reference is our own plain decoding."""
+
+    def __init__(self, seed: int = 0, family: str = "llama2", precision: str | None = None):
+        wider = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8} if precision else {}
+        model = models.model(family, seed, vocab_size=VOCAB, **native.TINY | wider)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if "o_proj" in name or "down_proj" in name:
                     weight.mul_(0.1)  # its tokens hang mostly on the last one: it repeats itself
             model.get_output_embeddings().weight.mul_(2.0)
-        self.target: Decoder = native.of(model)
+        self.target: Decoder = native.of(model, precision=precision)
         self.tokenizer = Tokenizer(models.tokenizer())
         self.target.tokenizer = self.tokenizer
-        self.subject = Subject(Reference(model), None, self.tokenizer, self.target.eos_token_ids, VOCAB)
+        alone = PlainDecoding(native.of(model, precision=precision)) if precision else Reference(model)
+        self.subject = Subject(alone, None, self.tokenizer, self.target.eos_token_ids, VOCAB)
         rng = np.random.default_rng(seed)
         self.prompts = [rng.integers(4, VOCAB, n).tolist() for n in (9, 3, 14, 6)]
         self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]

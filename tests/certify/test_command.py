@@ -28,6 +28,17 @@ def test_a_certificate_is_printed_and_written(tiny: Path, tmp_path: Path, capsys
     assert "Lossless, as far as was tested" in (out / "certificate.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_quantised_target_is_compared_with_its_own_plain_decoding(
+    dtype: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = ["--requests", "64", "--max-tokens", "16", "--dtype", dtype]
+    assert main(["certify", str(tiny), "-d", "sam", *how]) == 0
+    assert "The reference is our own plain decoding of these weights (Q" in capsys.readouterr().out
+    assert main(["certify", str(tiny), "--engine", "transformers", *how]) == 2
+    assert "runs another model" in capsys.readouterr().err
+
+
 def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     how = ["--engine", "transformers", "--requests", "0", "--max-tokens", "12", "--dtype", "float32"]
     assert main(["certify", str(tiny), "-d", "sam", *how]) == 0

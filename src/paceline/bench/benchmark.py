@@ -44,6 +44,7 @@ from paceline.cost.sweeps import Sweeps
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import PacelineError
+from paceline.target.find import is_gguf
 from paceline.target.load import read_config
 from paceline.target.shape import unsupported
 
@@ -176,9 +177,8 @@ def _export(setting: Setting, answers: Sequence[Answer]) -> list[str]:
 
 def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:
     """{device: {method: [low, speed-up, high]}} for this model on other machines; our drafters only."""
-    config = read_config(setting.folder)
-    if unsupported(config):
-        return {}
+    if is_gguf(setting.folder) or unsupported(config := read_config(setting.folder)):
+        return {}  # the devices are GPUs, which do not run a GGUF file here
     size = Size.of(config, setting.target.dtype.itemsize, setting.target.dtype.itemsize)
     context = int(np.mean([t.prompt_tokens + len(t.tokens) / 2 for a in answers for t in a.turns] or [0]))
     predictions: dict[str, dict[str, list[float]]] = {name: {} for name in DEVICES}

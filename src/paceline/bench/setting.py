@@ -28,7 +28,8 @@ from paceline.bench.suites import Question, Suite, read_suite
 from paceline.errors import PacelineError, PromptError
 from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
-from paceline.target.load import SMALL_FILES, find, load, load_tokenizer
+from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
+from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.target.tuned import tuned_note
 from paceline.threads import Threads
@@ -82,7 +83,7 @@ class Watch:
 
 @dataclass
 class Setting:
-    """Everything that is loaded."""
+    """Everything that is loaded. folder: of the model, enlarged if that was asked for; or its GGUF file."""
 
     benchmark: Benchmark
     folder: Path
@@ -116,7 +117,13 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
     """Load the model and the questions. PacelineError for what the caller has to change."""
     suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
     size = parse_size(benchmark.as_large) if benchmark.as_large else 0
-    folder, enlargement = find(benchmark.model, [*SMALL_FILES, "*.safetensors"]), None
+    enlargement = None
+    if is_gguf(benchmark.model):
+        folder = gguf_of(benchmark.model)
+    else:
+        folder = find(benchmark.model, [*SMALL_FILES, "*.safetensors"])
+    if size and is_gguf(folder):
+        raise PacelineError(f"{folder} cannot be enlarged: --as-large takes a folder, and --dtype int4 its precision")
     if size:
         watch.say(f"enlarging {benchmark.model} to {benchmark.as_large}")
         folder = large_folder(folder, size)
@@ -150,11 +157,11 @@ def create_contestants(setting: Setting) -> list[Contestant]:
 
 
 def _peer(spec: str, setting: Setting) -> Contestant:
-    """A peer, its draft model enlarged like the target."""
+    """A peer, its draft model enlarged like the target. A GGUF file is taken to be the enlarged model already."""
     _, config = parse_peer(spec)
     checkpoint = getattr(config, "checkpoint", None)
     made = spec
-    if setting.enlargement and checkpoint:
+    if setting.enlargement and checkpoint and not is_gguf(checkpoint):
         if not Path(checkpoint).is_dir():
             raise PacelineError(f"--peer {spec}: --as-large enlarges model folders, and {checkpoint} is not a folder")
         made = spec.replace(checkpoint, str(large_draft_model(checkpoint, setting.enlargement)), 1)

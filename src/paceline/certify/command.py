@@ -17,12 +17,13 @@ from paceline.bench.peers import PEERS, create_peer
 from paceline.certify.certificate import Plan, Subject, Watch, certify
 from paceline.certify.engines import Ours, UnderTest
 from paceline.certify.hosts import Host
-from paceline.certify.reference import Reference
+from paceline.certify.reference import Model, PlainDecoding, Reference
 from paceline.errors import PacelineError, meant
 from paceline.prompt import Prompt, encode, is_chat
 from paceline.records import write_whole
 from paceline.target.base import Target
 from paceline.target.load import load
+from paceline.target.quantised import exact_dtype
 
 if TYPE_CHECKING:
     from paceline.certify.endpoint import Messages
@@ -70,14 +71,8 @@ def certify_engine(wish: Wish, watch: Watch) -> dict[str, Any]:
         raise PacelineError("name the model that the engine runs, or --endpoint URL for a server")
     watch.say(f"loading {wish.model}")
     target = load(wish.model, dtype=wish.dtype, device=wish.device)
-    if target.quantised is not None:
-        raise PacelineError(
-            f"{wish.model} has its weights in {target.quantised}, and certify compares with transformers, which has no "
-            "such model: certify it in 16 bits; --exact makes drafts change nothing, bit for bit, in eight and four too"
-        )
     dtype = str(target.dtype).removeprefix("torch.")
-    exact = Reference.load(wish.model, dtype="float32", device=target.device)
-    own = None if dtype == "float32" else Reference.load(wish.model, dtype=dtype, device=target.device)
+    exact, own, reference = _references(wish, target, dtype)
     subject = Subject(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
     prompts, starts = _prompts(target, wish.prompts)
     draft = wish.draft if wish.engine == "paceline" or wish.engine.partition(":")[0] in HOSTS else None
@@ -88,7 +83,24 @@ def certify_engine(wish: Wish, watch: Watch) -> dict[str, Any]:
         )  # fmt: skip
     if target.tokenizer is not None:
         _spell(certificate, target)
-    return {"target": wish.model, **certificate, "environment": environment(dtype=dtype, device=str(target.device))}
+    about = {"target": wish.model, "reference": reference}
+    return {**about, **certificate, "environment": environment(dtype=dtype, device=str(target.device))}
+
+
+def _references(wish: Wish, target: Target, dtype: str) -> tuple[Model, Model | None, str]:
+    """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
+    model = str(wish.model)
+    if target.quantised is None:
+        own = None if dtype == "float32" else Reference.load(model, dtype=dtype, device=target.device)
+        return Reference.load(model, dtype="float32", device=target.device), own, "transformers"
+    if wish.engine != "paceline":
+        raise PacelineError(
+            f"{model} has its weights in {target.quantised}, which only our engine multiplies as it does: "
+            f"--engine {wish.engine} runs another model; certify it in 16 bits"
+        )
+    plainly = PlainDecoding(load(model, dtype=exact_dtype(wish.dtype), device=target.device))
+    own = None if dtype == "float32" else PlainDecoding(load(model, dtype=wish.dtype, device=target.device))
+    return plainly, own, f"our own plain decoding of these weights ({target.quantised}), not transformers"
 
 
 def certify_server(endpoint: str, reference: str | None, wish: Wish, key: str | None, watch: Watch) -> dict[str, Any]:

@@ -18,18 +18,20 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import open_drafter
-from paceline.draft.neural.heads.drafting import StaticConfig, in_dtype, load_module
+from paceline.draft.neural.heads.drafting import StaticConfig
 from paceline.draft.neural.heads.joint import JointHeads, Switches, beside
 from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
 from paceline.draft.neural.heads.reading import ReadingHeads
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.published import check_all
+from paceline.draft.neural.weights import load_module, nbytes, placed
 from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.row import Request
 from paceline.target.base import BEFORE_NORM, Facts, Needs
+from paceline.target.blocks import Blocks
 from paceline.target.decoder import Decoder
-from paceline.target.linear import Linear
+from paceline.target.linear import Linear, linear
 from paceline.tree import IntArray
 
 
@@ -38,10 +40,11 @@ class Adaptation:
 
     weights  of `adaptation_shapes`."""
 
-    def __init__(self, switches: Switches, weights: Mapping[str, torch.Tensor], target: Decoder):
+    def __init__(self, switches: Switches, weights: Mapping[str, torch.Tensor | Blocks], target: Decoder):
         self.switches, self.embedding = switches, target.embedding
         self.fusion1, self.fusion2 = (
-            Linear(weights[name]) if name in weights else None for name in ("fusion1.weight", "fusion2.weight")
+            linear([weights[name]], None, target.dtype) if name in weights else None
+            for name in ("fusion1.weight", "fusion2.weight")
         )
         self.layers = OwnLayers(weights, prefixes(switches), target)
         self.cache = self.layers.cache
@@ -105,14 +108,13 @@ class Amphista(ReadingHeads):
         if switches.own_heads:
             shapes |= {f"lm_heads.{k}.weight": (s.vocab_size, s.hidden_size) for k in range(switches.heads)}
         check_all(path, tensors, shapes)
-        here = in_dtype(target, tensors)
+        here = placed(tensors, target, self.config.dtype)
         self.adaptation = Adaptation(switches, here, target)
         self.cache = self.adaptation.cache
-        self.network = load_module(network, tensors, target)
-        self._own = (
-            [Linear(here[f"lm_heads.{k}.weight"]) for k in range(switches.heads)] if switches.own_heads else None
-        )
-        self.weight_bytes = sum(tensor.nbytes for name, tensor in here.items() if not name.startswith("lm_heads"))
+        self.network = load_module(network, here, target)
+        own = [here[f"lm_heads.{k}.weight"] for k in range(switches.heads)] if switches.own_heads else []
+        self._own = [linear([weight], None, target.dtype) for weight in own] or None
+        self.weight_bytes = nbytes(here, "lm_heads")
         layer = BEFORE_NORM if switches.tap == "pre_norm" else target.num_layers
         self.pending = Pending(target, (layer,))
         self.needs = Needs(hidden_layers=(layer,))

@@ -18,11 +18,13 @@ import torch
 from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network, table_and_head
 from paceline.draft.neural.layer import HeadLayer, head_cache, head_ops, layer_config, layer_shapes
 from paceline.draft.neural.published import check_all, open_head
+from paceline.draft.neural.weights import Precision, nbytes, placed
 from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.target.attention import begin
 from paceline.target.base import Facts
-from paceline.target.linear import Linear
+from paceline.target.linear import linear
+from paceline.target.quantised import tensors_of
 from paceline.target.shape import Shape
 
 TABLE = "embed_tokens.weight"
@@ -47,7 +49,14 @@ class EagleNetwork:
 
     config   the head's config.json; tensors by their names in it. MethodError if they are not for the target."""
 
-    def __init__(self, path: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Facts):
+    def __init__(
+        self,
+        path: str,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        target: Facts,
+        dtype: Precision = "auto",
+    ):
         layers = layer_config(path, {"vocab_size": target.vocab_size, **config}, target)
         shape = Shape.of(layers)
         if shape.hidden_size != target.hidden_size:
@@ -57,17 +66,19 @@ class EagleNetwork:
             )
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(DERIVED)}
         check_all(path, tensors, eagle_shapes(shape, list(tensors)))
-        here = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items() if name != TABLE}
+        here = placed({name: tensor for name, tensor in tensors.items() if name != TABLE}, target, dtype)
+        vectors = tensors_of(here)
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = table_and_head(target)
-        check_table(path, tensors.get(TABLE), self.table)
+        if getattr(target, "quantised", None) is None:  # a table in blocks is not to the bit the one it was made of
+            check_table(path, tensors.get(TABLE), self.table)
         self.columns: torch.Tensor | None = None
         self.shape, self.ops = shape, head_ops(layers, shape, target)
-        self.fc = Linear(here["fc.weight"], here.get("fc.bias"))
+        self.fc = linear([here["fc.weight"]], vectors.get("fc.bias"), target.dtype)
         self.layers = [HeadLayer(here, f"layers.{n}.", shape, self.ops) for n in range(shape.num_layers)]
-        self.norms = [here.get(f"layers.{n}.input_layernorm.weight") for n in range(shape.num_layers)]
+        self.norms = [vectors.get(f"layers.{n}.input_layernorm.weight") for n in range(shape.num_layers)]
         self.cache = head_cache(shape, target)
-        self.nbytes = sum(weight.nbytes for weight in here.values())
+        self.nbytes = nbytes(here)
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
         return states
@@ -99,4 +110,4 @@ class Eagle(FeatureDrafter):
 
     def open(self, target: Facts) -> Network:
         config, tensors = open_head(self.config.checkpoint, self.name, target)
-        return EagleNetwork(self.config.checkpoint, config, tensors, target)
+        return EagleNetwork(self.config.checkpoint, config, tensors, target, self.config.dtype)

@@ -22,11 +22,13 @@ from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Networ
 from paceline.draft.neural.layer import HeadLayer, head_cache, head_ops, layer_config, layer_shapes
 from paceline.draft.neural.published import check_all, open_head
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, from_offsets
+from paceline.draft.neural.weights import Precision, nbytes, placed
 from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.target.attention import begin
 from paceline.target.base import Facts
-from paceline.target.linear import Linear
+from paceline.target.linear import linear
+from paceline.target.quantised import tensors_of
 from paceline.target.shape import Shape
 
 TABLE = "embed_tokens.weight"
@@ -114,7 +116,14 @@ class Eagle3Network:
 
     config   the head's config.json; tensors by their names in it. MethodError if they are not for the target."""
 
-    def __init__(self, path: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], target: Facts):
+    def __init__(
+        self,
+        path: str,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        target: Facts,
+        dtype: Precision = "auto",
+    ):
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
         described = {"vocab_size": target.vocab_size, **(config.get("transformer_layer_config") or config)}
         layers = layer_config(path, described, target)
@@ -131,14 +140,15 @@ class Eagle3Network:
         optional = {TABLE: (target.vocab_size, shape.hidden_size), OFFSETS: (vocab,), MEMBERS: (target.vocab_size,)}
         check_all(path, tensors, shapes | {name: of for name, of in optional.items() if name in tensors})
         self.columns = columns_of(path, tensors, vocab, target)
-        here = {name: tensors[name].to(target.device, target.dtype) for name in shapes}
+        here = placed({name: tensors[name] for name in shapes}, target, dtype)
         self.table = self._table(path, tensors.get(TABLE), shape, target)
         self.shape, self.ops = shape, head_ops(layers, shape, target)
-        self.fc, self.head = Linear(here["fc.weight"]), Linear(here["lm_head.weight"])
+        self.fc, self.head = (linear([here[f"{name}.weight"]], None, target.dtype) for name in ("fc", "lm_head"))
         self.layers = [HeadLayer(here, f"layers.{n}.", shape, self.ops) for n in range(shape.num_layers)]
-        self.weights, self.norm = here, here["norm.weight"]
+        self.weights = tensors_of(here)
+        self.norm = self.weights["norm.weight"]
         self.cache = head_cache(shape, target)
-        self.nbytes = sum(weight.nbytes for name, weight in here.items() if name != "lm_head.weight")
+        self.nbytes = nbytes(here, "lm_head")
 
     def _table(self, path: str, own: torch.Tensor | None, shape: Shape, target: Facts) -> torch.Tensor:
         """The embedding: the head's own if it brings one, which the target's saves where they are the same."""
@@ -188,4 +198,4 @@ class Eagle3(FeatureDrafter):
 
     def open(self, target: Facts) -> Network:
         config, tensors = open_head(self.config.checkpoint, self.name, target)
-        return Eagle3Network(self.config.checkpoint, config, tensors, target)
+        return Eagle3Network(self.config.checkpoint, config, tensors, target, self.config.dtype)

@@ -19,17 +19,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.draft.neural.heads.drafting import StaticConfig, in_dtype, load_module
+from paceline.draft.neural.heads.drafting import StaticConfig
 from paceline.draft.neural.heads.grounded import PREFIX, GroundedHeads
 from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
 from paceline.draft.neural.heads.reading import ReadingHeads
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.published import check_all, open_head
+from paceline.draft.neural.weights import load_module, nbytes, placed
 from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.row import Request
 from paceline.target.base import Facts, Needs
-from paceline.target.linear import Linear
+from paceline.target.linear import Linear, linear
+from paceline.target.quantised import tensors_of
 from paceline.tree import IntArray
 
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
@@ -68,17 +70,17 @@ class Hydra(ReadingHeads):
                 shapes |= {f"hydra_lm_head.{k}.weight": (target.vocab_size, target.hidden_size)}
                 shapes |= {f"hydra_lm_head.{k}.bias": (target.vocab_size,)}
         check_all(path, tensors, shapes)
-        here = in_dtype(target, tensors)
-        self.network = load_module(network, tensors, target)
+        here = placed(tensors, target, self.config.dtype)
+        self.network, vectors = load_module(network, here, target), tensors_of(here)
         if has_own:
-            own = [(here[f"hydra_lm_head.{k}.weight"], here[f"hydra_lm_head.{k}.bias"]) for k in range(heads)]
-            self._own = [Linear(weight, bias) for weight, bias in own]
+            names = [f"hydra_lm_head.{k}" for k in range(heads)]
+            self._own = [linear([here[f"{n}.weight"]], vectors[f"{n}.bias"], target.dtype) for n in names]
         self.layer, self.device = target.num_layers, target.device
         self.pending = Pending(target, (self.layer,))
         if has_prefix:
-            self.prefix, self.prefix_norm = OwnLayers(here, [LAYER], native(target, self.name)), here[NORM]
+            self.prefix, self.prefix_norm = OwnLayers(here, [LAYER], native(target, self.name)), vectors[NORM]
             self.cache = self.prefix.cache
-        self.weight_bytes = sum(t.nbytes for name, t in here.items() if not name.startswith("hydra_lm_head"))
+        self.weight_bytes = nbytes(here, "hydra_lm_head")
         self.needs = Needs(hidden_layers=(self.layer,))
         return heads
 

@@ -29,6 +29,7 @@ from paceline.draft.neural.checkpoint import open_drafter
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
+from paceline.draft.neural.weights import PRECISION, Precision, nbytes, placed
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
 from paceline.row import Request, Row
@@ -38,6 +39,7 @@ from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.target.layout import plan
+from paceline.target.quantised import tensors_of
 from paceline.target.shape import Shape
 from paceline.tree import DraftTree
 
@@ -48,6 +50,7 @@ class KangarooConfig(SteppingConfig):
 
     checkpoint: str = option(help="folder of the adapter, as `paceline train` wrote it")
     stop: stop.Name = option("confidence", "when to stop; paper: below confidence 0.6, after 6 tokens at most")
+    dtype: Precision = option("auto", PRECISION)
 
 
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -62,11 +65,11 @@ class Adapter:
 
     weights  as `adapter_shapes` lists them; they are cast to the target's dtype on its device."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder):
-        here = {name: weight.to(target.device, target.dtype) for name, weight in weights.items()}
-        self.nbytes = sum(weight.nbytes for weight in here.values())
+    def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder, dtype: Precision = "auto"):
+        here = placed(weights, target, dtype)
+        self.nbytes, norms = nbytes(here), tensors_of(here)
         self.attention = Attention(here, target.shape, target.ops)
-        self.input_norm, self.output_norm = here["input_norm.weight"], here["output_norm.weight"]
+        self.input_norm, self.output_norm = norms["input_norm.weight"], norms["output_norm.weight"]
         self.cache = target.new_cache(1)
 
     @torch.inference_mode()
@@ -106,7 +109,7 @@ class Kangaroo(Stepping):
         self.exit = exit_layer(path, config, target.num_layers)
         check_weights(path, weights, adapter_shapes(target.shape))
         self.target = target
-        self.adapter = Adapter(weights, target)
+        self.adapter = Adapter(weights, target, self.config.dtype)
         self.pending = Pending(target, (self.exit,))
         self.needs = Needs(hidden_layers=(self.exit,), resume_layer=self.exit)
         self.head = target.head

@@ -21,15 +21,16 @@ import torch
 
 from paceline.draft.neural.checkpoint import CONFIG
 from paceline.draft.neural.features import table_and_head
-from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads, in_dtype, load_module
+from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads
 from paceline.draft.neural.heads.residual import ResidualHeads
 from paceline.draft.neural.published import check_all, open_head
 from paceline.draft.neural.vocab import check_map
+from paceline.draft.neural.weights import load_module, nbytes, placed
 from paceline.errors import MethodError, ModelError
 from paceline.round import Round
 from paceline.row import Request
 from paceline.target.base import Facts, Needs
-from paceline.target.linear import Linear
+from paceline.target.linear import Linear, linear
 from paceline.target.load import open_weights
 from paceline.tree import IntArray
 
@@ -66,18 +67,18 @@ class Medusa(StaticHeads):
     def open(self, target: Facts) -> int:
         tensors = read_heads(self.config.checkpoint, target)
         heads, layers = check_heads(self.config.checkpoint, tensors, target)
-        own = in_dtype(target, {name: t for name, t in tensors.items() if name.startswith("lm_head")})
         kept = tensors.pop(KEPT, None)
+        own = placed({name: t for name, t in tensors.items() if name.startswith("lm_head")}, target, self.config.dtype)
         self._kept = None if kept is None else kept.long().numpy()
         if SHARED in own:
-            shared = own[SHARED]
-            is_targets = kept is None and torch.equal(shared, table_and_head(target)[1].dense())
-            self._own = None if is_targets else [Linear(shared)] * heads
+            whole = tensors[SHARED].to(target.device, target.dtype)
+            is_targets = kept is None and torch.equal(whole, table_and_head(target)[1].dense())
+            self._own = None if is_targets else [linear([own[SHARED]], None, target.dtype)] * heads
         elif own:
-            self._own = [Linear(own[f"lm_heads.{k}.weight"]) for k in range(heads)]
-        blocks = {name: t for name, t in tensors.items() if ".linear." in name}
+            self._own = [linear([own[f"lm_heads.{k}.weight"]], None, target.dtype) for k in range(heads)]
+        blocks = placed({name: t for name, t in tensors.items() if ".linear." in name}, target, self.config.dtype)
         self.network = load_module(ResidualHeads(heads, layers, target.hidden_size), blocks, target)
-        self.weight_bytes = sum(weight.nbytes for weight in self.network.parameters())
+        self.weight_bytes = nbytes(blocks)
         self.layer = target.num_layers
         self.needs = Needs(hidden_layers=(self.layer,))
         return heads

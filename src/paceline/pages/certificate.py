@@ -55,7 +55,9 @@ def findings(certificate: dict[str, Any]) -> list[str]:
         ties = f", {greedy['ties']} ties" if greedy["ties"] else ""
         asked = f"; {sampled['requests']:,} sampled requests, p = {sampled['p']:.2g}" if sampled["requests"] else ""
         lines.append(f"{greedy['tokens']:,} greedy tokens are the model's own{ties}{asked}.")
-    return [*lines, *_acceptance(certificate["acceptance"])]
+    reference = certificate.get("reference", "")
+    own = [f"The reference is {reference}, which has no such model."] if reference.startswith("our own") else []
+    return [*lines, *own, *_acceptance(certificate["acceptance"])]
 
 
 def _acceptance(facts: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """A model of the Llama family as a GGUF file for llama.cpp, whatever its tokenizer.
 
     python -m paceline.plugins.to_gguf models/demo demo.gguf --dtype f32
+    python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
 
 llama.cpp's own converter looks a tokenizer up in a table and refuses those it does not know. Here the vocabulary is
 written as it is, so token ids are right; how llama.cpp splits text may differ from the tokenizer ("default" stands for
@@ -16,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
+from paceline.target import quantised
+from paceline.target.blocks import Blocks
 from paceline.target.load import find, load_tokenizer, open_weights, read_config
 
+FILE_TYPES = {"int4": 2, "int8": 7}
+"""llama.cpp's numbers of files that are mostly Q4_0 and Q8_0."""
 TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
 """NumPy's type of matrices, and llama.cpp's number of it; vectors are always float32."""
 
@@ -43,7 +47,8 @@ _NAMES = {
 
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
-    """Write `model` to `file`. Raises ModelError for another architecture than Llama, or one with scaled positions."""
+    """Write `model` to `file`; dtype: of matrices that are not in blocks already. Raises ModelError for another
+    architecture than Llama, or one with scaled positions."""
     import gguf
 
     folder = find(model, ["*.json", "*.safetensors"])
@@ -53,12 +58,15 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
         raise ModelError(
             f"{model} is a {config.model_type} with {rope.get('rope_type')} positions; plain Llama is written"
         )
-    tensors = {name: value.get_tensor(name) for name, value in open_weights(folder).items()}
+    opened, kind = open_weights(folder), TYPES[dtype][1]
+    weights: quantised.Weights = {name: value.get_tensor(name) for name, value in opened.items()}
+    if quantised.is_ours(config):
+        weights, kind = quantised.read(folder, config, opened)[0], FILE_TYPES[config.quantization_config["precision"]]
     writer = gguf.GGUFWriter(str(file), "llama")
-    _describe(writer, config, float(rope.get("rope_theta", 10000.0)), TYPES[dtype][1])
+    _describe(writer, config, float(rope.get("rope_theta", 10000.0)), kind)
     _vocabulary(writer, folder, config)
-    for name, values in _arrays(tensors, config, TYPES[dtype][0]):
-        writer.add_tensor(name, values)
+    for name, values, of in _arrays(weights, config, TYPES[dtype][0]):
+        writer.add_tensor(name, values, raw_dtype=None if of is None else gguf.GGMLQuantizationType(of))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -107,11 +115,12 @@ def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
 
 
 def _arrays(
-    tensors: dict[str, torch.Tensor], config: PretrainedConfig, matrices: Any
-) -> Iterator[tuple[str, NDArray[Any]]]:
-    """llama.cpp's names and arrays. Its rotary positions pair neighbouring rows, so queries and keys are permuted."""
+    weights: quantised.Weights, config: PretrainedConfig, matrices: Any
+) -> Iterator[tuple[str, NDArray[Any], int | None]]:
+    """llama.cpp's names and arrays, and of blocks its number of their kind. Its rotary positions pair neighbouring
+    rows, so queries and keys are permuted."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for name, tensor in tensors.items():
+    for name, weight in weights.items():
         stem = name.removesuffix(".weight")
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
         short = _NAMES.get(part if layer.isdigit() else stem)
@@ -119,13 +128,17 @@ def _arrays(
             raise ModelError(f"{name} has no place in a plain Llama")
         if short == "output" and config.tie_word_embeddings:
             continue
+        tensor = weight.data if isinstance(weight, Blocks) else weight
         if short in heads:
             half = tensor.shape[0] // heads[short] // 2
             paired = tensor.reshape(heads[short], 2, half, tensor.shape[1]).transpose(1, 2)
             tensor = paired.reshape(tensor.shape)
-        values = tensor.float().numpy()
-        prefix = f"blk.{layer}." if layer.isdigit() else ""
-        yield f"{prefix}{short}.weight", np.ascontiguousarray(values, np.float32 if values.ndim == 1 else matrices)
+        theirs = f"blk.{layer}.{short}.weight" if layer.isdigit() else f"{short}.weight"
+        if isinstance(weight, Blocks):
+            yield theirs, tensor.contiguous().numpy(), weight.kind.number
+        else:
+            values = tensor.float().numpy()
+            yield theirs, np.ascontiguousarray(values, np.float32 if values.ndim == 1 else matrices), None
 
 
 def _head_dim(config: PretrainedConfig) -> int:

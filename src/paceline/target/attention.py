@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from paceline.round import Segment
+from paceline.target.blocks import Blocks
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
-from paceline.target.linear import Linear
+from paceline.target.linear import linear
 from paceline.target.ops import TorchOps
+from paceline.target.quantised import tensors_of
 from paceline.target.shape import Shape
 
 
@@ -59,16 +61,16 @@ class Attention:
     weights  of `attention_shapes`: "q_proj.weight", "k_proj.weight", "v_proj.weight" and "o_proj.weight"; biases and
              "q_norm.weight", "k_norm.weight" are used where they are."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], shape: Shape, ops: TorchOps):
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
         self.shape, self.ops = shape, ops
-        biases = [weights[name] for name in ("q_proj.bias", "k_proj.bias", "v_proj.bias") if name in weights]
-        self.qkv = Linear(
-            torch.cat([weights[f"{name}_proj.weight"] for name in "qkv"]), torch.cat(biases) if biases else None
-        )
-        self.out = Linear(weights["o_proj.weight"], weights.get("o_proj.bias"))
+        vectors, dtype = tensors_of(weights), ops.cos.dtype
+        biases = [vectors[name] for name in ("q_proj.bias", "k_proj.bias", "v_proj.bias") if name in vectors]
+        parts = [weights[f"{name}_proj.weight"] for name in "qkv"]
+        self.qkv = linear(parts, torch.cat(biases) if biases else None, dtype)
+        self.out = linear([weights["o_proj.weight"]], vectors.get("o_proj.bias"), dtype)
         self.qk_norm: torch.Tensor | None = None
-        if "q_norm.weight" in weights:
-            q, k = weights["q_norm.weight"], weights["k_norm.weight"]
+        if "q_norm.weight" in vectors:
+            q, k = vectors["q_norm.weight"], vectors["k_norm.weight"]
             self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
 
     def __call__(self, x: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:

@@ -28,7 +28,7 @@ from paceline.target.graphs import Recorder
 from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import Linear, linear
 from paceline.target.ops import TorchOps
-from paceline.target.quantised import describe
+from paceline.target.quantised import describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
 from paceline.threads import Threads
 
@@ -45,7 +45,7 @@ class Block:
 
     def __init__(self, shape: Shape, layer: int, weights: Mapping[str, torch.Tensor | Blocks]):
         own = {name: w for name, w in weights.items() if name.startswith(f"model.layers.{layer}.")}
-        vectors = {name: w for name, w in own.items() if isinstance(w, torch.Tensor)}
+        vectors = tensors_of(own)
 
         def get(name: str) -> torch.Tensor | None:
             return vectors.get(f"model.layers.{layer}.{name}")

@@ -23,10 +23,11 @@ class Linear:
 
     exact  a row's result is the same, bit for bit, whatever rows are beside it: by our kernel wherever it runs, else by
            the library with BLOCK rows at a time. Raises ModelError where that has another result for another place of
-           the row."""
+           the row.
+    nbytes the weight's."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
-        self.bias, self.is_exact = bias, exact
+        self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
         ours = products.supported(weight.dtype) if exact else products.preferred(weight.dtype)
         self.panels: products.Panels | IntegerPanels | None = None
@@ -90,6 +91,7 @@ class BlockLinear(Linear):
 
     def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
         self.bias, self.is_exact, self.packed = bias, True, True
+        self.nbytes = sum(part.nbytes for part in parts)
         self.panels = IntegerPanels(parts, bias)
 
     def rows(self, ids: torch.Tensor) -> BlockLinear:

@@ -57,6 +57,11 @@ def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
     return made
 
 
+def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.Tensor]:
+    """Those that are not in blocks: norms, biases, tables."""
+    return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
+
+
 def describe(weights: Mapping[str, torch.Tensor | Blocks]) -> str | None:
     """Kinds and bits: "Q4_0 and Q8_0, 4.9 bits a weight"; None if nothing is in blocks."""
     matrices = [w for w in weights.values() if isinstance(w, Blocks)]

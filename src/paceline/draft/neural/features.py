@@ -22,6 +22,7 @@ from paceline.draft.neural import stop
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.stepping import TREE, Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
+from paceline.draft.neural.weights import PRECISION, Precision
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
 from paceline.row import Request
@@ -41,6 +42,7 @@ class FeatureConfig(SteppingConfig):
     stop: stop.Name = option("fixed", "when to stop: at a fixed length, or where the draft is no longer sure")
     draft: int | None = option(4, "most tokens drafted a round; of a tree how deep it is", least=1)
     tree: int | Literal["auto"] = option(16, TREE, least=0)
+    dtype: Precision = option("auto", PRECISION)
 
 
 class Network(Protocol):
@@ -87,8 +89,7 @@ class FeatureDrafter(Stepping):
         self.head, self.columns = network.head, network.columns
         if self.config.vocab is not None:
             self._trim(kept_tokens(self.config.vocab, self.config.checkpoint, target), target.vocab_size)
-        rows = target.vocab_size if self.columns is None else len(self.columns)
-        self.weight_bytes = network.nbytes + rows * network.table.shape[1] * target.dtype.itemsize
+        self.weight_bytes = network.nbytes + self.head.nbytes
 
     def _trim(self, keep: torch.Tensor, vocab_size: int) -> None:
         """Reduce the head to those of its tokens that are in `keep`."""

@@ -15,11 +15,13 @@ from transformers import AutoConfig, PretrainedConfig
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes
 from paceline.target.base import Facts
+from paceline.target.blocks import Blocks
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.decoder import Decoder
 from paceline.target.layout import Layout
-from paceline.target.linear import Linear
+from paceline.target.linear import linear
 from paceline.target.ops import TorchOps
+from paceline.target.quantised import tensors_of
 from paceline.target.shape import Shape, rotary_tables, unsupported
 
 _READ = (
@@ -78,16 +80,17 @@ class HeadLayer:
 
     weights  of `layer_shapes`, their names after `prefix`."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], prefix: str, shape: Shape, ops: TorchOps):
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], prefix: str, shape: Shape, ops: TorchOps):
         own = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
         inner = {name.removeprefix("self_attn."): weight for name, weight in own.items()}
         self.ops = ops
         self.attention = Attention(inner, shape, ops)
-        self.mlp_norm = own["post_attention_layernorm.weight"]
-        parts = ("mlp.gate_proj", "mlp.up_proj")
-        bias = torch.cat([own[f"{name}.bias"] for name in parts]) if shape.mlp_bias else None
-        self.gate_up = Linear(torch.cat([own[f"{name}.weight"] for name in parts]), bias)
-        self.down = Linear(own["mlp.down_proj.weight"], own.get("mlp.down_proj.bias"))
+        vectors = tensors_of(own)
+        self.mlp_norm = vectors["post_attention_layernorm.weight"]
+        parts, dtype = ("mlp.gate_proj", "mlp.up_proj"), self.mlp_norm.dtype
+        bias = torch.cat([vectors[f"{name}.bias"] for name in parts]) if shape.mlp_bias else None
+        self.gate_up = linear([own[f"{name}.weight"] for name in parts], bias, dtype)
+        self.down = linear([own["mlp.down_proj.weight"]], vectors.get("mlp.down_proj.bias"), dtype)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int

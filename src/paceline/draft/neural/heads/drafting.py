@@ -10,12 +10,12 @@ A drafter fills in `open` (load the network; how deep it drafts), `states` (the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.neural.features import table_and_head
 from paceline.draft.neural.vocab import kept_tokens
+from paceline.draft.neural.weights import PRECISION, Precision
 from paceline.draft.shapes import (
     SLOTS,
     SLOTS_FILE,
@@ -60,6 +61,7 @@ class StaticConfig(Options):
     vocab: str | None = option(
         None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
     )
+    dtype: Precision = option("auto", PRECISION)
     accept: Literal["lossless", "typical"] = option(
         "lossless", "at a temperature: keep the target's distribution, or not (typical acceptance, as published)"
     )
@@ -116,8 +118,7 @@ class StaticHeads(Drafter):
         if self.config.vocab is not None:
             self._trim(kept_tokens(self.config.vocab, self.folder, target))
         tokens = target.vocab_size if self.columns is None else len(self.columns)
-        distinct = 1 if own is None else len({id(head) for head in self.heads})
-        self.weight_bytes += distinct * tokens * target.hidden_size * target.dtype.itemsize
+        self.weight_bytes += sum({id(head): head.nbytes for head in self.heads}.values())
         self._lay_out(target, depth, tokens)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -233,14 +234,3 @@ def planted(template: Template, tokens: IntArray, ends: frozenset[int], source: 
             number[node] = len(number)
     kept = list(number)
     return DraftTree(tokens[kept], np.array([-1, *(number[int(parent[node])] for node in kept[1:])]), source=source)
-
-
-def in_dtype(target: Facts, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors where and as the target computes."""
-    return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
-
-
-def load_module(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], target: Facts) -> Any:
-    """A network with these parameters, ready to draft; the caller has checked that they are the right ones."""
-    module.load_state_dict(dict(tensors), strict=False)
-    return module.to(target.device, target.dtype).eval().requires_grad_(False)

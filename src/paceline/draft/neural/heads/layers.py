@@ -19,9 +19,11 @@ from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.target.attention import begin
 from paceline.target.base import Facts
+from paceline.target.blocks import Blocks
 from paceline.target.cache import Writer
 from paceline.target.decoder import Decoder
 from paceline.target.layout import Layout
+from paceline.target.quantised import tensors_of
 from paceline.target.shape import Shape
 
 NORM = "input_layernorm"
@@ -32,11 +34,12 @@ class OwnLayers:
 
     weights   of `own_shapes`, the name of each layer's after its prefix in `prefixes`; on the target's device."""
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], prefixes: Sequence[str], target: Decoder):
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], prefixes: Sequence[str], target: Decoder):
         self.shape = own_shape(target, len(prefixes))
         self.ops = target.ops
         self.layers = [HeadLayer(weights, prefix, self.shape, self.ops) for prefix in prefixes]
-        self.norms = [weights[f"{prefix}{NORM}.weight"] for prefix in prefixes]
+        vectors = tensors_of(weights)
+        self.norms = [vectors[f"{prefix}{NORM}.weight"] for prefix in prefixes]
         self.cache = head_cache(self.shape, target)
 
     def begin(self, segments: Sequence[Segment], states: torch.Tensor) -> tuple[Layout, Writer]:
