@@ -109,10 +109,9 @@ CLEAN = ["none", "sam", "suffix", "prompt-lookup", "hierarchy", "recycling", "bl
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", CLEAN)
 def test_no_clean_configuration_is_accused(name: str, batch: int) -> None:
-    """Twenty configurations, each with a world and seeds of its own; prints the p-value of each."""
-    seed = 2 * CLEAN.index(name) + (batch > 1)
-    w = world(seed)
+    """Twenty configurations; prints the smallest p-value of each."""
+    w = world(batch)
     engine = Ours(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)
-    found = certify(engine, w.subject, w.prompts, w.starts, Plan(shift=0.05, seed=seed))
+    found = certify(engine, w.subject, w.prompts, w.starts, Plan(shift=0.05, seed=batch))
     print(f"{name}, batch {batch}: {found['sampled']['requests']} requests, p {found['sampled']['p']:.3f}")
     assert found["lossless"], findings(found)
