@@ -164,4 +164,3 @@ def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo)
             target.commit(slot, range(len(tokens)))
         target.drop_row(slot)
     assert all(torch.equal(told[i], told[i % 4]) for i in range(len(told)))
-    assert not load(demo, dtype="float32").same_on_any_threads

@@ -113,7 +113,7 @@ def test_a_product_is_the_same_for_any_number_of_rows(
 ) -> None:
     if not ours:  # as on a processor without our products
         monkeypatch.setattr(products, "supported", lambda dtype: False)
-        monkeypatch.setattr(products, "preferred", lambda: False)
+        monkeypatch.setattr(products, "preferred", lambda dtype: False)
     random = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(size, generator=random).to(dtype) for size in ((130, 384), (200, 384), (200,)))
     try:
@@ -132,6 +132,7 @@ def test_a_product_is_the_same_for_any_number_of_rows(
 
 def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "supported", lambda dtype: False)
+    monkeypatch.setattr(products, "preferred", lambda dtype: False)
     noise = torch.linspace(0, 1, 16)[:, None]
     usual = Linear._by_library
     monkeypatch.setattr(Linear, "_by_library", lambda self, x: usual(self, x) + noise)

@@ -84,7 +84,7 @@ class Panels:
 
     def dense(self) -> torch.Tensor:
         """The weight as it was."""
-        return self._panels.transpose(1, 2).reshape(-1, self.width)[: self.outputs]
+        return self._panels.transpose(1, 2).reshape(-1, self.width)[: self.outputs].contiguous()
 
 
 # Compiling -----------------------------------------------------------------------------------------------------------
