@@ -10,6 +10,7 @@ target's forward is slower while the draft works; what it takes then is compared
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -97,7 +98,8 @@ def measure(
     alone, mirror = run(f"mirror:{draft},where=line", max(cores - 1, 1), lambda made: _clocked(made, fresh, ahead))
     hit = mirror.counts.hit_rate
     law = Law(0.0, _middle(alone.forward), _middle(ahead), _middle(fresh), hit)
-    plain, _ = run(f"mirror:{draft},where=line,kappa=0", cores)
+    same = re.sub(r",\s*kappa=[^,]*", "", draft)
+    plain, _ = run(f"mirror:{same},where=line,kappa=0", cores)
     if not splits or stopped():
         return Answer(law, None, None, _mean(plain.whole))
     trips: list[float] = []
