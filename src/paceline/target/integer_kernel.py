@@ -28,6 +28,9 @@ COLUMNS = 16
 """Outputs of a panel. With 32, twelve rows' sums do not fit into the registers."""
 ROWS = 12
 """Most rows of a tile: each takes two registers of 32, the sum and that of the block at hand."""
+SLOW_ROWS = 4
+"""The same without VNNI: a row takes so many instructions that larger tiles are hardly faster, and they take seconds
+to compile."""
 AHEAD = 4096
 """Bytes by which a panel is prefetched."""
 PAIR = 2
@@ -90,14 +93,15 @@ def compiled(kind: Kind, dtype: torch.dtype, vnni: bool) -> Callable[..., None]:
 def _source(kind: Kind, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
     yield panel_source.PREAMBLE + integer_source.PREAMBLE
     yield from _rounding(kind, dtype)
-    for rows in range(1, ROWS + 1):
+    most = ROWS if vnni else SLOW_ROWS
+    for rows in range(1, most + 1):
         yield from _tile(kind, rows, dtype, vnni)
-    tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, ROWS + 1))
-    yield f"@tiles = internal constant [{ROWS} x ptr] [{tiles}]"
+    tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, most + 1))
+    yield f"@tiles = internal constant [{most} x ptr] [{tiles}]"
     unit = UNITS[kind]
     yield Template(panel_source.PRODUCT + integer_source.PRODUCT).substitute(
-        ROWS=ROWS,
-        UP=ROWS - 1,
+        ROWS=most,
+        UP=most - 1,
         COLUMNS=COLUMNS,
         OVER=COLUMNS - 1,
         ITEMSIZE=dtype.itemsize,
