@@ -83,7 +83,17 @@ def test_heads_that_were_trained_for_the_model_still_fit() -> None:
     own, blocks, _ = decoders("llama2", "int8")
     folder_print = own.weights_fingerprint
     assert blocks.weights_fingerprint != folder_print  # unless it is told of what it was made, as `load` does
-    assert torch.equal(blocks.embedding, blocks._embedded(torch.arange(own.vocab_size)))
+
+
+@pytest.mark.parametrize("family", ["smollm", "llama2"])
+def test_an_embedding_that_is_the_head_too_is_held_once(family: str) -> None:
+    own, blocks, dense = decoders(family, "int8")
+    assert own.shape.tied == (family == "smollm")
+    assert (blocks._table is blocks.head) == own.shape.tied
+    tokens = torch.arange(own.vocab_size).flip(0)
+    blocks.trim_head(torch.tensor([3, 300, 7]))  # which takes nothing from the embedding
+    assert torch.equal(blocks._embedded(tokens), dense._embedded(tokens))
+    assert torch.equal(blocks.embedding, dense.embedding)
 
 
 @pytest.mark.parametrize("word", ["int8", "int4"])

@@ -26,7 +26,7 @@ from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.graphs import Recorder
 from paceline.target.layout import Layout, padded_size, plan
-from paceline.target.linear import Linear, linear
+from paceline.target.linear import BlockLinear, Linear, linear
 from paceline.target.ops import TorchOps
 from paceline.target.quantised import describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
@@ -118,13 +118,16 @@ class Decoder(CachedTarget):
             {key: weights[key] for key in weight_shapes(config)}
         )
         weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
-        self._table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+        table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
         assert isinstance(norm, torch.Tensor)
         self.norm = norm
         read = sum(w.nbytes for w in weights.values())
-        self.weight_bytes = read if s.tied else read - self._table.nbytes
-        head = self._table if s.tied else weights["lm_head.weight"]
+        self.weight_bytes = read if s.tied else read - table.nbytes
+        head = table if s.tied else weights["lm_head.weight"]
         self.head, self.head_bytes = linear([head], None, dtype), head.nbytes
+        self._table: torch.Tensor | Blocks | BlockLinear = table
+        if s.tied and isinstance(self.head, BlockLinear):
+            self._table = self.head  # gives its rows back; the embedding itself would take as much memory again
         self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s, inverse_frequencies))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
@@ -141,12 +144,18 @@ class Decoder(CachedTarget):
     @cached_property
     def embedding(self) -> torch.Tensor:
         """The input embedding [V, H], for drafters; of blocks a copy."""
-        return self._table.dense(self.dtype) if isinstance(self._table, Blocks) else self._table
+        if isinstance(self._table, torch.Tensor):
+            return self._table
+        return self._table.dense().to(self.dtype)
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
-        if isinstance(self._table, Blocks):
-            return self._table.rows(tokens).dense(self.dtype)
-        return F.embedding(tokens, self._table)
+        if isinstance(self._table, torch.Tensor):
+            return F.embedding(tokens, self._table)
+        if isinstance(self._table, BlockLinear):
+            (rows,) = self._table.panels.rows(tokens)
+        else:
+            rows = self._table.rows(tokens)
+        return rows.dense(self.dtype)
 
     def _has_own_products(self) -> bool:
         """Whether all products are ours. oneDNN and MKL add in an order that depends on the number of threads; our

@@ -20,14 +20,17 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
+from paceline.target import integer_source, panel_source
 from paceline.target.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Kind
-from paceline.target.integer_source import PREAMBLE, PRODUCT
 from paceline.target.products import parallel
 
 COLUMNS = 16
 """Outputs of a panel. With 32, twelve rows' sums do not fit into the registers."""
 ROWS = 12
 """Most rows of a tile: each takes two registers of 32, the sum and that of the block at hand."""
+SLOW_ROWS = 4
+"""The same without VNNI: a row takes so many instructions that larger tiles are hardly faster, and they take seconds
+to compile."""
 AHEAD = 4096
 """Bytes by which a panel is prefetched."""
 PAIR = 2
@@ -88,21 +91,22 @@ def compiled(kind: Kind, dtype: torch.dtype, vnni: bool) -> Callable[..., None]:
 
 
 def _source(kind: Kind, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
-    yield PREAMBLE
+    yield panel_source.PREAMBLE + integer_source.PREAMBLE
     yield from _rounding(kind, dtype)
-    for rows in range(1, ROWS + 1):
+    most = ROWS if vnni else SLOW_ROWS
+    for rows in range(1, most + 1):
         yield from _tile(kind, rows, dtype, vnni)
-    tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, ROWS + 1))
-    yield f"@tiles = internal constant [{ROWS} x ptr] [{tiles}]"
+    tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, most + 1))
+    yield f"@tiles = internal constant [{most} x ptr] [{tiles}]"
     unit = UNITS[kind]
-    yield Template(PRODUCT).substitute(
-        ROWS=ROWS,
-        UP=ROWS - 1,
+    yield Template(panel_source.PRODUCT + integer_source.PRODUCT).substitute(
+        ROWS=most,
+        UP=most - 1,
         COLUMNS=COLUMNS,
         OVER=COLUMNS - 1,
         ITEMSIZE=dtype.itemsize,
         UNIT=unit.nbytes,
-        BLOCKS=unit.blocks,
+        ROW_UNIT=unit.blocks * unit.record,
         RECORD=unit.record,
         AHEAD=AHEAD,
         RUN=_run(),
@@ -111,9 +115,7 @@ def _source(kind: Kind, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
 
 def _run() -> str:
     """A call of `work` on all threads, or on this one where torch has another OpenMP than GNU's."""
-    if parallel() is None:
-        return "call void @work(ptr %work)"
-    return "call void @GOMP_parallel(ptr @work, ptr %work, i32 %count, i32 0)"
+    return panel_source.ON_THIS_THREAD if parallel() is None else panel_source.ON_ALL_THREADS
 
 
 # Pieces of vectors ---------------------------------------------------------------------------------------------------

@@ -17,10 +17,13 @@ import ctypes
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import llvmlite.binding as llvm
 import torch
+
+from paceline.target import panel_source
 
 COLUMNS = 32
 """Outputs of a panel, which fill two registers of AVX-512."""
@@ -125,22 +128,29 @@ def _compiled(steps: int, dtype: torch.dtype) -> Callable[..., None]:
 
 
 def _source(steps: int, dtype: torch.dtype) -> Iterator[str]:
-    yield _PREAMBLE
+    yield panel_source.PREAMBLE + _PREAMBLE
     for rows in range(1, ROWS + 1):
         yield from _tile(rows, steps, dtype)
     tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, ROWS + 1))
     yield f"@tiles = internal constant [{ROWS} x ptr] [{tiles}]"
-    numbers = {"STEPS": steps, "ROWS": ROWS, "COLUMNS": COLUMNS, "ITEMSIZE": dtype.itemsize}
-    source = _PRODUCT
-    for name, number in numbers.items():
-        source = source.replace(name, str(number))
-    yield source
+    yield Template(panel_source.PRODUCT + _PRODUCT).substitute(
+        ROWS=ROWS,
+        UP=ROWS - 1,
+        COLUMNS=COLUMNS,
+        OVER=COLUMNS - 1,
+        ITEMSIZE=dtype.itemsize,
+        UNIT=4 * COLUMNS,
+        ROW_UNIT=4,
+        STEPS=steps,
+        AHEAD=AHEAD,
+        RUN=panel_source.ON_ALL_THREADS,
+    )
 
 
 def _tile(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
     """Rows x[0..rows) times one panel: sums in registers, from a bias to a rounded store of at most `columns`."""
     sums = [(row, half) for row in range(rows) for half in (0, 1)]
-    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns"
+    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
     yield f"define internal void @tile{rows}({takes}) {{"
     yield "entry:"
     for half in (0, 1):
@@ -214,120 +224,13 @@ def _step(step: int, rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]
 
 _PREAMBLE = """
 declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
-declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, i32, <16 x i1>)
-declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, i32, <16 x i1>)
-declare i64 @llvm.umax.i64(i64, i64)
-declare i64 @llvm.umin.i64(i64, i64)
-declare void @GOMP_parallel(ptr, ptr, i32, i32)
-
-%Work = type { ptr, ptr, ptr, ptr, i64, i64, i64, i64 } ; x, panels, bias, y, rows, outputs, chunk, next panel
 """
 
-# Each thread takes a few panels at a time, so that one that is held up does not hold up the others. Rows are dealt out
-# evenly to as few tiles as will do.
-_PRODUCT = f"""
-define internal void @work(ptr %work) {{
-entry:
-  %x = load ptr, ptr %work
-  %w.at = getelementptr %Work, ptr %work, i64 0, i32 1
-  %w = load ptr, ptr %w.at
-  %bias.at = getelementptr %Work, ptr %work, i64 0, i32 2
-  %bias = load ptr, ptr %bias.at
-  %y.at = getelementptr %Work, ptr %work, i64 0, i32 3
-  %y = load ptr, ptr %y.at
-  %rows.at = getelementptr %Work, ptr %work, i64 0, i32 4
-  %rows = load i64, ptr %rows.at
-  %outputs.at = getelementptr %Work, ptr %work, i64 0, i32 5
-  %outputs = load i64, ptr %outputs.at
-  %chunk.at = getelementptr %Work, ptr %work, i64 0, i32 6
-  %chunk = load i64, ptr %chunk.at
-  %next = getelementptr %Work, ptr %work, i64 0, i32 7
-  %ceil = add i64 %outputs, {COLUMNS - 1}
-  %panels = udiv i64 %ceil, COLUMNS
-  %stride = mul i64 %outputs, ITEMSIZE
-  %up = add i64 %rows, {ROWS - 1}
-  %tiles = udiv i64 %up, ROWS
-  %few = udiv i64 %rows, %tiles
-  %extra = urem i64 %rows, %tiles
-  %last = sub i64 %tiles, 1
-  %alone = icmp eq i64 %tiles, 1
-  %panel.bytes = mul i64 {4 * COLUMNS}, STEPS
-  %away = select i1 %alone, i64 {AHEAD}, i64 %panel.bytes
-  br label %take
-take:
-  %begin = atomicrmw add ptr %next, i64 %chunk monotonic
-  %some = icmp ult i64 %begin, %panels
-  br i1 %some, label %taken, label %done
-taken:
-  %wanted = add i64 %begin, %chunk
-  %end = call i64 @llvm.umin.i64(i64 %wanted, i64 %panels)
-  br label %panel
-panel:
-  %p = phi i64 [%begin, %taken], [%p.next, %panel.done]
-  %w.offset = mul i64 %p, %panel.bytes
-  %w.panel = getelementptr i8, ptr %w, i64 %w.offset
-  %w.away = getelementptr i8, ptr %w.panel, i64 %away
-  %column = mul i64 %p, COLUMNS
-  %bias.panel = getelementptr float, ptr %bias, i64 %column
-  %y.offset = mul i64 %column, ITEMSIZE
-  %y.panel = getelementptr i8, ptr %y, i64 %y.offset
-  %columns = sub i64 %outputs, %column
-  br label %tile
-tile:
-  %t = phi i64 [0, %panel], [%t.next, %tile]
-  %row = phi i64 [0, %panel], [%row.next, %tile]
-  %larger = icmp ult i64 %t, %extra
-  %one = zext i1 %larger to i64
-  %here = add i64 %few, %one
-  %is.last = icmp eq i64 %t, %last
-  %ahead = select i1 %is.last, ptr %w.away, ptr %w.panel
-  %x.offset = mul i64 %row, 4
-  %x.bytes = mul i64 %x.offset, STEPS
-  %x.tile = getelementptr i8, ptr %x, i64 %x.bytes
-  %y.bytes = mul i64 %row, %stride
-  %y.tile = getelementptr i8, ptr %y.panel, i64 %y.bytes
-  %which = sub i64 %here, 1
-  %kernel.at = getelementptr [ROWS x ptr], ptr @tiles, i64 0, i64 %which
-  %kernel = load ptr, ptr %kernel.at
-  call void %kernel(ptr %x.tile, ptr %w.panel, ptr %ahead, ptr %bias.panel, ptr %y.tile, i64 %stride, i64 %columns)
-  %row.next = add i64 %row, %here
-  %t.next = add i64 %t, 1
-  %t.more = icmp ult i64 %t.next, %tiles
-  br i1 %t.more, label %tile, label %panel.done
-panel.done:
-  %p.next = add i64 %p, 1
-  %p.more = icmp ult i64 %p.next, %end
-  br i1 %p.more, label %panel, label %take
-done:
+_PRODUCT = """
+define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs, i64 %threads) {
+  %stride = mul i64 %outputs, $ITEMSIZE
+  call void @run(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
+                 i64 %stride, i64 $STEPS, i64 %threads)
   ret void
-}}
-
-define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs, i64 %threads) {{
-  %work = alloca %Work, align 64
-  %ceil = add i64 %outputs, {COLUMNS - 1}
-  %panels = udiv i64 %ceil, COLUMNS
-  %parts = mul i64 %threads, 4
-  %part = udiv i64 %panels, %parts
-  %chunk = call i64 @llvm.umax.i64(i64 %part, i64 1)
-  store ptr %x, ptr %work
-  %w.at = getelementptr %Work, ptr %work, i64 0, i32 1
-  store ptr %w, ptr %w.at
-  %bias.at = getelementptr %Work, ptr %work, i64 0, i32 2
-  store ptr %bias, ptr %bias.at
-  %y.at = getelementptr %Work, ptr %work, i64 0, i32 3
-  store ptr %y, ptr %y.at
-  %rows.at = getelementptr %Work, ptr %work, i64 0, i32 4
-  store i64 %rows, ptr %rows.at
-  %outputs.at = getelementptr %Work, ptr %work, i64 0, i32 5
-  store i64 %outputs, ptr %outputs.at
-  %chunk.at = getelementptr %Work, ptr %work, i64 0, i32 6
-  store i64 %chunk, ptr %chunk.at
-  %next = getelementptr %Work, ptr %work, i64 0, i32 7
-  store i64 0, ptr %next
-  %count = trunc i64 %threads to i32
-  call void @GOMP_parallel(ptr @work, ptr %work, i32 %count, i32 0)
-  ret void
-}}
+}
 """
