@@ -28,7 +28,7 @@ def test_the_parts_of_a_round_are_measured(folder: Path, monkeypatch: pytest.Mon
     target, cores = load(folder, dtype="float32"), os.sched_getaffinity(0)
     threads = target.threads
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    answer = measure(target, load_tokenizer(folder), str(folder), PROMPTS, max_tokens=24)
+    answer = measure(target, load_tokenizer(folder), f"{folder},kappa=3", PROMPTS, max_tokens=24)
     assert answer.here is None, "one thread is not split"
     assert answer.law.after > 0 < answer.law.ahead
     assert 0 < answer.law.hit <= 1
