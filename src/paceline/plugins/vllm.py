@@ -32,8 +32,8 @@ log = logging.getLogger("vllm.paceline")  # vLLM shows what its own loggers say
 OPTIONS = {"draft": str, "paced": bool, "repair": bool}
 """What `additional_config["paceline"]` may hold. draft: the drafter's spec. paced: cut drafts to what pays at this size
 of batch, by how drafts have fared and what steps have taken; true by default unless the model is split over processes,
-whose clocks differ. repair: mend vLLM's sampling with drafts on CPUs without Triton, which reads memory that nobody wrote
-(vllm-project/vllm issue 55005); true by default."""
+whose clocks differ. repair: mend vLLM's sampling with drafts on CPUs without Triton, which reads memory that nobody
+wrote (vllm-project/vllm issue 55005); true by default."""
 FAILURES = 3
 """Times that a drafter may fail before it is left out."""
 
