@@ -110,6 +110,11 @@ def test_rows_are_recognised_where_they_move_and_new_ones_are_not_mistaken() -> 
 def test_drafters_have_names_and_options() -> None:
     assert vllm.sam__prompt_lookup(config()).spec == "sam+prompt-lookup"
     assert Proposer(config(draft="sam,draft=3")).most == 4
+    given = config(draft="sam")
+    del given.additional_config["paceline"]["paced"]
+    assert Proposer(given).paced
+    given.parallel_config = SimpleNamespace(world_size=2)
+    assert not Proposer(given).paced, "clocks differ from process to process"
     for wrong, words in (
         (lambda: Proposer(config()), "Which drafter"),
         (lambda: Proposer(config(drafter="sam")), "has 'drafter'"),

@@ -73,8 +73,8 @@ def draft(
 
 
 def check(llama: Any) -> None:
-    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back: recurrent and hybrid ones; and
-    for one opened without logits_all, which fails with drafts when a text is longer than n_batch tokens.
+    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back, recurrent and hybrid ones,
+    and for one opened without logits_all, which fails with drafts when a text is longer than n_batch tokens.
 
     llama-cpp-python does not look whether taking it back worked, and would go on from a wrong state."""
     if len(llama.scores) < llama.context_params.n_ctx:

@@ -81,7 +81,7 @@ def generate(
         raise PacelineError(f"a streamer takes one prompt, and there are {len(rows)}")
     was_training = model.training
     engine = engine_of(model, draft, paced)
-    # Nobody waits for his next token while prompts run; half of the room is for the first of them.
+    # All prompts in one round, for no row is answering yet; a schedule gives half of it to the first of them.
     engine.max_batch, engine.schedule = len(rows), Ragged(len(rows), 2 * sum(map(len, rows)))
     engine.rule = _rule(logits_processor, generation_config, input_ids)
     criteria = [one for one in stopping_criteria if not _is_ours(one)]

@@ -30,10 +30,10 @@ from paceline.replay.walk import Recording
 log = logging.getLogger("vllm.paceline")  # vLLM shows what its own loggers say
 
 OPTIONS = {"draft": str, "paced": bool, "repair": bool}
-"""What `additional_config["paceline"]` may hold. draft: the drafter's spec. paced: cut drafts to what
-pays at this batch's size, by how drafts have fared and what steps have taken; true by default. repair: mend vLLM's
-sampling with drafts on CPUs without Triton, which reads memory that nobody wrote (vllm-project/vllm issue 55005); true
-by default."""
+"""What `additional_config["paceline"]` may hold. draft: the drafter's spec. paced: cut drafts to what pays at this size
+of batch, by how drafts have fared and what steps have taken; true by default unless the model is split over processes,
+whose clocks differ. repair: mend vLLM's sampling with drafts on CPUs without Triton, which reads memory that nobody
+wrote (vllm-project/vllm issue 55005); true by default."""
 FAILURES = 3
 """Times that a drafter may fail before it is left out."""
 
@@ -53,7 +53,7 @@ class Proposer:
                 "paceline.plugins.vllm.sam as the model of speculative_config."
             )
         self.most = vllm_config.speculative_config.num_speculative_tokens
-        self.paced = options.get("paced", True)
+        self.paced = options.get("paced", not _is_split(vllm_config))
         self.limit = vllm_config.model_config.max_model_len
         self.facts = _facts(vllm_config.model_config, self.spec)
         self.history = self._history()
@@ -156,6 +156,11 @@ def _options(additional: Any) -> dict[str, Any]:
         if not isinstance(value, OPTIONS[name]):
             raise MethodError(f'additional_config["paceline"]["{name}"] is {value!r}; a {OPTIONS[name].__name__} fits.')
     return options
+
+
+def _is_split(vllm_config: Any) -> bool:
+    """Whether several processes draft for the same requests: they must propose the same."""
+    return getattr(getattr(vllm_config, "parallel_config", None), "world_size", 1) > 1
 
 
 def _facts(model: Any, spec: str) -> Recording:

@@ -176,8 +176,8 @@ class HFTarget(CachedTarget):
         return self._padded_forward(segments, lengths, hidden_layers)
 
     def _spare(self, segments: Sequence[Segment], lengths: Sequence[int]) -> int:
-        """Nodes to add to a draft that is verified alone on a CPU: kernels for few rows take no less time for 2 and 3 of
-        them than for 4, nor for 7 than for 8 (benchmarks/rows.py)."""
+        """Nodes to add to a draft that is verified alone on a CPU: kernels take no less time for 2 or 3 rows than for
+        4, nor for 7 than for 8 (benchmarks/rows.py)."""
         count = segments[0].num_run
         if len(segments) > 1 or self.device.type != "cpu" or not 1 < count <= SHARED_QUERIES:
             return 0

@@ -37,8 +37,8 @@ MEMORY = 400.0
 REFRESH = 16
 """Drafts of a length between two times that its shares are worked out."""
 ROW_STRENGTH, ROW_FADE = 15.0, 0.95
-"""Rejections that all rows' record is worth against the row's own; what a draft leaves of those before. With 2 a row that
-had been lucky was trusted too far: nodes of chance 0.45 were accepted in 35 of 100 cases."""
+"""Rejections that all rows' record is worth against the row's own; what a draft leaves of those before. With 2 a row
+that had been lucky was trusted too far: nodes of chance 0.45 were accepted in 35 of 100 cases."""
 FRAIL = 4.0
 """Largest frailty, and one over the smallest."""
 RANKS = 8

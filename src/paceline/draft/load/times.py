@@ -31,7 +31,7 @@ from paceline.records import loads
 Floats = NDArray[np.float64]
 
 KNOTS = (0, 6, 12, 48)
-"""Nodes at which a node's price may change. Kernels for few rows work in blocks: up to 6 tokens may cost what one does."""
+"""Nodes at which a node's price may change. Kernels for few rows work in blocks: 6 tokens may cost what one does."""
 NAMES = (
     "round",
     "row",
@@ -46,8 +46,8 @@ GUESS = 0.02
 DOUBT = 0.05
 """Of a round: how far a price is from the guess, in the mean; and GUESS and DOUBT count as much as one round."""
 JUMP = 1.0
-"""The same of what the first drafted node costs beside its price: a product over one row may have a kernel of its own, and
-one over two take twice as long."""
+"""The same of what the first drafted node costs beside its price: a product over one row may have a kernel of its own,
+and one over two take twice as long."""
 EVERY = 32
 """Rounds between two fits; the first ones come sooner."""
 FADE = 0.9
