@@ -52,8 +52,8 @@ def test_text_is_the_targets_and_the_head_reads_less(method: str) -> None:
     engine, fewer = answers(demo(), f"{method}:{MODELS / f'demo-{method}'},dtype=int8")
     assert tokens(out) == tokens(fewer) == plain
     assert accepted(fewer) >= 0.85 * accepted(out) > 0
-    # Of kangaroo's the target's own first layers are most, and of medusa's the target's head.
-    most = {"kangaroo": 0.99, "medusa": 0.9}.get(method, 0.75)
+    # Of kangaroo's the target's own first layers are most, and of medusa's and eagle's the target's head.
+    most = {"kangaroo": 0.99, "medusa": 0.9, "eagle": 0.8}.get(method, 0.6)
     assert engine.drafter.weight_bytes < most * whole.drafter.weight_bytes
 
 
