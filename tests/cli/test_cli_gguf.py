@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.cli.command import Command
 from tests.gguf_files import write
 
@@ -34,9 +35,39 @@ def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path)
     loaded, own = (command("generate", model, *asked, *how) for model, how in runs)
     assert loaded.out == own.out
     assert "another model than in 16 bits, and drafting does not change what it says" in own.err
-    assert json.loads(command("generate", tiny, *asked, "--dtype", "int4", "--json").out)["new_tokens"] == 20
+    record = json.loads(command("generate", tiny, *asked, "--dtype", "int4", "--json").out)
+    assert record["new_tokens"] == 20
+    assert record["weights"].startswith("Q")
+    assert json.loads(command("generate", tiny, *asked, "--dtype", "float32", "--json").out)["weights"] == "float32"
     again = command("quantize", tiny, tmp_path / "four")
     assert again.code == 2
     assert again.err.startswith("error:")
     assert "exists already" in again.err
     assert command("quantize", tiny, tmp_path / "new", "--dtype", "int5").code == 2
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_file_is_benchmarked_and_certified(command: Command, tiny: Path, tmp_path: Path) -> None:
+    path, suite = write(tiny, tmp_path / "m.gguf", "Q8_0"), tmp_path / "questions.jsonl"
+    suite.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["the dog and the cat"]}) + "\n")
+    asked = ("-d", "sam", "--suite", suite, "-n", "12", "--warm-up", "0")
+    run = command("bench", path, *asked, "--out", tmp_path / "run", "--json")
+    assert run.code == 0, run.err
+    found = {one["method"]: one for one in json.loads(run.out)["results"] if one["category"] == "overall"}
+    assert found["sam"]["identical"] == 1.0
+    assert "Q8_0, 8.5 bits a weight" in json.loads((tmp_path / "run" / "run.json").read_text())["quantised"]
+    assert "cannot be enlarged" in command("bench", path, *asked, "--as-large", "1M").err
+    sure = command("certify", path, "-d", "sam", "--requests", "32", "-n", "12")
+    assert sure.code == 0, sure.err
+    assert "The reference is our own plain decoding of these weights (Q8_0" in sure.out
+
+
+def test_a_quantised_folder_becomes_a_file_of_the_same_blocks(command: Command, tiny: Path, tmp_path: Path) -> None:
+    from paceline.plugins.to_gguf import write as to_gguf
+
+    command("quantize", tiny, tmp_path / "four", "--dtype", "int4")
+    to_gguf(tmp_path / "four", tmp_path / "four.gguf")
+    asked = ("the cat and the dog", "--raw", "-n", "20", "--ignore-eos", "--dtype", "float32")
+    folder = command("generate", tmp_path / "four", *asked)
+    file = command("generate", tmp_path / "four.gguf", *asked, "--tokenizer", tiny)
+    assert (file.code, file.out) == (0, folder.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -107,13 +108,19 @@ class Run:
             if answer.row.error:
                 self._report(answer)
             if answer.row.num_new:
-                self.lines.append([answer.record()])
+                self._record(answer.record())
             return
         if not streamed:
             self._heading(answer.job)
             self.screen.write(answer.pieces)
         self.screen.end_line()
         self._report(answer)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        """Write a JSON object, and in it what weights said so."""
+        assert self.lines is not None
+        target = self.engine.target
+        self.lines.append([record | {"weights": target.quantised or str(target.dtype).removeprefix("torch.")}])
 
     def _report(self, answer: Answer) -> None:
         """The closing line of an answer; an error counts as a refused prompt."""
@@ -125,7 +132,7 @@ class Run:
     def _show_both(self, repeated: Repeated) -> None:
         both = repeated.both
         if self.lines is not None:
-            self.lines.append([repeated.record()])
+            self._record(repeated.record())
             return
         answer = both.drafted or both.plain
         assert answer is not None

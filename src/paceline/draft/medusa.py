@@ -72,7 +72,7 @@ class Medusa(StaticHeads):
         self._kept = None if kept is None else kept.long().numpy()
         if SHARED in own:
             whole = tensors[SHARED].to(target.device, target.dtype)
-            is_targets = kept is None and torch.equal(whole, table_and_head(target)[1].dense())
+            is_targets = kept is None and torch.equal(whole, table_and_head(target)[1].dense().to(whole))
             self._own = None if is_targets else [linear([own[SHARED]], None, target.dtype)] * heads
         elif own:
             self._own = [linear([own[f"lm_heads.{k}.weight"]], None, target.dtype) for k in range(heads)]

@@ -38,7 +38,9 @@ def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = 
 
 def load_module(module: nn.Module, weights: Mapping[str, Tensor | Blocks], target: Facts) -> Any:
     """A network with these parameters, ready to draft; the caller has checked that they are the right ones."""
-    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in weights.items()}
+    names = module.state_dict().keys()
+    own = {name: w for name, w in weights.items() if name in names}
+    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
     module.load_state_dict(dense, strict=False)
     module = module.to(target.device, target.dtype).eval().requires_grad_(False)
     for name, inner in list(module.named_modules()):
