@@ -90,8 +90,10 @@ def certify_engine(wish: Wish, watch: Watch) -> dict[str, Any]:
 def _references(wish: Wish, target: Target, dtype: str) -> tuple[Model, Model | None, str]:
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
     model = str(wish.model)
+    own: Model | None = None
     if target.quantised is None:
-        own = None if dtype == "float32" else Reference.load(model, dtype=dtype, device=target.device)
+        if dtype != "float32":
+            own = Reference.load(model, dtype=dtype, device=target.device)
         return Reference.load(model, dtype="float32", device=target.device), own, "transformers"
     if wish.engine != "paceline":
         raise PacelineError(
@@ -99,7 +101,8 @@ def _references(wish: Wish, target: Target, dtype: str) -> tuple[Model, Model | 
             f"--engine {wish.engine} runs another model; certify it in 16 bits"
         )
     plainly = PlainDecoding(load(model, dtype=exact_dtype(wish.dtype), device=target.device))
-    own = None if dtype == "float32" else PlainDecoding(load(model, dtype=wish.dtype, device=target.device))
+    if dtype != "float32":
+        own = PlainDecoding(load(model, dtype=wish.dtype, device=target.device))
     return plainly, own, f"our own plain decoding of these weights ({target.quantised}), not transformers"
 
 
