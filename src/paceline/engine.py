@@ -94,6 +94,8 @@ class Engine(WholeAnswers):
         self.schedule = create_schedule(schedule, max_batch, prefill_chunk)
         if isinstance(model, Target):
             self.target = fitted(model, self.schedule)
+            if exact:
+                self.target.make_exact()
         else:
             native = False if is_rectangular(self.schedule) else None
             made = load(model, dtype=dtype, device=device, native=native, exact=exact)
@@ -102,8 +104,6 @@ class Engine(WholeAnswers):
         if tokenizer is not None:
             self.target.tokenizer = tokenizer
         self.tokenizer = self.target.tokenizer
-        if exact:
-            self.target.make_exact()
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
         self.rule = rule or self.drafter.acceptance or LOSSLESS
         self.drafter.bind(self.target)

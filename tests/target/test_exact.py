@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,26 @@ def test_a_library_that_depends_on_the_place_of_a_row_is_refused(monkeypatch: py
     monkeypatch.setattr(Linear, "_by_library", lambda self, x: usual(self, x) + noise)
     with pytest.raises(ModelError, match="adds in an order that depends on the row"):
         Linear(torch.ones(8, 8)).exact()
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_it_is_the_default_where_it_costs_nothing(
+    free: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = models.make("llama2", tmp_path / "model", **native.TINY)
+    monkeypatch.setattr(Decoder, "exact_is_free", free)
+    assert Engine(folder).target.exact == free
+    assert not Engine(folder, exact=False).target.exact
+    assert Engine(folder, exact=True).target.exact
+
+
+def test_it_is_free_where_our_products_are_the_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not products.supported(torch.float32):
+        pytest.skip("products are not our own on this CPU")
+    monkeypatch.setattr(products, "preferred", lambda dtype: True)
+    assert native.of(models.model("llama2"), torch.float32).exact_is_free
+    monkeypatch.setattr(products, "preferred", lambda dtype: False)
+    assert not native.of(models.model("llama2"), torch.float32).exact_is_free
 
 
 def test_targets_that_cannot_say_why() -> None:

@@ -92,7 +92,7 @@ def test_which_weights_fit() -> None:
 @needs_the_instruction
 @pytest.mark.parametrize("preferred", [True, False])
 def test_a_linear_uses_it_where_it_is_faster(preferred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "preferred", lambda: preferred)
+    monkeypatch.setattr(products, "preferred", lambda dtype: preferred)
     weight, bias, x = random(14, 70, 64), random(15, 70), random(16, 5, 64)
     linear = Linear(weight, bias)
     assert (linear.panels is not None) == preferred

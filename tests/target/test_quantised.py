@@ -57,7 +57,7 @@ def test_logits_are_those_of_the_dequantised_weights(family: str, word: str, mon
         parts = x.unflatten(-1, (-1, 32))
         scale = parts.abs().amax(-1, keepdim=True) / 127
         rounded = (torch.where(scale > 0, parts / scale, 0).round() * scale).flatten(-2)
-        return torch.nn.functional.linear(rounded, linear.weight, linear.bias)  # type: ignore[attr-defined]
+        return torch.nn.functional.linear(rounded, linear.dense(), linear.bias)  # type: ignore[attr-defined]
 
     monkeypatch.setattr("paceline.target.linear.Linear.__call__", product)
     # Now and then a number is rounded to its other neighbour, and then one token and those after it differ.

@@ -108,9 +108,10 @@ def test_every_step_of_training_is_a_step_of_drafting(variant: str, family: str)
         table = model.get_input_embeddings().weight
         unrolled = [head(read)[0] for read in loss.module.unroll(taps, ids, table, STEPS)]
     drafter, checked = drafting(loss, model), 0
+    rounding = 2e-5 * max(float(logits.abs().max()) for logits in unrolled)  # what has no norm grows from step to step
     for pairs in range(1, len(text)):
         for step, logits in enumerate(forced(drafter, taps[0], text, pairs)):
-            torch.testing.assert_close(logits, unrolled[step][pairs - 1], atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(logits, unrolled[step][pairs - 1], atol=rounding, rtol=0)
             checked += 1
     assert checked == 13 + 12 + 11 + 10
 
