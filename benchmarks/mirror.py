@@ -45,6 +45,7 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
 
 
 def timed(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int, repeats: int) -> None:
+    """What the law says beforehand, and a line a contestant."""
     target = load(model)
     answer = measure(target, load_tokenizer(model), f"{draft},kappa={kappa}", prompts, max_tokens=new)
     expected = answer.here or answer.law
@@ -80,6 +81,7 @@ def timed(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int
 
 
 def main() -> None:
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["hits", "time"])
     parser.add_argument("model")

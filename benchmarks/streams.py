@@ -41,6 +41,7 @@ class Counted(Engine):
 
 
 def main() -> None:
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("drafts", nargs="+")

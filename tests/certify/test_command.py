@@ -9,6 +9,7 @@ import pytest
 
 from paceline.cli import main
 from tests import models
+from tests.gguf_files import write
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,12 @@ def test_a_quantised_target_is_compared_with_its_own_plain_decoding(
     assert "The reference is our own plain decoding of these weights (Q" in capsys.readouterr().out
     assert main(["certify", str(tiny), "--engine", "transformers", *how]) == 2
     assert "runs another model" in capsys.readouterr().err
+
+
+def test_so_is_a_file_of_16_bits(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tiny, tmp_path / "model.gguf", "F16")
+    assert main(["certify", str(file), "-d", "sam", "--requests", "64", "--max-tokens", "8"]) == 0
+    assert "our own plain decoding of these weights (a GGUF file)" in capsys.readouterr().out
 
 
 def test_transformers_is_certified_through_its_plug_in(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

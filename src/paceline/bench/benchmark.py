@@ -177,8 +177,8 @@ def _export(setting: Setting, answers: Sequence[Answer]) -> list[str]:
 
 def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:
     """{device: {method: [low, speed-up, high]}} for this model on other machines; our drafters only."""
-    if is_gguf(setting.folder) or unsupported(config := read_config(setting.folder)):
-        return {}  # the devices are GPUs, which do not run a GGUF file here
+    if is_gguf(setting.folder) or setting.target.quantised or unsupported(config := read_config(setting.folder)):
+        return {}  # the devices are GPUs, which run neither GGUF files nor blocks here
     size = Size.of(config, setting.target.dtype.itemsize, setting.target.dtype.itemsize)
     context = int(np.mean([t.prompt_tokens + len(t.tokens) / 2 for a in answers for t in a.turns] or [0]))
     predictions: dict[str, dict[str, list[float]]] = {name: {} for name in DEVICES}

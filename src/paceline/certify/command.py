@@ -22,6 +22,7 @@ from paceline.errors import PacelineError, meant
 from paceline.prompt import Prompt, encode, is_chat
 from paceline.records import write_whole
 from paceline.target.base import Target
+from paceline.target.find import is_gguf
 from paceline.target.load import load
 from paceline.target.quantised import exact_dtype
 
@@ -91,19 +92,20 @@ def _references(wish: Wish, target: Target, dtype: str) -> tuple[Model, Model | 
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
     model = str(wish.model)
     own: Model | None = None
-    if target.quantised is None:
+    if target.quantised is None and not is_gguf(model):
         if dtype != "float32":
             own = Reference.load(model, dtype=dtype, device=target.device)
         return Reference.load(model, dtype="float32", device=target.device), own, "transformers"
+    kinds = target.quantised or "a GGUF file"
     if wish.engine != "paceline":
         raise PacelineError(
-            f"{model} has its weights in {target.quantised}, which only our engine multiplies as it does: "
+            f"{model} has its weights in {kinds}, which only our engine multiplies as it does: "
             f"--engine {wish.engine} runs another model; certify it in 16 bits"
         )
     plainly = PlainDecoding(load(model, dtype=exact_dtype(wish.dtype), device=target.device))
     if dtype != "float32":
         own = PlainDecoding(load(model, dtype=wish.dtype, device=target.device))
-    return plainly, own, f"our own plain decoding of these weights ({target.quantised}), not transformers"
+    return plainly, own, f"our own plain decoding of these weights ({kinds}), not transformers"
 
 
 def certify_server(endpoint: str, reference: str | None, wish: Wish, key: str | None, watch: Watch) -> dict[str, Any]:

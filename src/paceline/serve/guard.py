@@ -43,6 +43,7 @@ def _error(status: int, message: str, kind: str = "invalid_request_error", param
 
 
 def add_errors(app: FastAPI) -> None:
+    """Answer every refusal with an error object in OpenAI's shape."""
     @app.exception_handler(RequestValidationError)
     async def invalid(http: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
