@@ -73,7 +73,7 @@ def test_greedy_text_is_plain_vllms_own(spec: str, demo: Path, engine: Engine) -
 @pytest.mark.parametrize("repaired", [True, False])
 def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engine) -> None:
     """vLLM 0.32 without Triton: wrong as it is (vllm-project/vllm issue 55005), right when mended."""
-    spec = f"vllm-paceline,eager=true,draft=sam,repair={str(repaired).lower()}"
+    spec = f"vllm-paceline,eager=true,draft=sam,paced=false,repair={str(repaired).lower()}"
     under = host(spec, demo, engine, 64)
     if under.facts["device"] != "cpu" or under.facts["triton"]:
         under.close()
