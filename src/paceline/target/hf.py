@@ -334,8 +334,8 @@ class _RowsCache(Cache):
         (group,) = layout.groups
         self._writer, self._padding, self._keys = writer, padding, group.keys if whole else padding.queries
         slots = [s.slot - group.first for s in segments]
-        whole = slots == list(range(group.last - group.first))
-        self._slots = None if whole else torch.tensor(slots, device=layout.tokens.device)
+        consecutive = slots == list(range(group.last - group.first))
+        self._slots = None if consecutive else torch.tensor(slots, device=layout.tokens.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -91,7 +91,6 @@ class Switches:
         return cls(**{field.name: config[field.name] for field in fields(cls)})
 
 
-
 _CHOICES = {
     "tap": Tap,
     "stage1_input": First,
