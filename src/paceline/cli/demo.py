@@ -207,8 +207,8 @@ def _closing(done: list[Comparison], is_demo_model: bool) -> list[str]:
     ]
     if is_demo_model:
         lines.append(
-            "This model is tiny: its answers are often wrong, and text this regular is easy to draft. The figures show "
-            "that drafting pays on this machine and does not change the output; a large model's gain may be different."
+            "This model is tiny: its answers are often wrong, and text this regular is easy to draft. Drafts whose "
+            "ratio is above 1 pay on this machine; a large model's gain may be different."
         )
     lines.append("Measure yours: paceline generate PATH_OR_ID \"your prompt\" --compare")
     return lines
