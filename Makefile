@@ -1,7 +1,7 @@
 # make setup   a virtual environment in .venv with everything needed; quick when it is there already
 # make demo    six prompts of six kinds, plainly and with drafts
 # make test    ruff, mypy and pytest, as continuous integration runs them
-# make zoo     train the models in models/ anew, from the text that zoo.toml names; hours, resumes where it stopped
+# make zoo     train the models in models/ anew, from the text that zoo/zoo.toml names; hours, resumes where it stopped
 #
 # Needs Python 3.11 or newer and nothing else. Another interpreter: make setup PYTHON=python3.12
 
@@ -35,11 +35,11 @@ test: setup
 	$(MAKE) --jobs=2 check compiled
 	$(BIN)/pytest
 
-ZOO ?= zoo.toml
+ZOO ?= zoo/zoo.toml
 PROCESSES ?= 1
 
 zoo: setup
-	$(BIN)/python -m paceline.train zoo $(ZOO) --out models --checkpoints checkpoints --processes $(PROCESSES)
+	$(BIN)/python -m zoo family $(ZOO) --out models --checkpoints checkpoints --processes $(PROCESSES)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
-from paceline.train.zoo.prompts import PROMPTS
+from zoo.prompts import PROMPTS
 
 NEW = 48
 SCRIPT = """

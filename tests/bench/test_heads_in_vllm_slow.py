@@ -19,7 +19,7 @@ from paceline.draft.registry import names
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
 from paceline.train.export import export_medusa
-from paceline.train.zoo.prompts import PROMPTS
+from zoo.prompts import PROMPTS
 
 NEW = 64
 

@@ -16,7 +16,7 @@ from paceline.bench.peers import create_peer
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
-from paceline.train.zoo.prompts import PROMPTS
+from zoo.prompts import PROMPTS
 
 NEW = 16
 PLAIN = "vllm,eager=true"

@@ -291,9 +291,8 @@ ALLOWED = {
     "draft/mirror.py": {"paceline.draft.model", "model:"},
     # what a second device would save
     "cost/beside.py": {"paceline.draft.mirror", "mirror:"},
-    # training a method's checkpoint: its command, its recipe, the demo family
+    # training a method's checkpoint: its command, its recipe
     "train/__main__.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
-    "train/zoo/card.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
     "train/eagle.py": {"paceline.draft.eagle"},
     "train/eagle3.py": {"paceline.draft.eagle3", "eagle3"},
     "train/medusa.py": {"paceline.draft.medusa"},
@@ -303,7 +302,6 @@ ALLOWED = {
     "train/kangaroo.py": {"paceline.draft.kangaroo"},
     "train/s2d.py": {"s2d"},
     "train/thresholds.py": {"paceline.draft.s2d"},
-    "train/zoo/family.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
     # what vLLM calls its own
     "bench/peers/vllm.py": {"medusa", "eagle3"},
 }

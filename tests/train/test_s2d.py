@@ -23,10 +23,9 @@ from paceline.sampling import SamplingParams
 from paceline.train.__main__ import app
 from paceline.train.agreement import agreement, logits_of
 from paceline.train.log import read_log
-from paceline.train.loss import IGNORE
+from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.plan import LoopConfig
 from paceline.train.s2d import SortedConfig, SortedLoss, cut, depths, measure, train_sorted
-from paceline.train.zoo.lm import LmLoss
 from tests import models
 
 LAYERS = 4

@@ -1,5 +1,4 @@
-"""Training recipes: drafters for any model, one file a recipe over one shared loop (`loop.py`); `zoo/` makes the demo
-family.
+"""Training recipes: drafters for any model, one file a recipe over one shared loop (`loop.py`).
 
 python -m paceline.train --help
 """

@@ -1,4 +1,4 @@
-"""Command line of the training recipes. Sources are files of yours, given as NAME=PATH or PATH.
+"""Command line of the training recipes.
 
 python -m paceline.train --help          the same as `paceline train --help`
 """
@@ -11,20 +11,27 @@ import typer
 
 from paceline.errors import PacelineError
 
-HELP = """Train drafters for a model (draft, vocab), or a model family from nothing (zoo, and its stages)."""
+HELP = """Train drafters for a model: draft models, heads, adapters, and what they need."""
 SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
-app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, **SETTINGS)
+
+def new_app(help: str) -> typer.Typer:
+    """A command line of recipes; `later` adds them."""
+    made = typer.Typer(help=help, no_args_is_help=True, add_completion=False, **SETTINGS)
+    made.callback()(_check_extra)
+    return made
 
 
-@app.callback()
-def recipes() -> None:
+def _check_extra() -> None:
     # Before a recipe is imported: without its extra, the package has the rest of the command line.
     if importlib.util.find_spec("accelerate") is None:
         raise PacelineError("training needs more packages: pip install 'paceline[train]'")
 
 
-def later(name: str, where: str, summary: str) -> None:
+app = new_app(HELP)
+
+
+def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
     """Register a command whose function is in a recipe's module: "package.module:function", typed for Typer. The
     module, and torch with it, is imported to run the command, not to list it."""
 
@@ -41,18 +48,6 @@ def later(name: str, where: str, summary: str) -> None:
     app.command(name, short_help=summary, add_help_option=False, context_settings=unread)(command)
 
 
-ZOO = "paceline.train.zoo.commands"
-later("sources", f"{ZOO}:sources", "Show what each source holds, and one document of it.")
-later("synth", f"{ZOO}:synth", "Print generated examples: translation, sums, reading, retrieval, copying.")
-later("tokenizer", f"{ZOO}:tokenizer", "Learn a byte-level BPE vocabulary, with the chat template.")
-later("pretrain", f"{ZOO}:pretrain", "Train the demo model from random weights on packed text.")
-later("chat", f"{ZOO}:chat", "Tune a pretrained model on conversations.")
-later("settle", f"{ZOO}:settle", "Unlearn loops: make the model's own repeats unlikely.")
-later("distil", f"{ZOO}:distil", "Train a small draft model on the text that the target learnt from.")
-later("zoo", f"{ZOO}:zoo", "Train the whole family; an interrupted stage goes on.")
-later("held-out", f"{ZOO}:held_out", "Write prompts from the held-out part of the sources.")
-later("evaluate", f"{ZOO}:evaluate", "Loss on held-out text against a 5-gram model, and agreement of the draft.")
-later("card", f"{ZOO}:card", "Write the model card.")
 later("draft", "paceline.train.draft:command", "Train a draft model on the target's own answers.")
 later("streams", "paceline.train.streams:command", "Teach a draft model to say several tokens a forward.")
 later("vocab", "paceline.train.vocab:command", "Count which tokens the target writes, for `vocab=K`.")
@@ -71,7 +66,8 @@ later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout
 later("vision", "paceline.evals.vision.train:train_command", "Tune a dual encoder on size, position, existence, count.")
 
 
-def main() -> None:
+def main(app: typer.Typer = app) -> None:
+    """Run a command line; a mistake of the user is one line and status 2."""
     try:
         app()
     except PacelineError as error:

@@ -8,7 +8,9 @@ for a small model with a large vocabulary; docs/training.md has the figures.
 * Distillation: how far a draft model's distribution is from its target's.
 * Soft cross-entropy: the same for drafters that share the target's frozen head.
 
-Doesn't know: models, data, optimisers.
+`LmLoss` puts the first around a causal language model.
+
+Doesn't know: data, optimisers.
 """
 
 from collections.abc import Callable
@@ -16,8 +18,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
+
+from paceline.train.attention import use_blocks
 
 IGNORE = -100
 """Label of a position that is not trained on."""
@@ -213,3 +217,27 @@ def _towards_target(
     hidden, target_hidden = pad(hidden, (0, 0, 0, rest)), pad(target_hidden, (0, 0, 0, rest))
     loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, (target_hidden, pad(weights, (0, rest))), fixed, chunk)
     return loss
+
+
+class LmLoss(nn.Module):
+    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted; `unwanted`
+    [B, T] names tokens that should not follow, for the unlikelihood term."""
+
+    def __init__(self, model: Any, compiled: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        if compiled:
+            use_blocks(model)
+        self.compiled = compiled
+        # A function, not a module: the compiled copy must not appear among the parameters.
+        self._compiled = torch.compile(self._hidden) if compiled else self._hidden
+
+    def _hidden(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return hidden
+
+    def forward(self, input_ids: Tensor, labels: Tensor, unwanted: Tensor | None = None) -> Tensor:
+        hidden = (self._compiled if self.training else self._hidden)(input_ids)
+        hidden = hidden.to(autocast_dtype(hidden))
+        compiled = self.compiled and self.training
+        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels, unwanted, compiled=compiled)

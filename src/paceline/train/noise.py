@@ -36,11 +36,10 @@ from paceline.target.tuned import TUNED_FILE
 from paceline.train import options
 from paceline.train.corrupt import NoiseConfig, Noisy, answers_in, corrupt
 from paceline.train.drafter import Lesson, LessonConfig, open_teacher, pad_token
-from paceline.train.loss import IGNORE
+from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.plan import LoopConfig
 from paceline.train.rows import Rows, batches
 from paceline.train.slots import slot_lines, write_slots
-from paceline.train.zoo.lm import LmLoss
 
 PASSES = 3
 """Over the answers, where no budget is given."""

@@ -9,7 +9,7 @@ every machine and in every order.
 
 Doesn't know: tokenizers, models, where data comes from or whether its licence lets you use it.
 
-    python -m paceline.train sources gsm=train.jsonl.gz books=alice.txt
+    python -m zoo sources gsm=train.jsonl.gz books=alice.txt
 """
 
 import hashlib

@@ -13,9 +13,9 @@ from paceline.errors import PacelineError
 from paceline.train.llama import ModelConfig
 from paceline.train.plan import LoopConfig, Progress, learning_rate, share_done
 from paceline.train.sources import Source
-from paceline.train.zoo.lm import Job, chat, pretrain
-from paceline.train.zoo.text import DataConfig
-from paceline.train.zoo.tokenizer import train_tokenizer
+from zoo.lm import Job, chat, pretrain
+from zoo.text import DataConfig
+from zoo.tokenizer import train_tokenizer
 
 STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the tree. "
 
@@ -65,7 +65,7 @@ def test_a_resumed_run_equals_an_unbroken_one(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from paceline.train import loop
-    from paceline.train.zoo import lm
+    from zoo import lm
 
     assert tiny_run(tokenizer, tmp_path, "whole")
     real = loop.train
@@ -90,7 +90,7 @@ def test_a_kill_while_saving_leaves_the_old_checkpoint(
 ) -> None:
     from paceline.draft.neural import checkpoint as saved
     from paceline.train import loop
-    from paceline.train.zoo import lm
+    from zoo import lm
 
     real = loop.train
     monkeypatch.setattr(lm, "train", lambda *args: real(*args, stop_after=4))
@@ -186,5 +186,3 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest() -> None:
     assert sum(len(g["params"]) for g in alone.param_groups) == 5
     with pytest.raises(PacelineError, match="no optimiser 'sgd'"):
         LoopConfig(tokens=1, optimiser="sgd")
-
-

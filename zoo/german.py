@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.train.zoo.words import NAMES, Pair, capitalized, lines, words
+from zoo.words import NAMES, Pair, capitalized, lines, words
 
 
 @dataclass(frozen=True)

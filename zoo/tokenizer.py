@@ -5,7 +5,7 @@ survives encode and decode unchanged, because the alphabet is the 256 bytes.
 
 Doesn't know: where the text comes from, which model will read it.
 
-    python -m paceline.train tokenizer books=alice.txt.gz --out models/demo
+    python -m zoo tokenizer books=alice.txt.gz --out models/demo
 """
 
 import json

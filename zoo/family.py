@@ -1,10 +1,10 @@
 """The whole family by one command: tokenizer, pretraining, chat, settling, drafters, evaluation, model card.
 
-A TOML file says which text to use and how long to train; the shipped models were made with zoo.toml, which is beside
-the Makefile, from files in other places. Every stage is a command of its own, printed before it runs; one that is
+A TOML file says which text to use and how long to train; the shipped models were made with zoo.toml, from files in
+other places. Every stage is a command of its own, printed before it runs; one that is
 done is not run again, an interrupted one resumes from its checkpoint.
 
-    python -m paceline.train zoo zoo.toml --out models --checkpoints checkpoints --dry-run
+    python -m zoo family zoo/zoo.toml --out models --checkpoints checkpoints --dry-run
 
 Doesn't know: what the stages do.
 """
@@ -37,6 +37,9 @@ TOKENS = {
     "eagle3": 6_000_000,
 }
 
+RECIPES = "paceline.train"
+"""The drafters are trained as anybody's are; all other stages are commands of `zoo`."""
+
 HEADS = ("medusa", "hydra", "amphista", "eagle", "eagle3")
 
 ANSWERS = 12_000
@@ -54,7 +57,7 @@ class Step:
     done: Path
     parallel: bool = False
     threaded: bool = False
-    module: str = "paceline.train"
+    module: str = "zoo"
 
     def command(self, processes: int) -> list[str]:
         if processes > 1 and self.parallel:
@@ -132,7 +135,8 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
     def drafter(stage: str, into: Path, *extra: str) -> Step:
         folder = str(checkpoints / f"run-{stage}")
         budget = ("--out", str(into), "--checkpoints", folder, "--tokens", str(zoo.tokens[stage]))
-        return Step(stage, (stage, str(demo), *extra, *budget), into / "config.json", threaded=True)
+        arguments = (stage, str(demo), *extra, *budget)
+        return Step(stage, arguments, into / "config.json", threaded=True, module=RECIPES)
 
     own = str(checkpoints / "run-kangaroo" / "answers.jsonl")
     questions = [part for source in sources("sgd", "dolly", "gsm8k") for part in ("--prompts", source)]
@@ -150,7 +154,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
         drafter("kangaroo", adapter, *questions, "--generate", str(zoo.answers)),
         drafter("sorted", nested, "--data", own, "--layers", "3", "--exits", "1,2,3", "--lr", "1e-3"),
         *(drafter(name, folder, "--data", own) for name, folder in heads.items()),
-        Step("vocab", vocabulary, draft / VOCABULARY, threaded=True),
+        Step("vocab", vocabulary, draft / VOCABULARY, threaded=True, module=RECIPES),
         Step(
             "evaluate",
             ("evaluate", str(demo), *zoo.sources, "--draft", str(draft), "--out", str(demo / "evaluation.json")),

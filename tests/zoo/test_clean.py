@@ -1,7 +1,7 @@
 """What is left of a text before training."""
 
 from paceline.train.sources import Document, assistant, user
-from paceline.train.zoo.clean import clean, clean_answer, join_wikitext
+from zoo.clean import clean, clean_answer, join_wikitext
 
 
 def test_worked_sums_read_as_people_write_them() -> None:

@@ -3,10 +3,10 @@
 import random
 import re
 
-from paceline.train.zoo import synth
-from paceline.train.zoo.german import Noun, german_sentence, noun_phrase
-from paceline.train.zoo.reading import copy, retrieval
-from paceline.train.zoo.sums import arithmetic
+from zoo import synth
+from zoo.german import Noun, german_sentence, noun_phrase
+from zoo.reading import copy, retrieval
+from zoo.sums import arithmetic
 
 
 def test_the_seed_decides() -> None:

@@ -9,11 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.bench.looping import is_looping
 from paceline.train.loop import train
-from paceline.train.loss import IGNORE
+from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.plan import LoopConfig
 from paceline.train.rows import Mixture, MixtureConfig
-from paceline.train.zoo.lm import LmLoss
-from paceline.train.zoo.settle import SelfCorrection, SettleConfig, answers, correction, order_of, repeats
+from zoo.settle import SelfCorrection, SettleConfig, answers, correction, order_of, repeats
 
 CONFIG = SettleConfig(every=2, prompts=4, tokens=80, rows=2)
 
@@ -64,7 +63,7 @@ def conversation_rows() -> Mixture:
 
 def test_batches_hold_both_and_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [([5, 6], [9] * 10), ([5, 6], [3, 4, 5, 1])]
-    monkeypatch.setattr("paceline.train.zoo.settle.answers", lambda *args, **kw: iter(said))
+    monkeypatch.setattr("zoo.settle.answers", lambda *args, **kw: iter(said))
     stream = SelfCorrection(None, conversation_rows(), [[5, 6]], CONFIG, pad=0)
     batch = stream.next(0.0)
     assert batch["input_ids"].shape == (6, 16)

@@ -20,7 +20,7 @@ def prepared(folder: Path) -> list[str]:
     lines += [json.dumps({"question": f"Where is cat {i}?", "answer": f"On mat {i * 7 % 11}."}) for i in range(200)]
     source.write_text("\n".join(lines))
     tokenizer = folder / "tokenizer"
-    command = [sys.executable, "-m", "paceline.train", "tokenizer", f"story={source}", "--out", str(tokenizer)]
+    command = [sys.executable, "-m", "zoo", "tokenizer", f"story={source}", "--out", str(tokenizer)]
     subprocess.run([*command, "--vocabulary", "400", "--generated", "50"], check=True, capture_output=True)
     small = ["--size", "tiny", "--no-compiled", "--generated", "500"]
     return ["pretrain", f"story={source}", "--tokenizer", str(tokenizer), *small]
@@ -29,7 +29,7 @@ def prepared(folder: Path) -> list[str]:
 def run(arguments: list[str], folder: Path, name: str, tokens: int, processes: int = 1) -> subprocess.Popen[bytes]:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     paths = ["--out", str(folder / name), "--checkpoints", str(folder / f"{name}-run"), "--tokens", str(tokens)]
-    command = [sys.executable, *launcher, "-m", "paceline.train", *arguments, *paths]
+    command = [sys.executable, *launcher, "-m", "zoo", *arguments, *paths]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

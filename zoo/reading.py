@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.train.zoo.german import german_sentence
-from paceline.train.zoo.words import ITEMS, NAMES, Pair, capitalized, lines, words
+from zoo.german import german_sentence
+from zoo.words import ITEMS, NAMES, Pair, capitalized, lines, words
 
 SURNAMES, TOWNS, BUILDINGS, MONTHS = (words(name) for name in ("surnames", "towns", "buildings", "months"))
 MATERIALS, KNOWN_FOR = lines("materials"), lines("known_for")

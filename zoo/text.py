@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.train.rows import MixtureConfig, Rendered, Rows, lay_end_to_end, pack_whole
 from paceline.train.sources import Document, Source, assistant, read, split, user
-from paceline.train.zoo import synth
-from paceline.train.zoo.clean import clean
-from paceline.train.zoo.reading import sentences_of
-from paceline.train.zoo.tokenizer import DOCUMENT, END, SPECIAL, token_id
+from zoo import synth
+from zoo.clean import clean
+from zoo.reading import sentences_of
+from zoo.tokenizer import DOCUMENT, END, SPECIAL, token_id
 
 Build = Callable[[str, list[Document]], dict[str, Rows]]
 """Rows by group, from the documents of one source."""

@@ -5,7 +5,7 @@ tokenizer, which is what makes the draft usable at all.
 
 Doesn't know: how drafts are verified.
 
-    python -m paceline.train distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
+    python -m zoo distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
     --checkpoints build/draft --tokens 30000000
 """
 
@@ -17,9 +17,9 @@ from paceline.errors import PacelineError
 from paceline.train.draft import DistilLoss
 from paceline.train.drafter import open_teacher
 from paceline.train.llama import DRAFT, ModelConfig
-from paceline.train.zoo.lm import Job, new_model, run_stage
-from paceline.train.zoo.text import chat_rows
-from paceline.train.zoo.tokenizer import DOCUMENT, token_id
+from zoo.lm import Job, new_model, run_stage
+from zoo.text import chat_rows
+from zoo.tokenizer import DOCUMENT, token_id
 
 
 def distil(job: Job, target: Path, model: ModelConfig = DRAFT) -> bool:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import typer
 
 from paceline.errors import PacelineError
-from paceline.train.zoo.family import HEADS, TOKENS, read_zoo, run_zoo, steps
+from zoo.__main__ import app
+from zoo.family import HEADS, TOKENS, Zoo, read_zoo, run_zoo, steps
 
 
 def written(folder: Path, text: str) -> Path:
@@ -15,7 +17,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_shipped_file_can_be_read() -> None:
-    zoo = read_zoo(Path(__file__).parents[3] / "zoo.toml")
+    zoo = read_zoo(Path(__file__).parents[2] / "zoo" / "zoo.toml")
     assert dict(zoo.tokens) == TOKENS
     assert "dolly=hf:databricks/databricks-dolly-15k" in zoo.sources
     assert zoo.categories == "mt-bench"
@@ -81,3 +83,9 @@ def test_what_is_done_is_skipped(
 def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(PacelineError, match=message):
         read_zoo(written(tmp_path, text))
+
+
+def test_every_stage_is_a_command() -> None:
+    listed = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    plan = steps(Zoo(("a=b",), TOKENS, 1, (), ""), Path("o"), Path("c"))
+    assert {step.name for step in plan if step.module == "zoo"} | {"family", "sources", "synth"} == listed

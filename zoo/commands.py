@@ -11,8 +11,8 @@ from paceline.errors import PacelineError, meant
 from paceline.train.options import Compiled, Minutes, Out, Rate, SaveEvery, Threads, Tokens, use_threads, with_options
 
 if TYPE_CHECKING:
-    from paceline.train.zoo.lm import Job
-    from paceline.train.zoo.text import DataConfig
+    from zoo.lm import Job
+    from zoo.text import DataConfig
 
 Sources = Annotated[
     list[str],
@@ -45,8 +45,8 @@ class StageOptions:
         use_threads(self.threads)
         from paceline.train.plan import LoopConfig
         from paceline.train.sources import parse_sources
-        from paceline.train.zoo.lm import Job
-        from paceline.train.zoo.tokenizer import load_tokenizer
+        from zoo.lm import Job
+        from zoo.tokenizer import load_tokenizer
 
         plan = LoopConfig(minutes=self.minutes, tokens=self.tokens, save_every=self.save_every, **loop)
         data = replace(data, generated=self.generated)
@@ -57,7 +57,7 @@ class StageOptions:
 def sources(sources: Sources) -> None:
     """Show what each source holds, and one document of it: a check before hours of training.
 
-    python -m paceline.train sources gsm=train.jsonl.gz books=alice.txt
+    python -m zoo sources gsm=train.jsonl.gz books=alice.txt
     """
     from paceline.train.sources import held_out, parse_sources, read
 
@@ -72,7 +72,7 @@ def sources(sources: Sources) -> None:
 
 def synth(count: int = 12, seed: int = 0) -> None:
     """Print generated examples: translation, sums, reading, retrieval, copying."""
-    from paceline.train.zoo.synth import generate
+    from zoo.synth import generate
 
     for document in generate(count, seed):
         question, answer = (m["content"] for m in document.messages)
@@ -89,12 +89,12 @@ def tokenizer(
 ) -> None:
     """Learn a byte-level BPE vocabulary from the sources (and generated examples), with the chat template.
 
-    python -m paceline.train tokenizer books=alice.txt chat=dialogues.jsonl.gz --out build/tokenizer
+    python -m zoo tokenizer books=alice.txt chat=dialogues.jsonl.gz --out build/tokenizer
     """
     use_threads(threads)
     from paceline.train.sources import parse_sources
-    from paceline.train.zoo.text import PRETRAIN, load_documents
-    from paceline.train.zoo.tokenizer import save_tokenizer, train_tokenizer
+    from zoo.text import PRETRAIN, load_documents
+    from zoo.tokenizer import save_tokenizer, train_tokenizer
 
     config = replace(PRETRAIN, characters=characters, generated=generated)
     training, _ = load_documents(parse_sources(sources), config)
@@ -112,11 +112,11 @@ def pretrain(
 ) -> bool:
     """Train the demo model from random weights on packed text. Ctrl-C saves; the same command goes on.
 
-    python -m paceline.train pretrain books=alice.txt chat=dialogues.jsonl.gz --tokenizer build/tokenizer
+    python -m zoo pretrain books=alice.txt chat=dialogues.jsonl.gz --tokenizer build/tokenizer
     --out build/base --checkpoints build/pretrain --minutes 50
     """
-    from paceline.train.zoo import lm
-    from paceline.train.zoo.text import PRETRAIN
+    from zoo import lm
+    from zoo.text import PRETRAIN
 
     if size not in lm.SIZES:
         raise PacelineError(f"no size {size!r}.{meant(size, lm.SIZES)} Sizes: {', '.join(lm.SIZES)}.")
@@ -127,11 +127,11 @@ def pretrain(
 def chat(stage: StageOptions, model: Model, lr: Rate = 1e-3) -> bool:
     """Tune a pretrained model on conversations; only what the assistant says is learnt.
 
-    python -m paceline.train chat chat=dialogues.jsonl.gz --model build/base --out models/demo
+    python -m zoo chat chat=dialogues.jsonl.gz --model build/base --out models/demo
     --checkpoints build/chat --minutes 20
     """
-    from paceline.train.zoo import lm
-    from paceline.train.zoo.text import CHAT
+    from zoo import lm
+    from zoo.text import CHAT
 
     return lm.chat(stage.job(model, CHAT, peak_lr=lr, warmup_steps=50, decay=0.6), model)
 
@@ -140,11 +140,11 @@ def chat(stage: StageOptions, model: Model, lr: Rate = 1e-3) -> bool:
 def settle(stage: StageOptions, model: Model, lr: Rate = 2e-4) -> bool:
     """Unlearn loops: the model's own answers that repeat themselves become unlikely, beside ordinary conversations.
 
-    python -m paceline.train settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
+    python -m zoo settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
     --checkpoints build/settle --tokens 2000000
     """
-    from paceline.train.zoo.settle import settle
-    from paceline.train.zoo.text import SETTLE
+    from zoo.settle import settle
+    from zoo.text import SETTLE
 
     return settle(stage.job(model, SETTLE, peak_lr=lr, warmup_steps=20, decay=0.5), model)
 
@@ -153,17 +153,17 @@ def settle(stage: StageOptions, model: Model, lr: Rate = 2e-4) -> bool:
 def distil(stage: StageOptions, model: Model, lr: Rate = 2e-3) -> bool:
     """Train a small draft model to say what the target would say; it has the target's tokenizer.
 
-    python -m paceline.train distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
+    python -m zoo distil chat=dialogues.jsonl.gz --model models/demo --out models/demo-draft
     --checkpoints build/draft --tokens 40000000
     """
-    from paceline.train.zoo.distil import distil
-    from paceline.train.zoo.text import DISTIL
+    from zoo.distil import distil
+    from zoo.text import DISTIL
 
     return distil(stage.job(model, DISTIL, peak_lr=lr), model)
 
 
-def zoo(
-    config: Annotated[Path, typer.Argument(help="TOML file with [sources], [tokens] and [looping]; see zoo.toml.")],
+def family(
+    config: Annotated[Path, typer.Argument(help="TOML file with [sources], [tokens] and [looping]; see zoo/zoo.toml.")],
     out: Annotated[Path, typer.Option(help="Folder of the finished models.")] = Path("models"),
     checkpoints: Annotated[Path, typer.Option(help="Folder of everything in between; resumed from.")] = Path(
         "checkpoints"
@@ -174,9 +174,9 @@ def zoo(
 ) -> None:
     """Train the whole family; stages that are done are skipped, an interrupted one goes on.
 
-    python -m paceline.train zoo zoo.toml --out models --checkpoints checkpoints --processes 2
+    python -m zoo family zoo/zoo.toml --out models --checkpoints checkpoints --processes 2
     """
-    from paceline.train.zoo.family import read_zoo, run_zoo
+    from zoo.family import read_zoo, run_zoo
 
     raise typer.Exit(run_zoo(read_zoo(config, scale), out, checkpoints, processes, dry_run))
 
@@ -188,11 +188,11 @@ def held_out(
 ) -> None:
     """Write prompts from the held-out part of the sources, to ask a trained model.
 
-    python -m paceline.train held-out sgd=dialogues.jsonl.gz dolly=dolly.jsonl.gz --out build/held-out.jsonl
+    python -m zoo held-out sgd=dialogues.jsonl.gz dolly=dolly.jsonl.gz --out build/held-out.jsonl
     """
     from paceline.train.sources import parse_sources, read, split
-    from paceline.train.zoo.clean import clean
-    from paceline.train.zoo.evaluate import held_out_prompts
+    from zoo.clean import clean
+    from zoo.evaluate import held_out_prompts
 
     valid: dict[str, list[Any]] = {}
     for source in parse_sources(sources):
@@ -211,12 +211,12 @@ def evaluate(
 ) -> None:
     """Loss on held-out text by source against a 5-gram model, and how far the draft model agrees.
 
-    python -m paceline.train evaluate models/demo sgd=dialogues.jsonl.gz --draft models/demo-draft
+    python -m zoo evaluate models/demo sgd=dialogues.jsonl.gz --draft models/demo-draft
     """
     use_threads(threads)
     from paceline.train.sources import parse_sources
-    from paceline.train.zoo.evaluate import evaluate
-    from paceline.train.zoo.text import PRETRAIN
+    from zoo.evaluate import evaluate
+    from zoo.text import PRETRAIN
 
     text = json.dumps(evaluate(model, parse_sources(sources), PRETRAIN, draft), indent=2)
     if out:
@@ -237,12 +237,12 @@ def card(
 ) -> None:
     """Answer fixed and held-out prompts; write the model card from the answers, the reports and the training logs.
 
-    python -m paceline.train card models/demo --draft models/demo-draft --out models/README.md
+    python -m zoo card models/demo --draft models/demo-draft --out models/README.md
     """
     use_threads(threads)
     from paceline.bench.looping import read_prompts
-    from paceline.train.zoo import card
-    from paceline.train.zoo.answers import answer_all, counts, drawn, practised
+    from zoo import card
+    from zoo.answers import answer_all, counts, drawn, practised
 
     answers, practice = answer_all(model), practised(model)
     samples = answer_all(model, {"sample": drawn(read_prompts(prompts))}) if prompts else []

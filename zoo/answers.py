@@ -8,8 +8,8 @@ from pathlib import Path
 from paceline.bench.looping import is_looping
 from paceline.engine import Engine
 from paceline.sampling import SamplingParams
-from paceline.train.zoo import synth
-from paceline.train.zoo.prompts import PROMPTS
+from zoo import synth
+from zoo.prompts import PROMPTS
 
 LONGEST = 160
 """Most tokens of an answer."""

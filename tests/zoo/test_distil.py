@@ -15,7 +15,7 @@ from paceline.train.loss import IGNORE
 from paceline.train.plan import LoopConfig
 from paceline.train.rows import Mixture, MixtureConfig
 from paceline.train.sources import Document, assistant, user
-from paceline.train.zoo.evaluate import HeldOut, compare, held_out_prompts
+from zoo.evaluate import HeldOut, compare, held_out_prompts
 
 VOCABULARY, PAD = 30, 0
 

@@ -5,7 +5,7 @@ The prose is in card.md.jinja. The card also shows how many answers fell into a 
 
 Doesn't know: how training works; it reads the logs and reports that the stages left beside the weights.
 
-    python -m paceline.train card models/demo --draft models/demo-draft --prompts build/held-out.jsonl
+    python -m zoo card models/demo --draft models/demo-draft --prompts build/held-out.jsonl
     --out models/README.md
 """
 
@@ -23,8 +23,8 @@ from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import read_vocabulary
 from paceline.target.tuned import TUNED_FILE
 from paceline.train.log import read_log
-from paceline.train.zoo.answers import LONGEST, Answer, counts
-from paceline.train.zoo.text import STAGE_FILE
+from zoo.answers import LONGEST, Answer, counts
+from zoo.text import STAGE_FILE
 
 SOURCES: dict[str, dict[str, str]] = STAGE_FILE["sources"]
 UNKNOWN = {"what": "given on the command line", "licence": "not recorded"}
@@ -69,7 +69,7 @@ def card(
         "drafters": [drafter_part(drafter) for drafter in drafters],
     }
     template = Environment(
-        loader=PackageLoader("paceline.train.zoo", "."), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+        loader=PackageLoader("zoo", "."), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     template.filters["quoted"] = _quoted
     return template.get_template("card.md.jinja").render(context).strip() + "\n"

@@ -5,7 +5,7 @@ same text. The 5-gram model has the same tokenizer and learns from the same trai
 
 Doesn't know: how the models were trained.
 
-    python -m paceline.train evaluate models/demo sgd=dialogues.jsonl.gz dolly=dolly.jsonl.gz --draft models/demo-draft
+    python -m zoo evaluate models/demo sgd=dialogues.jsonl.gz dolly=dolly.jsonl.gz --draft models/demo-draft
 """
 
 import random
@@ -22,9 +22,9 @@ from paceline.train.agreement import agreement, logits_of
 from paceline.train.loss import IGNORE
 from paceline.train.rows import Rows, batches, lay_end_to_end, pack_whole
 from paceline.train.sources import Document, Message, Source
-from paceline.train.zoo.ngram import NgramModel
-from paceline.train.zoo.text import DataConfig, load_documents, render
-from paceline.train.zoo.tokenizer import DOCUMENT, token_id
+from zoo.ngram import NgramModel
+from zoo.text import DataConfig, load_documents, render
+from zoo.tokenizer import DOCUMENT, token_id
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the assistant says (and on the token that ends its turn) in conversations, and o
 
 Doesn't know: drafters, benchmarks.
 
-    python -m paceline.train pretrain --help
+    python -m zoo pretrain --help
 """
 
 import json
@@ -20,19 +20,18 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-from paceline.train.attention import use_blocks
 from paceline.train.llama import ModelConfig, new_llama, save_llama
 from paceline.train.log import read_log
 from paceline.train.loop import Stream, train
-from paceline.train.loss import autocast_dtype, chunked_cross_entropy
+from paceline.train.loss import LmLoss
 from paceline.train.plan import LoopConfig
 from paceline.train.rows import Mixture, Rows, first_batch, lay_end_to_end, row_counts
 from paceline.train.sources import Document, Source
-from paceline.train.zoo.text import Build, DataConfig, chat_rows, load_documents, render
-from paceline.train.zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
+from zoo.text import Build, DataConfig, chat_rows, load_documents, render
+from zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
 
 SIZES = {
     "tiny": ModelConfig(hidden=64, layers=2, heads=1, kv_heads=1, intermediate=128),
@@ -40,30 +39,6 @@ SIZES = {
     "large": ModelConfig(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2304),
 }
 """By name: for trying the recipe out, the shipped target, and 90 million parameters for a GPU."""
-
-
-class LmLoss(nn.Module):
-    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted; `unwanted`
-    [B, T] names tokens that should not follow, for the unlikelihood term."""
-
-    def __init__(self, model: Any, compiled: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        if compiled:
-            use_blocks(model)
-        self.compiled = compiled
-        # A function, not a module: the compiled copy must not appear among the parameters.
-        self._compiled = torch.compile(self._hidden) if compiled else self._hidden
-
-    def _hidden(self, input_ids: Tensor) -> Tensor:
-        hidden: Tensor = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state
-        return hidden
-
-    def forward(self, input_ids: Tensor, labels: Tensor, unwanted: Tensor | None = None) -> Tensor:
-        hidden = (self._compiled if self.training else self._hidden)(input_ids)
-        hidden = hidden.to(autocast_dtype(hidden))
-        compiled = self.compiled and self.training
-        return chunked_cross_entropy(hidden, self.model.lm_head.weight, labels, unwanted, compiled=compiled)
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,17 @@ gives the same examples.
 
 Doesn't know: tokenizers, models, files.
 
-    python -m paceline.train synth --count 12 --seed 0
+    python -m zoo synth --count 12 --seed 0
 """
 
 import random
 from collections.abc import Callable, Iterable, Sequence
 
 from paceline.train.sources import Document, assistant, user
-from paceline.train.zoo.german import translation
-from paceline.train.zoo.reading import copy, passage_question, retrieval, summary
-from paceline.train.zoo.sums import arithmetic
-from paceline.train.zoo.words import Pair
+from zoo.german import translation
+from zoo.reading import copy, passage_question, retrieval, summary
+from zoo.sums import arithmetic
+from zoo.words import Pair
 
 SMALL_TALK = [
     ("Hello!", "Hello! How can I help you?"),

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 from paceline.train.loss import IGNORE
 from paceline.train.rows import pack_whole
 from paceline.train.sources import Document, assistant, user
-from paceline.train.zoo.text import DataConfig, chat_rows, render
-from paceline.train.zoo.tokenizer import train_tokenizer
+from zoo.text import DataConfig, chat_rows, render
+from zoo.tokenizer import train_tokenizer
 
 STORY = "The cat sat on the mat. The dog sat by the door. The bird sang in the tree. "
 TALK = (user("Where is the cat?"), assistant("On the mat."), user("And the dog?"), assistant("By the door."))

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.draft.neural.vocab import FILE, Vocabulary, save_vocabulary
-from paceline.train.zoo.answers import Answer, counts, drawn
-from paceline.train.zoo.card import agreement_table, card, drafter_part, draw_loss, loss_table, vocabulary_part
-from paceline.train.zoo.prompts import PROMPTS
+from zoo.answers import Answer, counts, drawn
+from zoo.card import agreement_table, card, drafter_part, draw_loss, loss_table, vocabulary_part
+from zoo.prompts import PROMPTS
 
 
 def test_counts() -> None:
@@ -132,7 +132,7 @@ def test_the_vocabulary_says_what_it_covers(tmp_path: Path) -> None:
 
 def test_the_shipped_card_is_what_the_command_writes() -> None:
     """All but the answers, for which the models would have to run."""
-    models = Path(__file__).parents[3] / "models"
+    models = Path(__file__).parents[2] / "models"
     answers = [Answer("chat", "Hello?", "Hi!", 10, ended=True, loops=False)]
     names = ("kangaroo", "sorted", "medusa", "hydra", "amphista", "eagle", "eagle3", "noise")
     drafters = [folder for name in names if (folder := models / f"demo-{name}").is_dir()]

@@ -10,7 +10,7 @@ n-grams rightly; and the answers come from the engine, many prompts at once.
 
 Doesn't know: drafters, benchmarks.
 
-    python -m paceline.train settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
+    python -m zoo settle chat=dialogues.jsonl.gz --model build/chat --out models/demo
     --checkpoints build/settle --tokens 1000000
 """
 
@@ -31,9 +31,9 @@ from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
 from paceline.train.rows import Mixture
 from paceline.train.sources import Document, assistant
-from paceline.train.zoo.lm import Job, LmLoss, run_stage
-from paceline.train.zoo.text import chat_rows, render
-from paceline.train.zoo.tokenizer import DOCUMENT, token_id
+from zoo.lm import Job, LmLoss, run_stage
+from zoo.text import chat_rows, render
+from zoo.tokenizer import DOCUMENT, token_id
 
 
 @dataclass(frozen=True)

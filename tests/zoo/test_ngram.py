@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from paceline.train.zoo.ngram import NgramModel, _discounts
+from zoo.ngram import NgramModel, _discounts
 
 VOCABULARY = 6
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paceline.train.zoo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+from zoo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 TEXT = ["The cat sat on the mat, and the dog sat by the door.", "Der alte Mann sieht das große Haus.", "12 + 30 = 42"]
 CHAT = [

@@ -2,7 +2,7 @@
 
 import random
 
-from paceline.train.zoo.words import ITEMS, NAMES, Pair
+from zoo.words import ITEMS, NAMES, Pair
 
 
 def arithmetic(rng: random.Random) -> Pair:
