@@ -1,6 +1,6 @@
 # make setup   a virtual environment in .venv with everything needed; quick when it is there already
 # make demo    six prompts of six kinds, plainly and with drafts
-# make test    ruff, mypy and pytest, as continuous integration runs them
+# make test    ruff, import-linter, mypy and pytest, as continuous integration runs them
 # make zoo     train the models in models/ anew, from the text that zoo/zoo.toml names; hours, resumes where it stopped
 #
 # Needs Python 3.11 or newer and nothing else. Another interpreter: make setup PYTHON=python3.12
@@ -25,6 +25,7 @@ demo: setup
 
 check: setup
 	$(BIN)/ruff check
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 # Beside mypy, which takes one core: in a fresh clone every process of pytest would compile the same functions.
