@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.evals.align.backends.base import BackendError, Decoding, Reply, Request
-from paceline.evals.align.backends.endpoint import Endpoint, find_model, parse
-from paceline.evals.align.backends.retry import Retry
+from paceline.evals.align.backends.base import Decoding, Reply, Request
+from paceline.evals.align.backends.endpoint import Endpoint
 from paceline.target.load import load_tokenizer
+from paceline.workbench.client import CompletionError, Retry, find_model, parse
 from tests import models
 from tests.evals.endpoint import Scripted
 
@@ -82,7 +82,7 @@ def test_what_passes_is_tried_again(trouble: str) -> None:
 def test_what_does_not_pass_is_given_up_after_bounded_tries() -> None:
     with Scripted(echo, lambda body, attempt: "500") as server:
         (error,) = ask(server, request())
-    assert isinstance(error, BackendError)
+    assert isinstance(error, CompletionError)
     assert "500" in str(error)
     assert "6 tries" in str(error)
     assert len(server.requests) == 6
@@ -155,7 +155,7 @@ def test_a_schema_goes_as_the_response_format() -> None:
 def test_the_model_is_found_out_or_asked_for() -> None:
     with Scripted(echo) as server:
         assert asyncio.run(find_model(server.url)) == "scripted"
-    with pytest.raises(BackendError, match="is the server up"):
+    with pytest.raises(CompletionError, match="is the server up"):
         asyncio.run(find_model("http://127.0.0.1:9/v1"))
     assert parse("http://a/v1, http://b/v1#Qwen/Qwen3") == (["http://a/v1", "http://b/v1"], "Qwen/Qwen3")
 

@@ -11,13 +11,14 @@ import pytest
 from paceline.engine import Engine
 from paceline.errors import ModelError
 from paceline.evals.align import sample
-from paceline.evals.align.backends.base import BackendError, Decoding, Reply, Request
+from paceline.evals.align.backends.base import Decoding, Reply, Request
 from paceline.evals.align.backends.local import Local
 from paceline.evals.align.methods import read_methods
 from paceline.evals.align.methods.base import Setting, Task
 from paceline.evals.align.types import Generation
 from paceline.prefixes import common
 from paceline.sampling import SamplingParams
+from paceline.workbench.client import CompletionError
 from tests import models
 
 LONG = 900
@@ -155,7 +156,7 @@ def test_seeds_make_samples_that_differ_and_repeat(model: Path) -> None:
 
 def test_a_prompt_that_is_too_long_fails_alone(model: Path) -> None:
     backend = Local(str(model), batch=1, dtype="float32")
-    with pytest.raises(BackendError, match="context"):
+    with pytest.raises(CompletionError, match="context"):
         ask(backend, Request(turns("long " * 5000), Decoding(4, 0.0), "answer"))
     assert ask(backend, Request(turns("short"), Decoding(4, 0.0), "answer"))[0].call.generated == 4
     asyncio.run(backend.close())

@@ -17,13 +17,13 @@ import transformers
 from paceline.errors import PacelineError
 from paceline.evals.align import sample
 from paceline.evals.align.backends.base import Decoding
-from paceline.evals.align.backends.retry import Retry
 from paceline.evals.align.command import Outcome, Wish, align
 from paceline.evals.align.data import read
 from paceline.evals.align.run import Progress
 from paceline.evals.align.scorers import ModelScorer
 from paceline.evals.align.scoring import sar
 from paceline.evals.align.store import ERRORS, GENERATIONS, JUDGEMENTS, rows
+from paceline.workbench.client import Retry
 from tests import models
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
 

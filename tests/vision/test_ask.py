@@ -7,10 +7,12 @@ import re
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.ask import client, replies
+from paceline.evals.vision.ask import replies
+from paceline.evals.vision.ask import run as asking
 from paceline.evals.vision.command import run
 from paceline.evals.vision.seeds import child
 from paceline.evals.vision.words import VALUES
+from paceline.workbench.client import Retry
 
 from .endpoint import Eyes, oracle, parts, serving
 from .sets import data, sample
@@ -174,7 +176,7 @@ def test_a_run_goes_on_without_asking_twice(eyes, tmp_path) -> None:
         report = _run(url, tmp_path, ask="choice", concurrency=1)
         assert len(asked) == 5
         assert len(report["problems"]) == 19
-        assert "status 400" in report["problems"][0]
+        assert "answered 400" in report["problems"][0]
         with (tmp_path / "replies.jsonl").open("a") as file:
             file.write('{"key": "cut o')
         report = _run(url, tmp_path, ask="choice")
@@ -188,7 +190,7 @@ def test_a_run_goes_on_without_asking_twice(eyes, tmp_path) -> None:
 
 
 def test_a_busy_server_is_asked_again(eyes, monkeypatch) -> None:
-    monkeypatch.setattr(client, "WAIT", 0.001)
+    monkeypatch.setattr(asking, "RETRY", Retry(5, 0.001, 0.01))
     with serving(oracle(eyes), refuse=lambda n: 503 if n % 3 == 0 else 0) as (url, _):
         report = _run(url, ask="choice", subsets=("existence",))
     assert report["mean"]["mean"] == 100
@@ -196,8 +198,8 @@ def test_a_busy_server_is_asked_again(eyes, monkeypatch) -> None:
 
 
 def test_no_server_is_one_line(monkeypatch) -> None:
-    monkeypatch.setattr(client, "WAIT", 0.001)
-    with pytest.raises(PacelineError, match=r"existence/00000, i2t 0: http://127\.0\.0\.1:9/v1 does not answer"):
+    monkeypatch.setattr(asking, "RETRY", Retry(5, 0.001, 0.01))
+    with pytest.raises(PacelineError, match=r"existence/00000, \w+ \d: .*broke off: .*after 5 tries"):
         _run("http://127.0.0.1:9/v1", subsets=("existence",))
 
 

@@ -25,8 +25,7 @@ from paceline.certify.certificate import Plan, Watch
 from paceline.certify.greedy import SHOWN
 from paceline.certify.law import LEAST
 from paceline.certify.sampled import LEVEL
-from paceline.evals.align.backends.base import Decoding, Reply, Request
-from paceline.evals.align.backends.endpoint import Endpoint, find_model, parse
+from paceline.workbench.client import Client, Completion, find_model, parse
 
 REQUESTS = 4000
 """Sampled requests of a certificate where none are asked for: HTTP is slow."""
@@ -37,10 +36,12 @@ RANKS = (1, 2, 5, 20)
 TIE = 0.25
 """Greatest gap, in nats, between two tokens that may be a tie: what bfloat16 resolves of logits near 32."""
 WAYS = (
-    ("temperature 1", Decoding(temperature=1.0)),
-    ("temperature 0.7, top-p 0.9", Decoding(temperature=0.7, top_p=0.9)),
-    ("temperature 1, frequency penalty 0.5", Decoding(temperature=1.0, extra={"frequency_penalty": 0.5})),
+    ("temperature 1", {"temperature": 1.0}),
+    ("temperature 0.7, top-p 0.9", {"temperature": 0.7, "top_p": 0.9}),
+    ("temperature 1, frequency penalty 0.5", {"temperature": 1.0, "frequency_penalty": 0.5}),
 )
+Fields = dict[str, Any]
+"""Fields of a request's body that say how tokens are chosen."""
 Messages = tuple[dict[str, str], ...]
 
 
@@ -51,18 +52,16 @@ class Server:
         self.urls, self.model = parse(spec)
         self.key, self.slots = key, slots
 
-    def ask(self, prompts: Sequence[Messages], decodings: Sequence[Decoding], slots: int | None = None) -> list[Reply]:
-        """The replies, at most `slots` requests under way. Raises BackendError where one cannot be had."""
-        return asyncio.run(self._ask(prompts, decodings, slots or self.slots))
+    def ask(self, prompts: Sequence[Messages], fields: Sequence[Fields], slots: int | None = None) -> list[Completion]:
+        """The completions, at most `slots` requests under way. Raises CompletionError where one cannot be had."""
+        return asyncio.run(self._ask(prompts, fields, slots or self.slots))
 
-    async def _ask(self, prompts: Sequence[Messages], decodings: Sequence[Decoding], slots: int) -> list[Reply]:
+    async def _ask(self, prompts: Sequence[Messages], fields: Sequence[Fields], slots: int) -> list[Completion]:
         self.model = self.model or await find_model(self.urls[0], self.key)
-        endpoint = Endpoint(self.urls, self.model, key=self.key, slots=slots, stream=False)
-        try:
-            wishes = [Request(prompt, decoding, "certify") for prompt, decoding in zip(prompts, decodings, strict=True)]
-            return list(await asyncio.gather(*map(endpoint.complete, wishes)))
-        finally:
-            await endpoint.close()
+        async with Client(self.urls, key=self.key, slots=slots) as client:
+            asked = zip(prompts, fields, strict=True)
+            bodies = [{"model": self.model, "messages": list(prompt), **more} for prompt, more in asked]
+            return list(await asyncio.gather(*map(client.complete, bodies)))
 
 
 class Place(NamedTuple):
@@ -73,7 +72,7 @@ class Place(NamedTuple):
     top: list[tuple[str, float]]
 
 
-def places(reply: Reply) -> list[Place]:
+def places(reply: Completion) -> list[Place]:
     """The tokens of a reply; empty where the server reports no log-probabilities."""
     return [
         Place(
@@ -119,7 +118,7 @@ def _greedy(
 ) -> dict[str, Any]:
     """Every prompt alone and all together."""
     watch.say("greedy answers")
-    wish = Decoding(max_tokens=plan.max_tokens, temperature=0.0, extra={"logprobs": True, "top_logprobs": 2})
+    wish = {"max_tokens": plan.max_tokens, "temperature": 0.0, "logprobs": True, "top_logprobs": 2}
     wishes = [wish] * len(prompts)
     right = [places(one) for one in reference.ask(prompts, wishes, 1)] if reference else None
     answers = tokens = 0
@@ -183,9 +182,9 @@ def _sampled(
     cases: list[dict[str, Any]] = []
     for number, ((name, way), prompt) in enumerate(asked if each else ()):
         watch.say(f"{each:,} sampled requests, {name}")
-        extra = way.extra | ({} if reference else {"logprobs": True, "top_logprobs": TOP})
+        more = {} if reference else {"logprobs": True, "top_logprobs": TOP}
         wishes = [
-            Decoding(plan.length, way.temperature, way.top_p, seed=seed, extra=extra)
+            {"max_tokens": plan.length, **way, "seed": seed, **more}
             for seed in np.random.default_rng([plan.seed, number]).integers(1 << 31, size=each).tolist()
         ]
         said = server.ask([prompt] * each, wishes)
@@ -220,14 +219,12 @@ def _sampled(
     return sampled, found
 
 
-def _reseeded(wish: Decoding) -> Decoding:
+def _reseeded(wish: Fields) -> Fields:
     """The same wish with another seed: with the same one, two servers may say the same thing."""
-    return Decoding(
-        wish.max_tokens, wish.temperature, wish.top_p, seed=((wish.seed or 0) + 1) % (1 << 31), extra=wish.extra
-    )
+    return wish | {"seed": (wish["seed"] + 1) % (1 << 31)}
 
 
-def _by_text(said: Sequence[Reply], others: Sequence[Reply]) -> dict[str, Any]:
+def _by_text(said: Sequence[Completion], others: Sequence[Completion]) -> dict[str, Any]:
     """Two samples of texts, rare texts pooled."""
     one, other = Counter(reply.text for reply in said), Counter(reply.text for reply in others)
     texts = sorted(one | other)
@@ -239,7 +236,7 @@ def _by_text(said: Sequence[Reply], others: Sequence[Reply]) -> dict[str, Any]:
     return _case(counts, expected / expected.sum(), statistic, df, chance.noise(law, len(said)) * 2**0.5)
 
 
-def _by_rank(said: Sequence[Reply]) -> dict[str, Any]:
+def _by_rank(said: Sequence[Completion]) -> dict[str, Any]:
     """Tokens by their rank at their place, against what the reported log-probabilities say of the ranks.
 
     Given the tokens before it each token falls on a rank by these probabilities, so sums over all places are compared,

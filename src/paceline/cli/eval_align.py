@@ -120,10 +120,10 @@ def align(
     paceline report runs/ablation
     """
     from paceline.evals.align.backends.base import Decoding
-    from paceline.evals.align.backends.retry import Retry
     from paceline.evals.align.command import Wish
     from paceline.evals.align.command import align as run
     from paceline.evals.align.run import Progress as State
+    from paceline.workbench.client import Retry
 
     if threads is not None:
         import torch

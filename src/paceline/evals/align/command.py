@@ -15,7 +15,6 @@ from paceline import __version__
 from paceline.errors import MethodError, PacelineError
 from paceline.evals.align import judge_prompts, prompts
 from paceline.evals.align.backends.base import Backend, Decoding
-from paceline.evals.align.backends.retry import Retry
 from paceline.evals.align.data import read
 from paceline.evals.align.figures import results
 from paceline.evals.align.judge import CHECKS, COMPAT_CHARACTERS, Checks, Judge, JudgeConfig, ModelJudge
@@ -27,6 +26,7 @@ from paceline.evals.align.scoring import ALPHA, NaPolicy, Scoring
 from paceline.evals.align.store import KIND, Store
 from paceline.evals.align.thoughts import Markers
 from paceline.evals.align.types import Data, digest
+from paceline.workbench.client import Retry
 
 SELF = "self"
 
@@ -124,7 +124,8 @@ async def _run(wish: Wish, data: Data, methods: list[Method], names: list[str], 
 
 async def open_backend(spec: str, wish: Wish, key_env: str | None) -> Backend:
     """An endpoint, or our engine with a folder; PacelineError in one line if it cannot be."""
-    from paceline.evals.align.backends.endpoint import Endpoint, find_model, is_url, parse
+    from paceline.evals.align.backends.endpoint import Endpoint
+    from paceline.workbench.client import find_model, is_url, parse
 
     if not is_url(spec):
         from paceline.evals.align.backends.local import Local

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from paceline.evals.align import judge_prompts, sample
-from paceline.evals.align.backends.base import Backend, BackendError, Decoding, Request
+from paceline.evals.align.backends.base import Backend, Decoding, Request
 from paceline.evals.align.prompts import Message
 from paceline.evals.align.thoughts import Markers, said
 from paceline.evals.align.types import Call, Item, Judgement, Scenario, Verdict
 from paceline.evals.align.verdicts import Blocks, Unreadable, read_json, read_one, read_tags
+from paceline.workbench.client import CompletionError
 
 T = TypeVar("T")
 CHECKS = "checks"
@@ -40,7 +41,7 @@ class JudgeConfig:
     decoding: Decoding = field(default_factory=lambda: Decoding(max_tokens=4200, temperature=0.0))
 
 
-class Unjudged(BackendError):
+class Unjudged(CompletionError):
     """A judge whose replies could not be read, repairs included. calls: what they cost."""
 
     def __init__(self, why: str, calls: list[Call]):
@@ -57,7 +58,7 @@ class Judge(Protocol):
     def identity(self) -> Any: ...
 
     async def judge(self, item: Item, scenario: Scenario, asked: str, response: str) -> Judgement:
-        """Verdicts for `response` to the query `asked`. BackendError when there can be none."""
+        """Verdicts for `response` to the query `asked`. CompletionError when there can be none."""
 
 
 class Checks:

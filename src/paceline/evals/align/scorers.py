@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-import httpx2
-
 from paceline.errors import ModelError
-from paceline.evals.align.backends.base import BackendError
-from paceline.evals.align.backends.retry import Passing, Retry, passes
 from paceline.evals.align.judge import Judge
 from paceline.evals.align.prompts import query_of
 from paceline.evals.align.scoring import Scoring, score
 from paceline.evals.align.types import Call, Item, Scenario
+from paceline.workbench.client import Client, CompletionError, Retry
 
 
 class Scorer(Protocol):
@@ -47,22 +44,17 @@ class ServerScorer:
     def __init__(self, spec: str, adversarial: bool, retry: Retry = Retry(), timeout: float = 120.0):
         self.url, _, self.model = spec.partition("#")
         self.label = spec
-        self._adversarial, self._retry = adversarial, retry
-        self._client = httpx2.AsyncClient(timeout=timeout)
+        self._adversarial = adversarial
+        self._client = Client([self.url], timeout=timeout, retry=retry)
 
     async def score(self, item: Item, scenario: Scenario, response: str) -> tuple[float, list[Call]]:
         text = f"User: {query_of(item, self._adversarial)}\n\nAssistant: {response}"
         body = {"inputs": text} if self.url.endswith("/predict") else {"model": self.model, "input": text}
-        return await self._retry.run(lambda number: self._post(body)), []
-
-    async def _post(self, body: dict[str, str]) -> float:
+        answer = await self._client.post(body)
         try:
-            answer = await self._client.post(self.url, json=body)
-            if answer.status_code != 200 and not passes(answer.status_code):
-                raise BackendError(f"the scorer {self.url} answered {answer.status_code}: {answer.text[:200]}")
-            return first_number(answer.raise_for_status().json())
-        except (httpx2.HTTPError, ValueError) as error:
-            raise Passing(f"the scorer {self.url} failed: {error or type(error).__name__}") from None
+            return first_number(answer), []
+        except ValueError as error:
+            raise CompletionError(f"the scorer {self.url} answered without one: {error}") from None
 
 
 class ModelScorer:

@@ -9,13 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from paceline.errors import PacelineError
 from paceline.evals.align.prompts import Message
 from paceline.evals.align.types import Call
-
-
-class BackendError(PacelineError):
-    """A completion could not be had: the endpoint refused it, or kept failing."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +88,7 @@ class Backend(Protocol):
     label: str
 
     async def complete(self, request: Request) -> Reply:
-        """Answer; raises BackendError when that is not possible, after every retry."""
+        """Answer; raises CompletionError when that is not possible, after every retry."""
 
     async def close(self) -> None:
         """Let go of connections, threads and models."""

@@ -19,11 +19,12 @@ from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.errors import ModelError, PacelineError
-from paceline.evals.align.backends.base import BackendError, Reply, Request
+from paceline.evals.align.backends.base import Reply, Request
 from paceline.evals.align.backends.scoped import Scoped, fits
 from paceline.evals.align.types import Call, digest
 from paceline.row import Row
 from paceline.sampling import SamplingParams
+from paceline.workbench.client import CompletionError
 
 MOST_MEMOS = 256
 """Replies whose tokens are remembered, for prefixes that go on from them."""
@@ -65,7 +66,7 @@ class Local:
 
     async def complete(self, request: Request) -> Reply:
         if not self._thread.is_alive():
-            raise BackendError("the engine has stopped after an error")
+            raise CompletionError("the engine has stopped after an error")
         future: Future[Reply] = Future()
         self._inbox.put((request, future))
         return await asyncio.wrap_future(future)
@@ -111,7 +112,7 @@ class Local:
             prompt = [*self.tokenizer.encode_chat(request.messages), *prefix]
             row = self.engine.add(prompt, self._params(request))
         except PacelineError as error:
-            _fail(future, BackendError(str(error)))
+            _fail(future, CompletionError(str(error)))
             return
         if self._scoped is not None:
             self._scoped.assign(row, request.scope)
@@ -151,7 +152,7 @@ class Local:
     def _finish(self, work: _Work) -> None:
         row, request = work.row, work.request
         if row.error:
-            _fail(work.future, BackendError(row.error))
+            _fail(work.future, CompletionError(row.error))
             return
         self._memos[_turn(request)] = [*work.prefix, *row.new_tokens.tolist()]
         while len(self._memos) > MOST_MEMOS:

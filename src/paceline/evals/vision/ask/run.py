@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,15 +20,18 @@ import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.ask import replies
-from paceline.evals.vision.ask.client import Client
 from paceline.evals.vision.ask.questions import LETTERS, Question, questions
 from paceline.evals.vision.dataset import Case, Data
 from paceline.evals.vision.models.names import EndpointOptions
 from paceline.evals.vision.scores import summarise
 from paceline.evals.vision.words import VALUES
 from paceline.records import Appender, write_whole
+from paceline.workbench.client import Client, Completion, Retry
 
 REPLIES = "replies.jsonl"
+RETRY = Retry(tries=5)
+TOP_TOKENS = 20
+"""Likeliest tokens asked for where probabilities are scores."""
 Lines = dict[str, dict[str, Any]]
 
 
@@ -62,17 +66,17 @@ async def ask_all(
     waiting = iter([(key, question) for key, question in wanted.items() if key not in kept])
     done = sum(key in kept for key in wanted)
     failures: list[str] = []
+    secret = os.environ.get(options.key)
     async with Client(
-        options.checkpoint, options.model, max_tokens=options.max_tokens, timeout=options.timeout, key=options.key,
-        logprobs=options.ask == "yesno",
-    ) as client:  # fmt: skip
+        [options.checkpoint], key=secret, slots=options.concurrency, timeout=options.timeout, retry=RETRY
+    ) as client:
         with Appender.open(folder / REPLIES) as lines:
 
             async def work() -> None:
                 nonlocal done
                 for key, question in waiting:
                     try:
-                        reply = await client.ask(question.messages())
+                        completion = await client.complete(_body(question, options))
                     except PacelineError as error:
                         failures.append(f"{question.subset}/{question.case}, {question.way} {question.query}: {error}")
                         if len(failures) >= 3 and not done:
@@ -80,7 +84,7 @@ async def ask_all(
                         continue
                     line = {
                         "key": key, "subset": question.subset, "case": question.case, "way": question.way,
-                        "query": question.query, "order": question.order, **reply.__dict__,
+                        "query": question.query, "order": question.order, **_facts(completion),
                     }  # fmt: skip
                     kept[key] = line
                     lines.append([line])
@@ -92,6 +96,24 @@ async def ask_all(
         raise PacelineError(failures[0])
     data.problems += failures
     return {key: kept[key] for key in wanted if key in kept}
+
+
+def _body(question: Question, options: EndpointOptions) -> dict[str, Any]:
+    body = {"model": options.model, "temperature": 0, "max_tokens": options.max_tokens}
+    scored = {"logprobs": True, "top_logprobs": TOP_TOKENS} if options.ask == "yesno" else {}
+    return body | {"messages": question.messages()} | scored
+
+
+def _facts(completion: Completion) -> dict[str, Any]:
+    """What a line keeps of a reply. tops: the first token's likeliest, {"token", "logprob"}."""
+    usage = completion.usage
+    return {
+        "text": completion.text,
+        "finish": completion.finish_reason,
+        "tops": completion.logprobs[0].get("top_logprobs", []) if completion.logprobs else [],
+        "prompt_tokens": usage.get("prompt_tokens") or 0,
+        "tokens": usage.get("completion_tokens") or 0,
+    }
 
 
 def read_replies(path: Path) -> Lines:

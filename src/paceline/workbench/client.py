@@ -1,0 +1,303 @@
+"""Completions from OpenAI-compatible servers: vLLM, SGLang, llama.cpp, paceline's own, a vendor's.
+
+    urls, model = parse("http://a:8000/v1,http://b:8000/v1#Qwen/Qwen3-14B")
+    async with Client(urls, slots=64) as client:
+        completion = await client.complete({"model": model, "messages": messages, "max_tokens": 100})
+
+Requests go to the servers in turn. Timeouts, broken connections, torn streams and the statuses 408, 409, 425, 429 and
+5xx may pass: the request is tried again after a jittered, exponentially growing pause, and not before Retry-After. Any
+other 4xx is the request's own fault. A server that answered 429 gets no request until its Retry-After is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeVar
+
+import httpx2
+import openai
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity.wait import wait_random_exponential
+
+from paceline.errors import PacelineError
+
+T = TypeVar("T")
+CONNECT_SECONDS = 10.0
+PASSING = frozenset({408, 409, 425, 429})
+SHORT_TRIES = 3
+"""Attempts at a completion that ended before its budget: a server also does that at the end of its context."""
+
+
+class CompletionError(PacelineError):
+    """A completion could not be had: the server refused it, or kept failing."""
+
+
+class _Passing(Exception):
+    """A failure that may pass. after: seconds the server asked to wait."""
+
+    def __init__(self, why: str, after: float | None = None):
+        super().__init__(why)
+        self.after = after
+
+
+class _CutShort(_Passing):
+    """A completion that was cut off before its budget was spent; it is taken if it stays so."""
+
+    def __init__(self, partial: Completion):
+        super().__init__("the completion was cut off before its budget was spent")
+        self.partial = partial
+
+
+@dataclass(frozen=True)
+class Retry:
+    """tries: attempts at most. base, longest: seconds of the first and the longest pause."""
+
+    tries: int = 8
+    base: float = 0.5
+    longest: float = 30.0
+
+    async def run(self, attempt: Callable[[int], Awaitable[T]]) -> T:
+        """attempt(number), from 1, until it works. Raises CompletionError when it does not."""
+        backoff = wait_random_exponential(multiplier=self.base, max=self.longest)
+
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            asked = error.after if isinstance(error, _Passing) else None
+            return backoff(state) + min(asked or 0.0, self.longest)
+
+        def stop(state: RetryCallState) -> bool:
+            short = state.outcome is not None and isinstance(state.outcome.exception(), _CutShort)
+            return state.attempt_number >= (min(SHORT_TRIES, self.tries) if short else self.tries)
+
+        retrying = AsyncRetrying(stop=stop, wait=wait, retry=retry_if_exception_type(_Passing), reraise=True)
+        number = 0
+        try:
+            async for one in retrying:
+                with one:
+                    number += 1
+                    return await attempt(number)
+        except _CutShort as error:
+            return error.partial  # type: ignore[return-value]
+        except _Passing as error:
+            raise CompletionError(f"{error}; given up after {number} tries") from None
+        raise AssertionError("tenacity leaves its loop by a result or an exception")
+
+
+@dataclass
+class Completion:
+    """What a server answered.
+
+    reasoning      a thought that the server took out of the text.
+    finish_reason  "stop", "length" or what else the server says.
+    usage          the server's count of tokens, empty if it reports none.
+    logprobs       of each token, as servers of chats give them, where they were asked for.
+    tries          attempts that it took."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    tries: int = 1
+
+    def take(self, part: dict[str, Any]) -> None:
+        """Add an event of a stream, or a whole response: both have `choices` and perhaps `usage`."""
+        if part.get("error"):
+            raise _Passing(f"the server broke off: {part['error']}")
+        self.usage = part.get("usage") or self.usage
+        for choice in part.get("choices") or ():
+            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            self.text += _writable(said.get("content") or said.get("refusal") or "")
+            self.reasoning += _writable(said.get("reasoning_content") or said.get("reasoning") or "")
+            self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+
+@dataclass
+class _Host:
+    """A server, and when it may be asked again (time.monotonic)."""
+
+    url: str
+    api: openai.AsyncOpenAI
+    free_at: float = 0.0
+
+
+class Client:
+    """One model behind one server or several.
+
+    urls     base addresses, each up to and including /v1. slots: requests under way at once, over all of them.
+    key      the API key; it is sent and never written anywhere.
+    timeout  seconds without a byte before an attempt is given up."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        key: str | None = None,
+        slots: int = 8,
+        timeout: float = 600.0,
+        retry: Retry = Retry(),
+    ):
+        self.retry = retry
+        self._slots = asyncio.Semaphore(slots)
+        self._http = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(timeout, connect=CONNECT_SECONDS, pool=None),
+            limits=httpx2.Limits(max_connections=slots, max_keepalive_connections=slots),
+        )
+        self._hosts = [_Host(url.rstrip("/"), _api(url, key, self._http)) for url in urls]
+        self._next = 0
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def complete(self, body: dict[str, Any]) -> Completion:
+        """The completion of a request's body, which has "messages" or a "prompt"; "stream" asks for events, and a
+        server that cannot send them may answer at once. Raises CompletionError."""
+
+        async def attempt(number: int) -> Completion:
+            async with self._slots:
+                completion = await self._ask(await self._turn(), dict(body))
+            completion.tries = number
+            spent = completion.usage.get("completion_tokens")
+            if completion.finish_reason == "length" and spent is not None and spent < body.get("max_tokens", 0):
+                raise _CutShort(completion)
+            return completion
+
+        return await self.retry.run(attempt)
+
+    async def post(self, body: dict[str, Any]) -> Any:
+        """The JSON that the first server's own address answers to `body`. Raises CompletionError."""
+        host = self._hosts[0]
+
+        async def attempt(number: int) -> Any:
+            async with self._slots, self._mapped(host):
+                return await host.api.post(host.url, body=body, cast_to=object)
+
+        return await self.retry.run(attempt)
+
+    # One attempt ------------------------------------------------------------------------------------------------------
+
+    async def _turn(self) -> _Host:
+        """The next server that is not resting; waits if all of them rest."""
+        while True:
+            now = monotonic()
+            for offset in range(len(self._hosts)):
+                host = self._hosts[(self._next + offset) % len(self._hosts)]
+                if host.free_at <= now:
+                    self._next = (self._next + offset + 1) % len(self._hosts)
+                    return host
+            await asyncio.sleep(max(min(host.free_at for host in self._hosts) - now, 0.01))
+
+    async def _ask(self, host: _Host, body: dict[str, Any]) -> Completion:
+        of = host.api.chat.completions if "messages" in body else host.api.completions
+        asked = {key: body.pop(key) for key in ("model", "messages", "prompt", "stream") if key in body}
+        async with (
+            self._mapped(host),
+            of.with_streaming_response.create(**asked, extra_body=body) as response,
+        ):
+            completion = await _read(response)
+        if not completion.finish_reason:
+            raise _Passing(f"{host.url}: the answer was torn, it ended without a finish_reason")
+        return completion
+
+    @asynccontextmanager
+    async def _mapped(self, host: _Host) -> AsyncIterator[None]:
+        """Raise _Passing for what may pass, CompletionError for what does not."""
+        try:
+            yield
+        except openai.APIStatusError as error:
+            text = " ".join(error.response.text.split())[:300]
+            why = f"{host.url} answered {error.status_code}: {text}"
+            if error.status_code not in PASSING and error.status_code < 500:
+                raise CompletionError(why) from None
+            after = _seconds(error.response.headers.get("retry-after"))
+            if error.status_code == 429:
+                host.free_at = max(host.free_at, monotonic() + min(after or 0.0, self.retry.longest))
+            raise _Passing(why, after) from None
+        except (openai.APITimeoutError, httpx2.TimeoutException):
+            raise _Passing(f"{host.url} timed out") from None
+        except httpx2.InvalidURL as error:
+            raise CompletionError(f"{host.url} is no address: {error}") from None
+        except (openai.APIError, httpx2.HTTPError) as error:
+            raise _Passing(f"{host.url} broke off: {_cause(error)}") from None
+        except json.JSONDecodeError:
+            raise _Passing(f"{host.url} sent what is not JSON") from None
+
+
+async def find_model(url: str, key: str | None = None) -> str:
+    """The model that a server offers; CompletionError if there is none, or more than one to choose from."""
+    async with httpx2.AsyncClient(timeout=CONNECT_SECONDS) as http:
+        try:
+            names = [model.id async for model in _api(url, key, http).models.list()]
+        except (openai.OpenAIError, httpx2.InvalidURL, ValueError, TypeError, AttributeError) as error:
+            raise CompletionError(
+                f"{url}/models cannot be read ({_cause(error)}); is the server up? "
+                "A model is named after a #: http://host:8000/v1#model"
+            ) from None
+    if len(names) != 1:
+        raise CompletionError(f"{url} offers {', '.join(names) or 'nothing'}; name one after a #: {url}#model")
+    return names[0]
+
+
+def is_url(text: str) -> bool:
+    """Whether a model is named by an address."""
+    return text.startswith(("http://", "https://"))
+
+
+def parse(spec: str) -> tuple[list[str], str]:
+    """Addresses and the model's name, "" if it is not given, of "URL[,URL...][#model]"."""
+    urls, _, model = spec.partition("#")
+    return [url.strip() for url in urls.split(",") if url.strip()], model.strip()
+
+
+def _api(url: str, key: str | None, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
+    """The client of one server. It sends nothing that the environment holds for OpenAI's own."""
+    unsent: Any = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
+    return openai.AsyncOpenAI(
+        base_url=url.rstrip("/"), api_key=key or "none", max_retries=0, http_client=http, default_headers=unsent
+    )
+
+
+async def _read(response: Any) -> Completion:
+    """A response of openai, whole or as events. What is no completion raises _Passing."""
+    completion = Completion()
+    try:
+        if "text/event-stream" in response.headers.get("content-type", ""):
+            async for event in await response.parse():
+                completion.take(event.to_dict())
+        else:
+            completion.take(await response.json())
+    except (AttributeError, TypeError, KeyError) as error:  # JSON of another shape
+        raise _Passing(f"the server sent what is not a completion: {error}") from None
+    return completion
+
+
+def _cause(error: BaseException) -> str:
+    """An error in words; openai's "Connection error." hides the reason in its cause."""
+    inner = error.__cause__ if isinstance(error, openai.APIConnectionError) and error.__cause__ else error
+    return str(inner) or type(inner).__name__
+
+
+def _writable(text: str) -> str:
+    """`text` with half surrogate pairs, which JSON may hold and no file can, as question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _seconds(text: str | None) -> float | None:
+    """A Retry-After that is a number of seconds; dates are left to the back-off."""
+    try:
+        return max(float(text), 0.0) if text else None
+    except ValueError:
+        return None
