@@ -33,16 +33,6 @@ def _no_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "WAKE", 0.0)
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calibrations are made of few sweeps, which neither wake the processor nor wait until it has settled."""
-    from paceline.cost import calibrate, sweeps
-
-    monkeypatch.setattr(sweeps, "USUAL", sweeps.Effort(2, during=3))
-    monkeypatch.setattr(calibrate, "WAKE_SECONDS", 0.0)
-    monkeypatch.setattr(calibrate, "SETTLE_SECONDS", 0.0)
-
-
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Folder of optional test data (benchmark prompts, small public models); set PACELINE_SHARED to yours."""

@@ -93,7 +93,6 @@ def figures(method: str, category: str, gain: float, failed: str | None) -> dict
         "lengths": lengths if tells else None, "rounds": sum(lengths), "new_tokens": 9000, "seconds": 18.5 / gain,
         "peak_bytes": 812_000_000, "first_token_ms": 11.5, "inter_token_ms_p50": 2.1, "inter_token_ms_p99": 4.8,
         "identical": 1.0, "looping": 0.0625, "too_short": 0.0, "speedup_without_loops": gain * 0.9, "differs": [],
-        "predicted": None if plain else gain * 1.07,
     }  # fmt: skip
 
 

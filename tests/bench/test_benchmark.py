@@ -1,4 +1,4 @@
-"""What a run does around the questions: what it calibrates and keeps, and what it gives back before it judges."""
+"""What a run does around the questions: what it keeps, and what it gives back before it judges."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from paceline.bench import benchmark as benchmarks
 from paceline.bench import setting
 from paceline.bench.benchmark import Result, bench
 from paceline.bench.contestant import Ask, Contestant, NotInstalled
-from paceline.bench.record import Answer, Reply
+from paceline.bench.record import Reply
 from paceline.bench.runner import Options
 from paceline.bench.setting import Benchmark, Watch
-from paceline.cost import sweeps as calibrating
-from paceline.cost.sweeps import Effort
-from paceline.errors import PacelineError
 
 PEERS = ("transformers", "transformers-lookup")
 PROMPTS = ("the cat", "the dog", "the mat")
@@ -50,7 +47,7 @@ class Peer(Contestant):
 
 
 @pytest.fixture(autouse=True)
-def _peers(monkeypatch: pytest.MonkeyPatch, hasty: None) -> None:
+def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setting, "create_peer", Peer)
     Peer.asked, Peer.opened = [], []
 
@@ -66,74 +63,6 @@ def plan(model: str, tmp_path: Path) -> Benchmark:
     questions.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     options = Options(max_tokens=8, warm_up=0)
     return Benchmark(model, peers=PEERS, suite=str(questions), out=tmp_path / "run", options=options)
-
-
-def sweeps(out: Path) -> list[dict[str, Any]]:
-    """Those in a run's folder."""
-    kept: list[dict[str, Any]] = json.loads((out / "sweeps.json").read_text())["sweeps"]
-    return kept
-
-
-def predictions(result: Result) -> dict[str, float | None]:
-    return {row["method"]: row["predicted"] for row in result.results if row["category"] == "overall"}
-
-
-def test_a_calibration_that_is_stopped_goes_on_later(model: str, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    first = bench(plan(model, tmp_path), Watch(stopped=(out / "sweeps.json").exists))
-    assert not first.complete
-    assert {result["answers"] for result in first.results} == {0}
-    kept = sweeps(out)
-    assert len(kept) == 1
-    last = bench(plan(model, tmp_path))
-    assert last.complete
-    assert sweeps(out)[:1] == kept
-    assert len(sweeps(out)) == 4
-
-
-def test_our_engine_is_calibrated_all_through_the_run(model: str, tmp_path: Path) -> None:
-    """Stopped after the first of the second question's answers, the run goes on with the sweeps it has."""
-    answered: list[Answer] = []
-    first = bench(plan(model, tmp_path), Watch(answered=answered.append, stopped=lambda: len(answered) >= 4))
-    assert not first.complete
-    kept = sweeps(first.out)
-    assert len(kept) == 2 + 1
-    there: list[int] = []
-    last = bench(plan(model, tmp_path), Watch(answered=lambda answer: there.append(len(sweeps(first.out)))))
-    assert last.complete
-    assert there == [3] * 6 + [4] * 3  # of three contestants; the last question comes when two thirds are done
-    assert sweeps(first.out)[:3] == kept
-    assert (predictions(last)["none"] or 0) > 0
-    assert {name for name, gain in predictions(last).items() if gain is None} == {f"peer:{name}" for name in PEERS}
-    assert list(json.loads((first.out / "calibration.json").read_text())) == ["paceline"]
-    (first.out / "sweeps.json").write_text(json.dumps({"sweeps": [{"ms": 3}]}))
-    with pytest.raises(PacelineError, match=r"sweeps.json holds no sweeps .*; delete it"):
-        bench(plan(model, tmp_path))
-
-
-def test_a_folder_of_an_older_version_goes_on(model: str, tmp_path: Path) -> None:
-    """Calibrations of peers that it holds are not used, and stay."""
-    answered: list[Answer] = []
-    first = bench(plan(model, tmp_path), Watch(answered=answered.append, stopped=lambda: len(answered) >= 4))
-    theirs = {"peer:transformers": [{"firsts": [1.0], "prompts": [[2.0]], "rounds": [[3.0]], "drafted": [[0]]}]}
-    calibration = json.loads((first.out / "calibration.json").read_text())
-    old = {**calibration["paceline"], "drafting_ms": 1.0, "drafted_ms": 0.5}
-    calibrations = {"paceline": old, "beside": old, "peer:transformers": old}
-    (first.out / "calibration.json").write_text(json.dumps(calibrations))
-    (first.out / "sweeps.json").write_text(json.dumps({"sweeps": sweeps(first.out), "peers": theirs}))
-    last = bench(plan(model, tmp_path))
-    assert last.complete
-    assert (predictions(last)["none"] or 0) > 0
-    assert json.loads((last.out / "sweeps.json").read_text())["peers"] == theirs
-    kept = json.loads((last.out / "calibration.json").read_text())
-    assert kept["peer:transformers"] == old
-    assert "drafting_ms" not in kept["paceline"]
-
-
-def test_a_large_model_has_fewer_sweeps(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrating, "OF_LARGE", Effort(1, during=1))
-    monkeypatch.setattr(calibrating, "LARGE", 0)
-    assert len(sweeps(bench(plan(model, tmp_path)).out)) == 2
 
 
 def test_engines_are_put_away_before_answers_are_judged(

@@ -86,14 +86,12 @@ def test_everyone_answers_everything_in_an_order_of_its_own(tmp_path: Path) -> N
 
 
 def test_a_stopped_run_has_answers_of_every_task(tmp_path: Path) -> None:
-    """Their groups take turns, whatever the order of the suite; how far the run is by then is told."""
-    shares: list[float] = []
+    """Their groups take turns, whatever the order of the suite."""
     done: list[Answer] = []
     options = Options(warm_up=0, batch=2)
-    there = {"stopped": lambda: len(done) >= 4, "progress": done.append, "between": shares.append}
+    there = {"stopped": lambda: len(done) >= 4, "progress": done.append}
     assert not run(tmp_path, [Echo("x")], options, **there)
     assert [a.question for a in answers(tmp_path)] == ["a", "b", "c", "d"]
-    assert shares == [0, 1 / 3]
 
     again = tmp_path / "again"
     run(again, [Echo("x")], Options(warm_up=0))

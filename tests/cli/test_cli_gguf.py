@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from tests.cli.command import Command
 from tests.gguf_files import write
 
@@ -46,7 +45,6 @@ def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path)
     assert command("quantize", tiny, tmp_path / "new", "--dtype", "int5").code == 2
 
 
-@pytest.mark.usefixtures("hasty")
 def test_a_file_is_benchmarked_and_certified(command: Command, tiny: Path, tmp_path: Path) -> None:
     path, suite = write(tiny, tmp_path / "m.gguf", "Q8_0"), tmp_path / "questions.jsonl"
     suite.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["the dog and the cat"]}) + "\n")

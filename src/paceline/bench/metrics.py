@@ -273,7 +273,6 @@ def summarize(
     facts: Mapping[str, Mapping[str, Any]],
     *,
     judged: Iterable[Mapping[str, Any]] = (),
-    predicted: Mapping[tuple[str, str], float] = {},
     resamples: int = RESAMPLES,
 ) -> list[dict[str, Any]]:
     """Every figure of every method: a dict each for "overall" and for its tasks, plain decoding first.
@@ -281,7 +280,6 @@ def summarize(
     facts      of each method, in the order of the results: draft_bytes and target_bytes. A method of which there
                is no answer gets its overall dict too, with what facts say under "unavailable" as the reason.
     judged     differing answers, with "method" and "question": the dicts come back under "differs".
-    predicted  speed-ups by (method, category).
 
     answers is how many there are of the method, compared how many of those count in its speed-up; failed is None or
     why it failed; new_tokens, seconds and rounds are of all repeats. None where a figure is unknown."""
@@ -313,7 +311,6 @@ def summarize(
                     "failed": _failed(mine, of_method),
                     **_figures(mine, plain, of_method, resamples),
                     "differs": differs,
-                    "predicted": predicted.get((method, category)),
                 }
             )
     return figures

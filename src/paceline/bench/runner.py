@@ -122,8 +122,7 @@ class Runner:
 
     contestants  those that have answered everything need not be open.
     stopped      asked between two answers; True ends the run there.
-    progress     called with every answer, new or found in the folder.
-    between      called before a group of which an answer is missing, with the share of the run that is done by then."""
+    progress     called with every answer, new or found in the folder."""
 
     folder: RunFolder
     contestants: Sequence[Contestant]
@@ -135,7 +134,6 @@ class Runner:
     device: torch.device = CPU
     stopped: Callable[[], bool] = lambda: False
     progress: Callable[[Answer], None] = lambda answer: None
-    between: Callable[[float], None] = lambda share: None
 
     def run(self) -> bool:
         """Answer what is not answered yet; whether everything is now. A contestant that fails is asked no more."""
@@ -144,20 +142,16 @@ class Runner:
             self.progress(answer)
         busy = [c for c in self.contestants if not has_answered(c.name, self.groups, self.options.repeats, done)]
         failed = self._warm_up(busy)
-        reached: tuple[int, int] | None = None
         for repeat in range(self.options.repeats):
             for contestant in busy:
                 if contestant.name not in failed:
                     contestant.forget()
-            for place, group, contestant in self._turns(repeat):
+            for group, contestant in self._turns(repeat):
                 missing = [q for q in group.questions if (contestant.name, repeat, q.id) not in done]
                 if not missing or contestant.name in failed:
                     continue
                 if self.stopped():
                     return False
-                if reached != (repeat, place):
-                    reached = repeat, place
-                    self.between((repeat + place / len(self.groups)) / self.options.repeats)
                 asked = {question.id for question in missing}
                 answers = [a for a in self._answers(contestant, group, repeat) if a.question in asked]
                 self.folder.append(answers)
@@ -167,12 +161,12 @@ class Runner:
                     self.progress(answer)
         return not failed
 
-    def _turns(self, repeat: int) -> Iterator[tuple[int, QuestionGroup, Contestant]]:
-        """Each group, with its place in the run, and each contestant; a run that continues has the same order."""
-        for place, group in enumerate(tasks_in_turn(self.groups, lambda group: group.questions[0].task)):
+    def _turns(self, repeat: int) -> Iterator[tuple[QuestionGroup, Contestant]]:
+        """Each group and each contestant; a run that continues has the same order."""
+        for group in tasks_in_turn(self.groups, lambda group: group.questions[0].task):
             dice = Random(crc32(repr((self.options.seed, group.number, repeat)).encode()))
             for contestant in dice.sample(self.contestants, len(self.contestants)):
-                yield place, group, contestant
+                yield group, contestant
 
     def _warm_up(self, busy: Sequence[Contestant]) -> set[str]:
         """Let everyone who has work left answer the first questions, unrecorded; names of those that failed at it."""

@@ -59,7 +59,6 @@ class Benchmark:
     peer_python: str | None = None
     dtype: str = "auto"
     device: str = "auto"
-    calibrate: bool = True
     exact: bool | None = None
     contest: Contest = field(default_factory=Contest)
 

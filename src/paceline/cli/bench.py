@@ -69,10 +69,6 @@ def bench(
         str | None,
         typer.Option(help="Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."),
     ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(help="Measure what a round costs here, to predict speed-ups."),
-    ] = True,
     template: Annotated[
         str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     ] = None,
@@ -123,7 +119,6 @@ def bench(
         peer_python=peer_python,
         dtype=dtype,
         device=device,
-        calibrate=calibrate,
         contest=contest,
         exact=exact,
     )
@@ -258,7 +253,7 @@ def _looping(overall: list[dict[str, Any]]) -> str:
 
 
 def _overview(overall: list[dict[str, Any]]) -> Table:
-    columns = ("speed-up", "95 %", "tok/s", "mean\naccepted", "identical", "looping", "predicted")
+    columns = ("speed-up", "95 %", "tok/s", "mean\naccepted", "identical", "looping")
     table = plain_table("method", *columns, text=("method",), gap=1)
     for r in overall:
         table.add_row(
@@ -269,7 +264,6 @@ def _overview(overall: list[dict[str, Any]]) -> Table:
             _figure(r["mean_accepted_tokens"], ".2f"),
             _figure(r["identical"], ".0%"),
             _figure(r["looping"], ".0%"),
-            _figure(r["predicted"], ".2f"),
         )
     return table
 

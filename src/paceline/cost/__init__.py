@@ -1,1 +1,1 @@
-"""The cost model: how long a forward takes, measured on this machine, and what a method would gain."""
+"""The cost model: what a method would gain on a device, by its datasheet."""

@@ -64,7 +64,6 @@ def page(run: BenchRun) -> str:
         schedules=schedules(run),
         differing=differing,
         verdicts=Counter(difference["verdict"] for _, difference in differing),
-        predicted=[m for m in run.measured if m.kind != "plain" and m.get("predicted") is not None],
         on_devices=lambda method: any(method.name in of for of in devices.values()),
         shown=SHOWN,
         colors=colors,
@@ -76,8 +75,8 @@ def page(run: BenchRun) -> str:
 
 
 def _most(run: BenchRun) -> float:
-    """What the bars of speed-ups reach at most, intervals and predictions included."""
-    figures = ("speedup", "speedup_high", "predicted")
+    """What the bars of speed-ups reach at most, intervals included."""
+    figures = ("speedup", "speedup_high")
     values = [m.get(f, c) for m in run.measured for f in figures for c in (OVERALL, *run.tasks)]
     return 1.02 * max([1.0, *(value for value in values if value is not None)])
 
