@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -32,17 +32,15 @@ from paceline.clock import Clock, Profile
 from paceline.completion import Delta
 from paceline.draft.base import Drafter, rooted, stamp
 from paceline.draft.registry import create
-from paceline.errors import PacelineError, PromptError
+from paceline.errors import MethodError, PacelineError, PromptError
 from paceline.failures import Failures
 from paceline.memory import Memory
 from paceline.prompt import Prompt, encode, is_chat
-from paceline.round import Round, Segment
+from paceline.round import Round, Segment, Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
-from paceline.schedule import Schedule, Turn
-from paceline.schedules import create_schedule, fitted, is_rectangular
+from paceline.schedule import Ragged, Schedule, Turn
 from paceline.target.base import Target
-from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.threads import Threads
 from paceline.tree import DraftTree, IntArray
@@ -91,16 +89,17 @@ class Engine(WholeAnswers):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
-        self.schedule = create_schedule(schedule, max_batch, prefill_chunk)
-        if isinstance(model, Target):
-            self.target = fitted(model, self.schedule)
-            if exact:
-                self.target.make_exact()
-        else:
-            native = False if is_rectangular(self.schedule) else None
-            made = load(model, dtype=dtype, device=device, native=native, exact=exact)
-            self.target = fitted(made, self.schedule)
-            tokenizer = tokenizer or self.target.tokenizer or load_tokenizer(model)  # which says what is missing
+        self.schedule: Schedule = Ragged(max_batch, prefill_chunk)
+        if isinstance(model, Target) and schedule is None:
+            self.target = model
+        else:  # what reads models and knows the published schedules is imported only here
+            from paceline.opening import opened
+
+            self.target, self.schedule = opened(
+                model, schedule, max_batch, prefill_chunk, dtype=dtype, device=device, exact=exact, tokenizer=tokenizer
+            )
+        if exact:
+            self.target.make_exact()
         if tokenizer is not None:
             self.target.tokenizer = tokenizer
         self.tokenizer = self.target.tokenizer
@@ -125,20 +124,24 @@ class Engine(WholeAnswers):
 
     def step(self) -> list[Delta]:
         """One round: what each row gained. Rows that ended have left when it returns."""
-        with self._booked() as round, self._on_threads(round):
+        plan, deltas = Round([], [], []), list[Delta]()
+        before = self._begin()
+        try:
             self._admit()
-            self._draft(round, self.schedule.select(self.memory.ready(self.rows)))
-            self._verify(round)
-            self._accept(round)
-            self._commit(round)
-            deltas = self._extend(round)
-            self._observe(round)
+            plan = self._plan(self.schedule.select(self.memory.ready(self.rows)))
+            verdict = self._verify(plan)
+            outcomes = self._accept(plan, verdict)
+            deltas = self._apply(plan, outcomes)
+            self._observe(plan, verdict, outcomes)
+        finally:
+            self._end(plan, before)
         return [*deltas, *self._failures.deltas()]
 
-    def _draft(self, round: Round, turns: Sequence[Turn]) -> None:
-        """Lay out the round: a draft for every row that is decoding, a piece of prompt for the others."""
+    def _plan(self, turns: Sequence[Turn]) -> Round:
+        """What runs in this round: a draft for every row that is decoding, a piece of prompt for the others."""
         self.drafter.beside = sum(turn.chunk for turn in turns)
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
+        plan = Round([], [], [])
         for row, chunk in turns:
             if row.finish_reason is not None:
                 continue
@@ -150,10 +153,11 @@ class Engine(WholeAnswers):
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
                 self.memory.saw(len(tree))
-            round.rows.append(row)
-            round.trees.append(tree)
-            round.segments.append(segment)
+            plan.rows.append(row)
+            plan.trees.append(tree)
+            plan.segments.append(segment)
         self.clock.lap("draft")
+        return plan
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
         """A tree by row id. Where the drafter fails at a row, it is asked again for the others, whose drafts must not
@@ -166,61 +170,57 @@ class Engine(WholeAnswers):
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
         return {}
 
-    def _verify(self, round: Round) -> None:
-        """ONE forward of the target over all segments."""
-        if not round.rows:
-            return
+    def _verify(self, plan: Round) -> Verdict | None:
+        """ONE forward of the target over all segments. Where it fails all rows end, and there is no verdict."""
+        if not plan.rows:
+            return None
         needs = self.drafter.needs
-        watch = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=round)
-        with self._failures.of(round.rows):
-            round.verdict = self.target.verify(round.segments, needs, watch)
-        self._failures.leave(round)
+        watch = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
+        with self._failures.of(plan.rows):
+            return self.target.verify(plan.segments, needs, watch)
+        for row in plan.rows:
+            if row.finish_reason is None:  # the error named another row
+                self._failures.end(row, MethodError("the forward of its round failed at another request"))
+        return None
 
-    def _accept(self, round: Round) -> None:
-        """The acceptance rule over rows that have logits; a piece of a prompt is kept whole."""
-        speaking = [i for i, segment in enumerate(round.segments) if segment.num_logits]
-        round.accepted = [Accepted(list(range(len(segment.tokens))), []) for segment in round.segments]
-        spoken = round if len(speaking) == len(round) else round.only(speaking)
-        with self._failures.of(spoken.rows):
-            decided = accept(spoken.rows, spoken.trees, [spoken.logits(i) for i in range(len(spoken))], self.rule)
+    def _accept(self, plan: Round, verdict: Verdict | None) -> list[Accepted]:
+        """What became of each row's tree, by the acceptance rule. A piece of a prompt is kept whole."""
+        outcomes = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
+        speaking = [i for i, segment in enumerate(plan.segments) if verdict and segment.num_logits]
+        rows, trees = [plan.rows[i] for i in speaking], [plan.trees[i] for i in speaking]
+        with self._failures.of(rows):
+            decided = accept(rows, trees, [verdict.of(i) for i in speaking], self.rule) if verdict else []
             for i, accepted in zip(speaking, decided, strict=True):
                 if accepted.error is not None:
-                    self._failures.end(round.rows[i], accepted.error)
-                elif round.is_prompt(i):
-                    accepted.path = round.accepted[i].path
-                round.accepted[i] = accepted
-        self._failures.leave(round)
+                    self._failures.end(plan.rows[i], accepted.error)
+                elif plan.is_prompt(i):
+                    accepted.path = outcomes[i].path
+                outcomes[i] = accepted
         self.clock.lap("accept")
+        return outcomes
 
-    def _commit(self, round: Round) -> None:
-        """Keep the accepted paths in the target's cache."""
-        for row, accepted in zip(round.rows, round.accepted, strict=True):
-            with self._failures.of([row]):
-                self.target.commit(row.slot, accepted.path)
-                row.cached += len(accepted.path)
-        self._failures.leave(round)
+    def _apply(self, plan: Round, outcomes: Sequence[Accepted]) -> list[Delta]:
+        """Keep the accepted paths in the target's cache and give the rows their new tokens."""
+        for row, outcome in zip(plan.rows, outcomes, strict=True):
+            if row.finish_reason != "error":
+                with self._failures.of([row]):
+                    self.target.commit(row.slot, outcome.path)
+                    row.cached += len(outcome.path)
         self.clock.lap("commit")
-
-    def _extend(self, round: Round) -> list[Delta]:
-        """Give the rows their new tokens and note how their drafts fared."""
         deltas = []
-        for row, tree, accepted in zip(round.rows, round.trees, round.accepted, strict=True):
-            tokens = accepted.tokens
-            if not tokens:
-                continue
-            with self._failures.of([row]):
-                taken = row.extend(tokens, tree.source, accepted.logprobs)
-                row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(tokens) - 1))
-                ended, logprobs = row.finish_reason is not None, (accepted.logprobs or [])[:taken]
-                draft = tree.num_drafted, tree.max_depth, tree.calls
-                deltas.append(Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs))
-        self._failures.leave(round)
+        for row, tree, outcome in zip(plan.rows, plan.trees, outcomes, strict=True):
+            if outcome.tokens and row.finish_reason != "error":
+                with self._failures.of([row]):
+                    deltas.append(_extended(row, tree, outcome))
         self.clock.lap("rows")
         return deltas
 
-    def _observe(self, round: Round) -> None:
-        """Show the drafter what became of its drafts."""
-        if round.rows:
+    def _observe(self, plan: Round, verdict: Verdict | None, outcomes: list[Accepted]) -> None:
+        """Show the drafter what became of the drafts of all rows but those that failed."""
+        alive = [i for i, row in enumerate(plan.rows) if row.finish_reason != "error"]
+        if alive:
+            round = replace(plan, verdict=verdict, accepted=outcomes)
+            round = round if len(alive) == len(plan) else round.only(alive)
             with self._failures.of(round.rows):
                 self.drafter.observe(round)
             self.clock.lap("observe")
@@ -314,38 +314,29 @@ class Engine(WholeAnswers):
 
     # A round's time -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _booked(self) -> Iterator[Round]:
-        """An empty round to fill in. After it ended rows are gone, whatever happened, and every row has its share of
-        the time."""
+    def _begin(self) -> dict[str, float]:
+        """Start the clock, and take as many processor threads as pay now; what the clock had booked so far. The number
+        of threads changes in the middle of an answer only where that cannot change its tokens."""
         self.target.clock = self.clock
         self.clock.start()
-        before = dict(self.clock.seconds)
-        round = Round([], [], [])
-        try:
-            yield round
-        finally:
-            self._drop_ended()
-            self.clock.lap("rows")
-        if not round.rows:
+        may_change = not self.rows or self.target.same_on_any_threads
+        self._threads = self.target.threads.begin(keep=None if may_change else self._threads)
+        return dict(self.clock.seconds)
+
+    def _end(self, plan: Round, before: Mapping[str, float]) -> None:
+        """Give the threads back, let ended rows leave, and give every row its share of the round's time."""
+        nodes = sum(segment.num_run for segment in plan.segments)
+        has_prompts = any(segment.is_prompt for segment in plan.segments)
+        kind = None if has_prompts or not nodes else (self.drafter.name, len(plan), nodes.bit_length())
+        self.target.threads.end(kind)
+        self._drop_ended()
+        self.clock.lap("rows")
+        if not plan.rows:
             return
         self.rounds += 1
-        for part, share in self.clock.shares(before, len(round)).items():
-            for row in round.rows:
+        for part, share in self.clock.shares(before, len(plan)).items():
+            for row in plan.rows:
                 row.stats.seconds[part] = row.stats.seconds.get(part, 0.0) + share
-
-    @contextmanager
-    def _on_threads(self, round: Round) -> Iterator[None]:
-        """Run a round on as many processor threads as pay now. The number changes in the middle of an answer only where
-        that cannot change its tokens."""
-        threads, may_change = self.target.threads, not self.rows or self.target.same_on_any_threads
-        self._threads = threads.begin(keep=None if may_change else self._threads)
-        try:
-            yield
-        finally:
-            nodes = sum(segment.num_run for segment in round.segments)
-            has_prompts = any(segment.is_prompt for segment in round.segments)
-            threads.end(None if has_prompts or not nodes else (self.drafter.name, len(round), nodes.bit_length()))
 
     @property
     def profile(self) -> Profile:
@@ -357,3 +348,13 @@ class Engine(WholeAnswers):
         self.clock.seconds.clear()
         self.clock.parallel.clear()
         self.rounds = 0
+
+
+def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
+    """Give a row its new tokens and note how its draft fared; what it gained."""
+    tokens = outcome.tokens
+    taken = row.extend(tokens, tree.source, outcome.logprobs)
+    row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(tokens) - 1))
+    ended, logprobs = row.finish_reason is not None, (outcome.logprobs or [])[:taken]
+    draft = tree.num_drafted, tree.max_depth, tree.calls
+    return Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs)

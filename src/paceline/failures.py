@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from paceline.completion import Delta
 from paceline.errors import PacelineError, RowError
-from paceline.round import Round
 from paceline.row import Row
 
 log = logging.getLogger("paceline")
@@ -34,14 +33,6 @@ class Failures:
         row.end("error", message)
         if row.finish_reason == "error":  # an answer that has just come to its end stands
             self.rows.append(row)
-
-    def leave(self, round: Round) -> None:
-        """Take rows that have failed out of a round."""
-        if not self.rows:
-            return
-        kept = [i for i, row in enumerate(round.rows) if row.finish_reason != "error"]
-        if len(kept) < len(round):
-            vars(round).update(vars(round.only(kept)))
 
     def deltas(self) -> list[Delta]:
         """A last delta for every row that failed."""
