@@ -120,7 +120,8 @@ class Run:
         """Write a JSON object, and in it what weights said so."""
         assert self.lines is not None
         target = self.engine.target
-        self.lines.append([record | {"weights": target.quantised or str(target.dtype).removeprefix("torch.")}])
+        weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
+        self.lines.append([record | {"weights": weights}])
 
     def _report(self, answer: Answer) -> None:
         """The closing line of an answer; an error counts as a refused prompt."""
