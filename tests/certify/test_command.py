@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.target.load import quantise_folder
 from tests import models
 from tests.gguf_files import write
 
@@ -38,6 +39,15 @@ def test_a_quantised_target_is_compared_with_its_own_plain_decoding(
     assert "The reference is our own plain decoding of these weights (Q" in capsys.readouterr().out
     assert main(["certify", str(tiny), "--engine", "transformers", *how]) == 2
     assert "runs another model" in capsys.readouterr().err
+
+
+def test_so_is_a_folder_in_blocks_that_are_expanded(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quantise_folder(tiny, tmp_path / "made", "int8")
+    how = ["--requests", "0", "--max-tokens", "8", "--dtype", "float32"]
+    assert main(["certify", str(tmp_path / "made"), "-d", "sam", *how]) == 0
+    assert "our own plain decoding of these weights (float32, expanded from Q8_0" in capsys.readouterr().out
 
 
 def test_so_is_a_file_of_16_bits(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

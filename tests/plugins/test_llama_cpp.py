@@ -13,7 +13,6 @@ from paceline.errors import MethodError, ModelError
 from tests import models
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-pytest.importorskip("gguf", reason="the package gguf is not installed")
 
 NEW = 40
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [40, 41, 40, 41, 40], [5, 6, 7, 8] * 20]

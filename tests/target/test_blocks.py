@@ -1,12 +1,11 @@
-"""Blocks: read and made byte for byte as ggml's reference does it, on every bit pattern."""
+"""Blocks: read whole or in pieces, and made byte for byte as ggml's reference does it, on every bit pattern."""
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
 from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined, quantise
-
-gguf = pytest.importorskip("gguf", reason="the package gguf, which is the reference, is not installed")
 
 
 def reference(blocks: Blocks) -> torch.Tensor:

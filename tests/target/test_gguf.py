@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_a_file_says_what_its_folder_says(family: str, tmp_path: Path) -> None:
 def test_blocks_in_a_file_are_those_made_of_the_folder(family: str, tmp_path: Path) -> None:
     """The same bytes, so the same logits to the last bit."""
     folder = models.make(family, tmp_path / "folder", head_dim=32)
-    made = load(write(folder, tmp_path / "m.gguf", "Q8_0"), dtype="float32")
+    made = load(write(folder, tmp_path / "m.gguf", "Q8_0"), dtype="auto-float32")
     right = load(folder, dtype="int8")
     assert isinstance(made, Decoder)
     assert isinstance(made.blocks[0].qkv, BlockLinear)
@@ -92,7 +93,7 @@ def test_blocks_in_a_file_are_those_made_of_the_folder(family: str, tmp_path: Pa
     def four(name: str) -> str:
         return "Q8_0" if name.startswith(("token_embd", "output")) else "Q4_0"
 
-    made = load(write(folder, tmp_path / "four.gguf", four), dtype="float32")
+    made = load(write(folder, tmp_path / "four.gguf", four), dtype="auto-float32")
     assert torch.equal(logits(made), logits(load(folder, dtype="int4")))
 
 
@@ -101,17 +102,56 @@ def mixed(name: str) -> str:
     return "Q6_K" if name.startswith("token_embd") or "attn_v" in name or "ffn_down" in name else "Q4_K"
 
 
+def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    """The model in a file, every tensor as the reference reads it."""
+    dense = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
+    file = GGUF(path)
+    config = gguf_model.config_of(file)
+    file.tensor = lambda name: torch.from_numpy(np.array(dense[name]))  # type: ignore[method-assign]
+    return Decoder(config, gguf_model.weights_of(file, config), dtype=dtype)
+
+
+def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) -> None:
+    """Of every type, those that are not multiplied as blocks too."""
+    folder = models.make("smollm", tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
+    for kind in ("Q8_0", "Q4_1", "Q5_0", "Q4_K"):
+        path = write(folder, tmp_path / f"{kind}.gguf", lambda name, kind=kind: "Q6_K" if "attn_v" in name else kind)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            made, right = load(path, dtype=dtype, exact=False), dequantised(path, dtype)
+            assert isinstance(made, Decoder)
+            assert torch.equal(logits(made), logits(right)), (kind, dtype)
+            assert not any(isinstance(p, BlockLinear) for b in made.blocks for p in (b.qkv, b.out, b.gate_up, b.down))
+            assert made.weight_bytes == right.weight_bytes
+            assert made.quantised is None
+        (note,) = load(path, dtype="bfloat16").notes
+        assert note.startswith(f"{kind} has its weights in bfloat16, expanded from {kind} and Q6_K, ")
+        assert " MB instead of " in note
+    kept, expanded = load(tmp_path / "Q8_0.gguf"), load(tmp_path / "Q8_0.gguf", dtype="float32")
+    assert kept.quantised is not None
+    assert kept.weights_fingerprint == expanded.weights_fingerprint  # of the file, whatever is computed
+    assert kept.weight_bytes < expanded.weight_bytes / 3
+
+
+def test_all_types_of_a_file_are_named(tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "F16")
+    (note,) = load(path).notes
+    assert "has its weights in F16 and Q8_0, 1" in note
+
+
+def test_blocks_are_not_made_of_blocks(tiny: Path, tmp_path: Path) -> None:
+    path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "F16")
+    for dtype in ("int8", "int4-float32"):
+        words = ("has its weights in F16 and Q8_0", "already", f"so {dtype[:4]} cannot be made of it", "auto-float32")
+        refused(path, *words, dtype=dtype)
+
+
 @pytest.mark.parametrize("family", ["llama2", "qwen2-tied"])
 def test_mixed_kinds_are_what_the_reference_makes_of_them(family: str, tmp_path: Path) -> None:
     folder = models.make(family, tmp_path / "folder", hidden_size=256, intermediate_size=512, head_dim=64)
     path = write(folder, tmp_path / "m.gguf", mixed)
-    dense = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
-    target, file = load(path, dtype="float32"), GGUF(path)
+    target = load(path, dtype="auto-float32")
     assert "Q4_K and Q6_K" in str(target.quantised) or "Q6_K and Q4_K" in str(target.quantised)
-    config = gguf_model.config_of(file)
-    file.tensor = lambda name: torch.from_numpy(np.array(dense[name]))  # type: ignore[method-assign]
-    right = Decoder(config, gguf_model.weights_of(file, config))
-    assert off(logits(target), logits(right)) < 0.08
+    assert off(logits(target), logits(dequantised(path))) < 0.08
     answers = Engine(target).generate([TEXT.tolist()], SamplingParams(max_tokens=12, ignore_eos=True))
     drafted = Engine(target, "sam").generate([TEXT.tolist()], SamplingParams(max_tokens=12, ignore_eos=True))
     assert answers[0].tokens == drafted[0].tokens
@@ -154,14 +194,17 @@ def test_a_file_drafts_for_its_folder(tiny: Path, tmp_path: Path) -> None:
     (done,) = engine.generate([prompt], wish)
     assert done.tokens == Engine(tiny, dtype="float32").generate([prompt], wish)[0].tokens
     assert sum(done.stats.accepted[1:]) > 0
+    for dtype, quantised in (("auto", True), ("float32", False)):  # the target's dtype does not expand a draft
+        drafter = Engine(tiny, f"model:{path},dtype={dtype}", dtype="float32").drafter
+        assert (drafter.model.dtype, bool(drafter.model.quantised)) == (torch.float32, quantised)  # type: ignore[attr-defined]
 
 
 # Mistakes ------------------------------------------------------------------------------------------------------------
 
 
-def refused(path: Path, *words: str) -> None:
+def refused(path: Path, *words: str, dtype: str = "auto") -> None:
     with pytest.raises(ModelError) as error:
-        load(path)
+        load(path, dtype=dtype)
     message = str(error.value)
     assert "\n" not in message
     for word in words:
@@ -212,7 +255,11 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     refused(write(tiny, path, more=lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)), "'longrope'")
     refused(write(tiny, path, more=odd_yarn), "with yarn_log_multiplier")
     write(tiny, path, lambda name: "Q5_0" if "ffn_up" in name else "Q8_0")
-    refused(path, "ffn_up.weight is of type Q5_0", "Q8_0, Q4_0, Q4_K, Q6_K", "make the file anew")
+    refused(path, "ffn_up.weight is of type Q5_0", "Q8_0, Q4_0, Q4_K, Q6_K", "such as bfloat16", "make the file anew")
+    file = GGUF(path)
+    file.places["output_norm.weight"] = replace(file.places["output_norm.weight"], type=15)
+    with pytest.raises(ModelError, match=r"output_norm.weight is of ggml's type 15, which .* gguf cannot read"):
+        file.tensor("output_norm.weight")
     refused(write(tiny, path, leave_out="blk.1.attn_v.weight"), "lacks blk.1.attn_v.weight")
     refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
 

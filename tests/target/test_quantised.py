@@ -112,7 +112,27 @@ def test_a_folder_says_what_its_model_says_when_it_is_loaded_so(tmp_path: Path, 
     assert "bits a weight" in made.notes[0]
     assert own.notes == []
     assert load_tokenizer(tmp_path / "made").fingerprint == load_tokenizer(tmp_path / "own").fingerprint
-    assert load(tmp_path / "made", dtype="float32").dtype == torch.float32
+
+
+def test_a_folder_in_blocks_is_expanded_by_a_16_or_32_bit_dtype(tmp_path: Path) -> None:
+    folder = models.make("smollm", tmp_path / "own", dtype=torch.bfloat16)
+    quantise_folder(folder, tmp_path / "made", "int4")
+    (tmp_path / "made" / quantised.MEASURED).write_text('{"sentence": "measured in blocks"}')
+    model, blocks = models.model("smollm"), load(tmp_path / "made", dtype="auto-float32")
+    assert isinstance(blocks, Decoder)
+    assert isinstance(blocks.blocks[0].qkv, BlockLinear)
+    assert "measured in blocks" in blocks.notes[0]
+    weights = {name: model.state_dict()[name].bfloat16() for name in weight_shapes(model.config)}
+    made = quantised.quantised(weights, "int4")
+    dense = {name: w.dense() if isinstance(w, Blocks) else w for name, w in made.items()}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        expanded = load(tmp_path / "made", dtype=dtype, exact=False)
+        assert isinstance(expanded, Decoder)
+        assert torch.equal(logits(expanded), logits(Decoder(model.config, dense, dtype=dtype)))
+        assert expanded.weights_fingerprint == blocks.weights_fingerprint
+    (note,) = load(tmp_path / "made", dtype="float32").notes
+    assert note.startswith("made has its weights in float32, expanded from Q4_0 and Q8_0, ")
+    assert "measured" not in note  # in blocks, which is another model
 
 
 def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
@@ -121,6 +141,7 @@ def test_a_matrix_that_blocks_do_not_fit_stays_as_it_is(tmp_path: Path) -> None:
     assert isinstance(made, Decoder)
     assert isinstance(made.blocks[0].gate_up, BlockLinear)
     assert not isinstance(made.blocks[0].down, BlockLinear)
+    assert str(made.quantised).startswith("Q8_0 and F32, ")
 
 
 def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path) -> None:
@@ -138,7 +159,9 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path) -> None:
         model=tmp_path / "own", dtype="int-4"
     )
     assert "model type 'gpt2' is not one of" in refused(model=tmp_path / "foreign", dtype="int8")
-    assert "in blocks already" in refused(model=tmp_path / "made", dtype="int4")
+    for dtype in ("int4", "int8-float32"):
+        message = refused(model=tmp_path / "made", dtype=dtype)
+        assert f"in Q8_0, 8.5 bits a weight already, so {dtype[:4]} cannot be made of it" in message
     assert "--device cpu" in refused(model=tmp_path / "own", dtype="int8", device="meta")
     with pytest.raises(PacelineError, match="exists already"):
         quantise_folder(tmp_path / "own", tmp_path / "made", "int8")
@@ -177,3 +200,5 @@ def test_all_else_may_be_in_float32(tmp_path: Path) -> None:
     assert off(logits(own), logits(wide)) < 0.2  # bfloat16, which this random model magnifies
     assert quantised.exact_dtype("int8") == quantised.exact_dtype("int8-bfloat16") == "int8-float32"
     assert quantised.exact_dtype("bfloat16") == "float32"
+    assert quantised.exact_dtype("auto") == "auto-float32"  # of a file in blocks, which stay
+    assert load(folder, dtype="auto-float32").dtype == torch.float32

@@ -92,11 +92,12 @@ def _references(wish: Wish, target: Target, dtype: str) -> tuple[Model, Model | 
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
     model = str(wish.model)
     own: Model | None = None
-    if target.quantised is None and not is_gguf(model):
+    kinds = target.quantised or target.expanded
+    if kinds is None and not is_gguf(model):
         if dtype != "float32":
             own = Reference.load(model, dtype=dtype, device=target.device)
         return Reference.load(model, dtype="float32", device=target.device), own, "transformers"
-    kinds = target.quantised or "a GGUF file"
+    kinds = kinds or "a GGUF file"
     if wish.engine != "paceline":
         raise PacelineError(
             f"{model} has its weights in {kinds}, which only our engine multiplies as it does: "

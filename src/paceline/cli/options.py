@@ -34,7 +34,11 @@ RepetitionPenalty = Annotated[float, typer.Option(help="Above 1, tokens that occ
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.", min=0)]
 Dtype = Annotated[
-    str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16; int8 or int4: another model.")
+    str,
+    typer.Option(
+        help="auto (the model's own; blocks of a GGUF file stay), float32, bfloat16, float16 (blocks are expanded); "
+        "int8 or int4: another model."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
 Threads = Annotated[

@@ -37,7 +37,8 @@ def predict(
     context: Annotated[int, typer.Option(help="Tokens before the answer.", min=0)] = 512,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:
-    """Would drafting on a second device pay, and from which size of the model on? Reads configurations, no weights.
+    """Would drafting on a second device pay, and from which size of the model on? Reads configurations, no weights, and
+    takes all weights to have 16 bits, those of GGUF files too.
 
     A round of `mirror` on two devices is compared with a round of plain speculation with the same draft on the first.
     Figures of devices are datasheets'; the hit rate is yours to measure (`paceline tune MODEL --beside DRAFT`).
@@ -81,10 +82,13 @@ def predict(
 def _size(model: str) -> Size:
     """MethodError or ModelError for what has no configuration of a Llama-family model."""
     from paceline.cost.model import Size
-    from paceline.target.load import SMALL_FILES, find, read_config
+    from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
+    from paceline.target.gguf import GGUF
+    from paceline.target.gguf_model import config_of
+    from paceline.target.load import read_config
     from paceline.target.shape import unsupported
 
-    config = read_config(find(model, SMALL_FILES))
+    config = config_of(GGUF(gguf_of(model))) if is_gguf(model) else read_config(find(model, SMALL_FILES))
     reason = unsupported(config)
     if reason:
         raise PacelineError(f"{model}: its forwards cannot be predicted, {reason}")

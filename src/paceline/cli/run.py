@@ -120,7 +120,8 @@ class Run:
         """Write a JSON object, and in it what weights said so."""
         assert self.lines is not None
         target = self.engine.target
-        self.lines.append([record | {"weights": target.quantised or str(target.dtype).removeprefix("torch.")}])
+        weights = target.quantised or target.expanded or str(target.dtype).removeprefix("torch.")
+        self.lines.append([record | {"weights": weights}])
 
     def _report(self, answer: Answer) -> None:
         """The closing line of an answer; an error counts as a refused prompt."""
@@ -138,15 +139,18 @@ class Run:
         assert answer is not None
         self._show(answer)
         if both.is_complete:
-            self.screen.note(*comparison(repeated, self.engine.drafter.name, self.engine.target.dtype))
+            target = self.engine.target
+            self.screen.note(*comparison(repeated, self.engine.drafter.name, target.dtype, target.quantised))
 
 
 def _ignore(*_: object) -> None:
     """For answers that are not streamed, and for prompts that the first turn has refused."""
 
 
-def comparison(repeated: Repeated, drafter: str, dtype: torch.dtype) -> list[str]:
-    """A complete comparison in lines: both speeds, their ratio, whether the outputs are identical, and any doubts."""
+def comparison(repeated: Repeated, drafter: str, dtype: torch.dtype, blocks: str | None = None) -> list[str]:
+    """A complete comparison in lines: both speeds, their ratio, whether the outputs are identical, and any doubts.
+
+    blocks: `Target.quantised`."""
     both = repeated.both
     drafted, plain = both.pair
     speeds = (
@@ -158,10 +162,10 @@ def comparison(repeated: Repeated, drafter: str, dtype: torch.dtype) -> list[str
     at = both.first_difference
     if at is None:
         return [f"{speeds}; outputs identical, token for token", *more]
-    return [speeds, *_difference(both, at, dtype), *more]
+    return [speeds, *_difference(both, at, dtype, blocks), *more]
 
 
-def _difference(both: Comparison, at: int, dtype: torch.dtype) -> list[str]:
+def _difference(both: Comparison, at: int, dtype: torch.dtype, blocks: str | None) -> list[str]:
     drafted, plain = both.pair
     lines = [
         f"outputs differ from new token {at} on (counted from 0)",
@@ -169,6 +173,8 @@ def _difference(both: Comparison, at: int, dtype: torch.dtype) -> list[str]:
     ]
     if not both.job.params.is_greedy:
         lines.append("a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens")
+    elif blocks:
+        lines.append("inputs are rounded to eight bits, so two nearly equal logits can swap; --exact rules that out")
     elif dtype != torch.float32:
         name = str(dtype).removeprefix("torch.")
         lines.append(f"in {name} two nearly equal logits can swap; --exact rules that out, and --dtype float32 nearly")

@@ -33,7 +33,7 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
     cache_memory: Annotated[str | None, typer.Option(help="Most memory for keys and values, such as 4GB.")] = None,
     tokenizer: options.TokenizerPath = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, int8 or int4.")] = "auto",
+    dtype: options.Dtype = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Processor threads; by default as many as pay.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds after which an answer is ended where it is.")] = None,

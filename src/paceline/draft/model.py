@@ -101,7 +101,8 @@ class Model(Streaming):
             self.weight_bytes += self.streams.nbytes
 
     def _dtype(self, target: Facts) -> str | torch.dtype:
-        return target.dtype if self.config.dtype == "auto" else self.config.dtype
+        own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # a draft in blocks keeps them
+        return own if self.config.dtype == "auto" else self.config.dtype
 
     def start(self, row: Request) -> None:
         self.open(row, 0)

@@ -5,7 +5,7 @@
 
 llama.cpp's own converter looks a tokenizer up in a table and refuses those it does not know. Here the vocabulary is
 written as it is, so token ids are right; how llama.cpp splits text may differ from the tokenizer ("default" stands for
-GPT-2's splitting), so give it token ids. Needs the package gguf.
+GPT-2's splitting), so give it token ids.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Target(ABC):
     so is weight_bytes, the bytes of weights that a forward over one token reads: all but the input embedding, of which
     it reads one row, unless that is the output head as well. weights_fingerprint tells one training from another.
     `quantised` says in which blocks weights of eight and four bits are, None for others, and `measured` what that has
-    changed, where it was measured.
+    changed, where it was measured; `expanded` says from which blocks weights of 16 or 32 bits were expanded.
     `tokenizer` is the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
     `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there. `threads` are those of all
     engines of this target; with `same_on_any_threads` its logits are, bit for bit, the same on any number of them. With
@@ -99,6 +99,7 @@ class Target(ABC):
     weight_bytes: int = 0
     weights_fingerprint: str = ""
     quantised: str | None = None
+    expanded: str | None = None
     measured: str | None = None
     name: str
     dtype: torch.dtype
@@ -112,7 +113,7 @@ class Target(ABC):
     def notes(self) -> list[str]:
         """What a user should know of this model: a line each."""
         if self.quantised is None:
-            return []
+            return [f"{self.name} has its weights in {self.expanded}"] if self.expanded else []
         return [
             f"{self.name} has its weights in {self.quantised}: another model than in 16 bits"
             f"{f' ({self.measured})' if self.measured else ''}, and drafting does not change what it says"

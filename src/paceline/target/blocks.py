@@ -1,18 +1,20 @@
-"""Weights of four to eight bits in blocks, byte for byte as GGUF files hold them: read, and two kinds also made.
+"""Weights of few bits in blocks, byte for byte as GGUF files hold them: read, and two kinds also made.
 
     blocks = quantise(weight, Q8_0)
     blocks.dense()                       # float32 [outputs, width], each number what the format says it is
 
 A block holds 32 or 256 neighbouring inputs of one output: small whole numbers, and the scales that turn them into
-weights. The layouts are those of ggml (ggml-common.h), the order of the arithmetic that of its reference, so values
-agree to the last bit. Knows nothing of files or of products.
+weights. The package gguf reads every kind; products with blocks need one of KINDS. Knows nothing of files or of
+products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 
 CHUNK = 1 << 22
@@ -43,6 +45,23 @@ Q4_0 = Kind("Q4_0", 2, 32, 18, 8)
 Q4_K = Kind("Q4_K", 12, 256, 144, 0)
 Q6_K = Kind("Q6_K", 14, 256, 210, 32)
 KINDS = {kind.number: kind for kind in (Q8_0, Q4_0, Q4_K, Q6_K)}
+"""By number, those that `target/integer.py` multiplies. All others can only be expanded."""
+
+
+@cache
+def kind_of(number: int) -> Kind | None:
+    """The format with that number of ggml's; None for one that cannot be read."""
+    if number in KINDS:
+        return KINDS[number]
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+    try:
+        known = GGMLQuantizationType(number)
+        inputs, nbytes = GGML_QUANT_SIZES[known]
+        quants.dequantize(np.zeros((1, nbytes), np.uint8), known)
+    except (ValueError, KeyError, NotImplementedError):
+        return None
+    return Kind(known.name, number, inputs, nbytes, 0)
 
 
 class Blocks:
@@ -65,10 +84,12 @@ class Blocks:
 
     def dense(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weight [outputs, width]."""
-        out = torch.empty(self.shape, dtype=dtype)
-        for some in _chunks(self.shape):
-            blocks = self.data[some].view(-1, self.shape[1] // self.kind.inputs, self.kind.nbytes)
-            out[some] = _READ[self.kind](blocks).flatten(1)
+        from gguf import GGMLQuantizationType, quants  # imported here: most models have no blocks
+
+        kind, out = GGMLQuantizationType(self.kind.number), torch.empty(self.shape, dtype=dtype)
+        with np.errstate(all="ignore"):  # scales that are no numbers stay visible in the weights
+            for some in _chunks(self.shape):
+                out[some] = torch.from_numpy(quants.dequantize(self.data[some].numpy(), kind))
         return out
 
 
@@ -92,25 +113,12 @@ def _chunks(shape: torch.Size) -> list[slice]:
     return [slice(begin, begin + step) for begin in range(0, shape[0], step)]
 
 
-# Reading: blocks [rows, blocks, bytes] to float32 [rows, blocks, inputs] -----------------------------------------
-
-
-def _halves(block: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at byte `at` of each block, as float32 [..., 1]."""
-    return block[..., at : at + 2].contiguous().view(torch.float16).float()
+# Scales and codes of the kinds that pack them ------------------------------------------------------------------------
 
 
 def _nibbles(block: torch.Tensor) -> torch.Tensor:
     """Low halves of bytes [..., bytes], then their high halves: [..., 2, bytes]."""
     return torch.stack([block & 15, block >> 4], -2)
-
-
-def _read_q8_0(block: torch.Tensor) -> torch.Tensor:
-    return _halves(block, 0) * block[..., 2:].view(torch.int8)
-
-
-def _read_q4_0(block: torch.Tensor) -> torch.Tensor:
-    return _halves(block, 0) * (_nibbles(block[..., 2:]).flatten(-2).view(torch.int8) - 8)
 
 
 def scales_of_q4_k(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,33 +130,12 @@ def scales_of_q4_k(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scale, minimum
 
 
-def _read_q4_k(block: torch.Tensor) -> torch.Tensor:
-    scale, minimum = scales_of_q4_k(block)
-    codes = _nibbles(block[..., 16:].unflatten(-1, (4, 32))).flatten(-3, -2)
-    by, less = _halves(block, 0) * scale, _halves(block, 2) * minimum
-    return (by.unsqueeze(-1) * codes - less.unsqueeze(-1)).flatten(-2)
-
-
 def codes_of_q6_k(block: torch.Tensor) -> torch.Tensor:
     """Of each block the codes 0 to 63, uint8 [..., 256]: four bits from one place, two from another."""
     low = _nibbles(block[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-3, -2)
     shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
     high = (block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
     return (low | (high << 4)).flatten(-3)
-
-
-def _read_q6_k(block: torch.Tensor) -> torch.Tensor:
-    scale = _halves(block, 208) * block[..., 192:208].view(torch.int8)
-    codes = codes_of_q6_k(block).view(torch.int8) - 32
-    return (scale.unsqueeze(-1) * codes.unflatten(-1, (16, 16))).flatten(-2)
-
-
-_READ: dict[Kind, Callable[[torch.Tensor], torch.Tensor]] = {
-    Q8_0: _read_q8_0,
-    Q4_0: _read_q4_0,
-    Q4_K: _read_q4_k,
-    Q6_K: _read_q6_k,
-}
 
 
 # Making: float32 [rows, blocks, 32] to blocks [rows, blocks, bytes] ----------------------------------------------

@@ -93,6 +93,7 @@ class Decoder(CachedTarget):
 
     weights   checkpoint tensors by name, as `weight_shapes` lists them; they are cast to `dtype` on `device`. Matrices
               may be blocks of fewer bits, which stay as they are; `dtype` is then that of everything else.
+    expand    cast blocks to `dtype` too, so that inputs of products are not rounded to eight bits.
     weights_fingerprint  of other weights than these, from which they were quantised.
     inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
     """
@@ -108,6 +109,7 @@ class Decoder(CachedTarget):
         eos_token_ids: Sequence[int] = (),
         weights_fingerprint: str | None = None,
         inverse_frequencies: torch.Tensor | None = None,
+        expand: bool = False,
     ):
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
@@ -117,11 +119,18 @@ class Decoder(CachedTarget):
         self.weights_fingerprint = weights_fingerprint or fingerprint(
             {key: weights[key] for key in weight_shapes(config)}
         )
+        stored = sum(w.nbytes for w in weights.values())
+        if expand:
+            weights = {key: w.dense(dtype) if isinstance(w, Blocks) else w for key, w in weights.items()}
         weights = {key: w if isinstance(w, Blocks) else w.to(self.device, dtype) for key, w in weights.items()}
         table, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
         assert isinstance(norm, torch.Tensor)
         self.norm = norm
         read = sum(w.nbytes for w in weights.values())
+        if expand and self.quantised:
+            dtype_name, kinds = str(dtype).removeprefix("torch."), self.quantised
+            self.expanded = f"{dtype_name}, expanded from {kinds} ({read / 1e6:,.1f} MB instead of {stored / 1e6:,.1f})"
+            self.quantised = None
         self.weight_bytes = read if s.tied else read - table.nbytes
         head = table if s.tied else weights["lm_head.weight"]
         self.head, self.head_bytes = linear([head], None, dtype), head.nbytes
@@ -139,7 +148,7 @@ class Decoder(CachedTarget):
     @property
     def notes(self) -> list[str]:
         own = super().notes
-        return own and [*own, *integer.warnings()]
+        return [*own, *integer.warnings()] if self.quantised else own
 
     @cached_property
     def embedding(self) -> torch.Tensor:

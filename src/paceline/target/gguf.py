@@ -21,17 +21,11 @@ import numpy as np
 import torch
 
 from paceline.errors import ModelError, shortened
-from paceline.target.blocks import KINDS, Blocks, Kind
+from paceline.target.blocks import Blocks, Kind, kind_of
 
 VERSIONS = (2, 3)
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 """Types of tensors that are ordinary numbers, by ggml's number."""
-OTHERS = {
-    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
-"""Names of types that are not read, for the message."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
@@ -81,12 +75,12 @@ class GGUF:
     def tensor(self, name: str) -> torch.Tensor | Blocks:
         """A tensor, mapped: numbers, or a matrix in blocks. ModelError for a type that is not read."""
         place = self.places[name]
-        kind, dtype = KINDS.get(place.type), DENSE.get(place.type)
+        dtype = DENSE.get(place.type)
+        kind = kind_of(place.type) if dtype is None else None
         if kind is None and dtype is None:
-            known = [str(d).removeprefix("torch.") for d in DENSE.values()] + [k.name for k in KINDS.values()]
             raise ModelError(
-                f"{self.path}: {name} is of type {OTHERS.get(place.type, place.type)}, and there are "
-                f"{', '.join(known)}: make the file anew, as Q8_0, Q4_0 or Q4_K_M"
+                f"{self.path}: {name} is of ggml's type {place.type}, which the package gguf cannot read: install a "
+                "newer one, or make the file anew, as Q8_0, Q4_0 or Q4_K_M"
             )
         if kind is not None and (len(place.shape) != 2 or place.shape[1] % kind.inputs):
             raise ModelError(f"{self.path}: {name} of {list(place.shape)} does not divide into blocks of {kind.name}")

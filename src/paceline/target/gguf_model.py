@@ -2,9 +2,10 @@
 
     target = load_gguf(Path("model-Q4_K_M.gguf"))
 
-Matrices stay in the blocks that the file has (target/integer.py multiplies them). Llama's queries and keys are stored
-with neighbours that rotate together; whole rows move back, so this is exact. Scaled positions are read of every kind
-that these families have: the facts linear and yarn, and Llama 3's as a tensor of factors.
+Matrices stay in the blocks that the file has (target/integer.py multiplies them), or are expanded to 16 or 32 bits.
+Llama's queries and keys are stored with neighbours that rotate together; whole rows move back, so this is exact. Scaled
+positions are read of every kind that these families have: the facts linear and yarn, and Llama 3's as a tensor of
+factors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
 from paceline.target import quantised
-from paceline.target.blocks import Blocks
+from paceline.target.blocks import KINDS, Blocks
 from paceline.target.checks import check_config
 from paceline.target.decoder import Decoder
 from paceline.target.gguf import GGUF
@@ -49,30 +50,48 @@ _NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
 
 
 def load_gguf(
-    path: Path, *, dtype: torch.dtype | None = None, precision: str | None = None, name: str | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    precision: str | None = "auto",
+    device: torch.device | str = "cpu",
+    name: str | None = None,
 ) -> Decoder:
     """The model in a GGUF file, without tokenizer.
 
     dtype      of everything but the blocks; None: bfloat16 where the processor has units for it, else float32.
-    precision  "int8" or "int4", for a file of 16 or 32 bits.
+    precision  "auto": blocks stay as they are. None: they are expanded to `dtype`. "int8" or "int4": blocks are made of
+               a file of 16 or 32 bits.
 
     Raises ModelError, one line, if it cannot be read or used."""
     file = GGUF(path)
     config = config_of(file)
     weights = weights_of(file, config)
-    if precision:
-        dense = {key: w for key, w in weights.items() if isinstance(w, torch.Tensor)}
-        if len(dense) < len(weights):
-            raise ModelError(f"{path} has its weights in {quantised.describe(weights)} already: leave out {precision}")
-        weights = quantised.quantised(dense, precision)
+    quantised.refuse_word(path, quantised.describe(weights), precision or "")
+    if precision in quantised.WORDS:
+        weights = quantised.quantised(quantised.tensors_of(weights), precision)
+    elif precision is not None:
+        _refuse_unmultiplied(path, weights)
     return Decoder(
         config,
         weights,
         name=name or path.stem,
         dtype=dtype or _own_dtype(weights),
+        device=device,
+        expand=precision is None,
         eos_token_ids=sorted(end_tokens(file.facts)),
         inverse_frequencies=_frequencies(file, config),
     )
+
+
+def _refuse_unmultiplied(path: Path, weights: Mapping[str, torch.Tensor | Blocks]) -> None:
+    for name, weight in weights.items():
+        if isinstance(weight, Blocks) and weight.kind.number not in KINDS:
+            raise ModelError(
+                f"{path}: {_their_name(name)} is of type {weight.kind.name}, and products are computed of "
+                f"{', '.join(kind.name for kind in KINDS.values())}: name a dtype to expand it, such as bfloat16, or "
+                "make the file anew, as Q8_0, Q4_0 or Q4_K_M"
+            )
 
 
 def _own_dtype(weights: Mapping[str, torch.Tensor | Blocks]) -> torch.dtype:

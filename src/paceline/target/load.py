@@ -51,8 +51,9 @@ def load(
     model may also be a GGUF file, or one on the hub, owner/name:FILE.gguf.
 
     dtype   "float32", "bfloat16", "float16", or "auto": the checkpoint's own, but float32 on processors that would
-            only emulate it. "int8" and "int4": its matrices in blocks of so many bits, all else as with "auto", or as
-            in "int8-float32"; on CPUs, with our decoder.
+            only emulate it. "int8" and "int4": its matrices in blocks of eight or four bits, all else as with "auto",
+            or as in "int8-float32"; on CPUs, with our decoder. A model that is in blocks already keeps them with "auto"
+            ("auto-float32": all else in float32), and has them expanded with any dtype of 16 or 32 bits.
     device  "auto" (a CUDA device if there is one), or any device word of torch.
     native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run the code a model brings along.
@@ -75,19 +76,22 @@ def _load(
 ) -> Target:
     precision, rest = quantised.split(dtype)
     to, wanted = _device(device), _dtype(rest)
+    makes = precision in quantised.WORDS
     if is_gguf(model):
-        return _load_file(gguf_of(model), wanted, precision, device, native)
+        path = gguf_of(model)
+        return _load_file(path, wanted, precision, _cpu(path.name, device) if precision else to, native)
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")
     tensors = open_weights(folder)
-    if precision or quantised.is_ours(config):
+    ours = quantised.is_ours(config)
+    if makes or (ours and precision):
         to = _cpu(name, device)
     wanted = wanted or _own_dtype(config, tensors, to)
     ends = _eos_token_ids(folder, config)
     reason = _not_native(config)
-    if precision and (reason or native is False or quantised.is_ours(config)):
-        why = reason or ("its weights are in blocks already" if native is None else "native=False asks for another")
+    if makes and (reason or native is False):
+        why = reason or "native=False asks for another"
         raise ModelError(f"{name}: {precision} weights are made by the native decoder only, and {why}")
     if native and reason:
         raise ModelError(f"{name}: the native decoder cannot run it, {reason}; native=None uses transformers")
@@ -117,13 +121,15 @@ def _load_native(
     check_layers(folder, config.num_hidden_layers, tensors)
     if quantised.is_ours(config):
         blocks, made_from = quantised.read(folder, config, tensors)
+        quantised.refuse_word(name, quantised.describe(blocks), precision or "")
     else:
         weights = native_weights(folder, config, tensors)
         made_from = fingerprint(weights)
-        blocks = quantised.quantised(weights, precision) if precision else {**weights}
+        blocks = quantised.quantised(weights, precision) if precision in quantised.WORDS else {**weights}
     made = decoder.Decoder(
-        config, blocks, name=name, dtype=dtype, device=device, eos_token_ids=ends, weights_fingerprint=made_from
-    )
+        config, blocks, name=name, dtype=dtype, device=device, eos_token_ids=ends, weights_fingerprint=made_from,
+        expand=precision is None,
+    )  # fmt: skip
     made.measured = quantised.measured(folder)
     return made
 
@@ -132,13 +138,12 @@ def _load_file(
     path: Path,
     dtype: torch.dtype | None,
     precision: str | None,
-    device: str | torch.device,
+    device: torch.device,
     native: bool | None,
 ) -> Target:
-    _cpu(path.name, device)
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
-    made = gguf_model.load_gguf(path, dtype=dtype, precision=precision)
+    made = gguf_model.load_gguf(path, dtype=dtype, precision=precision, device=device)
     with suppress(ModelError):  # without one it still takes token ids
         made.tokenizer = load_tokenizer(path)
     return made
@@ -303,7 +308,10 @@ def _device(word: str | torch.device) -> torch.device:
 def _cpu(name: str, word: str | torch.device) -> torch.device:
     """The CPU, where weights in blocks are multiplied; ModelError if another device is asked for."""
     if str(word) not in ("auto", "cpu"):
-        raise ModelError(f"{name}: weights of eight and four bits run on CPUs, not on {word}: --device cpu")
+        raise ModelError(
+            f"{name}: weights of eight and four bits run on CPUs, not on {word}: --device cpu, or "
+            "a dtype of 16 or 32 bits"
+        )
     return torch.device("cpu")
 
 

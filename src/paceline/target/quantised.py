@@ -36,9 +36,12 @@ Weights = dict[str, "torch.Tensor | Blocks"]
 
 
 def split(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
-    """ "int8-float32" as ("int8", "float32"), "int8" as ("int8", "auto"), and any other dtype as (None, itself)."""
+    """What becomes of matrices, and the dtype of all else: "int8-float32" is ("int8", "float32"), "int8" ("int8",
+    "auto"), "auto" ("auto", "auto"), "bfloat16" (None, "bfloat16").
+
+    "int8" and "int4" make blocks of a checkpoint, "auto" keeps the blocks of a file, None leaves no blocks."""
     word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
-    return (word, rest or "auto") if word in WORDS else (None, dtype)
+    return (word, rest or "auto") if word in ("auto", *WORDS) else (None, dtype)
 
 
 def exact_dtype(dtype: str | torch.dtype) -> str:
@@ -62,16 +65,27 @@ def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.
     return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
 
 
+def refuse_word(name: str | Path, kinds: str | None, precision: str) -> None:
+    """ModelError if a model in blocks of `kinds` should be made into blocks of `precision`."""
+    if kinds is not None and precision in WORDS:
+        raise ModelError(
+            f"{name} has its weights in {kinds} already, so {precision} cannot be made of it: leave dtype out to keep "
+            "its blocks (auto-float32: all else in float32), or name float32, bfloat16 or float16 to expand them"
+        )
+
+
 def describe(weights: Mapping[str, torch.Tensor | Blocks]) -> str | None:
-    """Kinds and bits: "Q4_0 and Q8_0, 4.9 bits a weight"; None if nothing is in blocks."""
-    matrices = [w for w in weights.values() if isinstance(w, Blocks)]
-    if not matrices:
+    """Types of the matrices, the most frequent first, and bits: "Q4_0 and Q8_0, 4.9 bits a weight", "F16 and Q8_0, 13.4
+    bits a weight"; None if nothing is in blocks."""
+    matrices = [w for w in weights.values() if len(w.shape) == 2]
+    if not any(isinstance(w, Blocks) for w in matrices):
         return None
     sizes: dict[str, int] = {}
-    for blocks in matrices:
-        sizes[blocks.kind.name] = sizes.get(blocks.kind.name, 0) + blocks.shape.numel()
+    for w in matrices:
+        kind = w.kind.name if isinstance(w, Blocks) else "BF16" if w.dtype == torch.bfloat16 else f"F{8 * w.itemsize}"
+        sizes[kind] = sizes.get(kind, 0) + w.shape.numel()
     names = sorted(sizes, key=lambda name: -sizes[name])
-    bits = 8 * sum(blocks.nbytes for blocks in matrices) / sum(sizes.values())
+    bits = 8 * sum(w.nbytes for w in matrices) / sum(sizes.values())
     return f"{' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}, {bits:.1f} bits a weight"
 
 
