@@ -269,7 +269,7 @@ def test_code_that_fails_on_our_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(attention_mask=attention_mask, **others)
 
     monkeypatch.setattr(model, "forward", picky)
-    with pytest.raises(ModelError, match="code does not run on positions, a mask and a cache that it is given$"):
+    with pytest.raises(ModelError, match="its code does not run on a cache, positions and a mask from outside"):
         HFTarget(model, name="picky")
 
 

@@ -34,7 +34,7 @@ from paceline.cli.rollout import rollout
 from paceline.cli.serve import serve
 from paceline.cli.train import train
 from paceline.cli.tune import tune
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 
@@ -171,7 +171,7 @@ def _in_a_line(error: Exception) -> str | None:
         _forget_output()
         return f"{error.filename or 'the output'} cannot be written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
-        return f"{error.name} is not installed; pip install 'paceline[{extra}]'"
+        return f"{error.name} is not installed; {install(extra)}"
     return str(error) if isinstance(error, PacelineError) else None
 
 

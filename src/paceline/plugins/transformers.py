@@ -327,7 +327,7 @@ class _Ends:
         """How many tokens a row may gain."""
         self.stop = [id for one in criteria if isinstance(one, EosTokenCriteria) for id in one.eos_token_id.tolist()]
         own = {MaxLengthCriteria, EosTokenCriteria}  # the engine ends rows by these itself
-        self.criteria = criteria if any(type(one) not in own for one in criteria) else None
+        self.criteria = criteria if any(type(one) not in own for one in criteria) else StoppingCriteriaList()
         # Without end tokens, transformers lets every row go on until the last has ended.
         self.alone = count == 1 or any(hasattr(one, "eos_token_id") for one in criteria)
         self.pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
@@ -343,7 +343,7 @@ class _Ends:
         self.lengths[i] += len(tokens)
         new = torch.tensor(tokens, dtype=self.text.dtype, device=self.text.device)
         self.text[i, self.prompt + start : self.prompt + self.lengths[i]] = new
-        if self.criteria is None:
+        if not self.criteria:
             self.steps = max(self.lengths)
         while any(self.goes_on) and not any(self._waits_for(i) for i in range(len(self.lengths))):
             self._step()

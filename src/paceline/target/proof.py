@@ -92,7 +92,7 @@ class Example:
             raise
         except Exception as failure:  # the model's own code may raise anything
             raise ModelError(
-                f"{self.name} cannot be a target: its code does not run on positions, a mask and a cache that it is given"
+                f"{self.name} cannot be a target: its code does not run on a cache, positions and a mask from outside"
             ) from failure
         finally:
             for slot in slots:

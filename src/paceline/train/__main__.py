@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 
 HELP = """Train drafters for a model (draft, vocab), or a model family from nothing (zoo, and its stages)."""
 SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
@@ -21,7 +21,7 @@ app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, **SETTI
 def recipes() -> None:
     # Before a recipe is imported: without its extra, the package has the rest of the command line.
     if importlib.util.find_spec("accelerate") is None:
-        raise PacelineError("training needs more packages: pip install 'paceline[train]'")
+        raise PacelineError(f"training needs packages that are not installed; {install('train')}")
 
 
 def later(name: str, where: str, summary: str) -> None:
