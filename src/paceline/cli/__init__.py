@@ -1,6 +1,6 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-paceline generate models/demo "Hello! What can you do?" --draft sam --compare
+paceline generate models/demo "The mill was built in 1790. When was the mill built?" --draft sam --compare
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def paceline(
 
     \b
     paceline generate MODEL "Hello! What can you do?"     text as it grows
-    paceline generate MODEL "Hello! What can you do?" --compare  with and without
+    paceline generate MODEL "Built in 1790. Built when?" --compare  with and without
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline serve MODEL --draft sam                      OpenAI's API on a port
