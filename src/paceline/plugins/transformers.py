@@ -75,9 +75,9 @@ REFUSED = {
 }
 """Other fields of a GenerationConfig that cannot be honoured, and why."""
 ELSEWHERE = {
-    "assistant_model": "name the drafter in draft=, a draft model as draft='model,path=...'",
+    "assistant_model": "name the drafter in draft=, a draft model as draft='model:PATH'",
     "assistant_tokenizer": "name the drafter in draft=",
-    "synced_gpus": "each process runs as many rounds as it needs, so processes cannot keep in step",
+    "synced_gpus": "processes run different numbers of rounds, and would wait for each other for ever",
 }
 """Arguments of `model.generate` that cannot be honoured, and why."""
 
@@ -325,13 +325,17 @@ class _Ends:
         limits = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
         self.room = max(1, min(limits, default=config.max_length) - self.prompt)
         """How many tokens a row may gain."""
-        self.stop = [id for one in criteria if isinstance(one, EosTokenCriteria) for id in one.eos_token_id.tolist()]
+        ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+        self.stop = [token for tokens in ends for token in tokens.flatten().tolist()]
         own = {MaxLengthCriteria, EosTokenCriteria}  # the engine ends rows by these itself
         self.criteria = criteria if any(type(one) not in own for one in criteria) else StoppingCriteriaList()
         # Without end tokens, transformers lets every row go on until the last has ended.
         self.alone = count == 1 or any(hasattr(one, "eos_token_id") for one in criteria)
         self.pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-        self.text = input_ids.new_full((count, self.prompt + self.room), self.pad)
+        self.device = input_ids.device  # of the sequences, and of the text that criteria see
+        self.text = input_ids.new_full(
+            (count, self.prompt + self.room), self.pad, device=self.device if self.criteria else "cpu"
+        )
         self.text[:, : self.prompt] = input_ids
         self.lengths, self.goes_on, self.steps = [0] * count, [True] * count, 0
 
@@ -355,7 +359,7 @@ class _Ends:
 
     def sequences(self) -> torch.Tensor:
         """Prompts and answers, [B, T + longest], filled up with the padding token."""
-        return self.text[:, : self.prompt + self.steps].clone()
+        return self.text[:, : self.prompt + self.steps].to(self.device, copy=True)
 
     def _waits_for(self, i: int) -> bool:
         return not self.has_ended(i) and self.lengths[i] <= self.steps
