@@ -3,7 +3,7 @@
     python examples/grpo_trl.py --out runs/digits
     accelerate launch --multi_gpu --num_processes 2 examples/grpo_trl.py --out runs/digits     # without a GPU too
 
-Needs `pip install 'paceline[rl]'`. Prints one line of JSON for each batch of rollouts.
+Needs `pip install '.[rl]'`. Prints one line of JSON for each batch of rollouts.
 """
 
 import argparse

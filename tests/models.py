@@ -103,6 +103,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mamba": ("MambaConfig", {"state_size": 8}),
     "bloom": ("BloomConfig", {}),
+    "falcon-alibi": ("FalconConfig", {"alibi": True}),
+    "mpt": ("MptConfig", {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 128}),
+    "openai-gpt": ("OpenAIGPTConfig", {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128}),
     "gpt-neo": (
         "GPTNeoConfig",
         {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_hidden_layers": 2},

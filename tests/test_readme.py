@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import Engine, SamplingParams
 from paceline.draft.registry import names
 from tests.paths import REPOSITORY
 
@@ -42,3 +43,19 @@ def test_the_python_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: 
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.startswith("The mill was built in 1790.")
+
+
+def test_the_comparison_that_is_shown_drafts_something() -> None:
+    pages = [README, *(file.read_text("utf-8") for file in (REPOSITORY / "src/paceline/cli").glob("*.py"))]
+    prompts = {text for page in pages for text in re.findall(r'paceline generate \S+ "([^"]+)".*--compare', page)}
+    assert prompts
+    engine = Engine(REPOSITORY / "models" / "demo", draft="sam")
+    for prompt in prompts:
+        (answer,) = engine.generate([[{"role": "user", "content": prompt}]], SamplingParams(max_tokens=32))
+        assert answer.mean_accepted_tokens > 1.5, prompt
+
+
+def test_commands_that_need_more_packages_say_so() -> None:
+    for command, extra in (("serve", "serve"), ("eval align", "eval"), ("eval vision", "vision"), ("train", "train")):
+        (line,) = re.findall(rf"^paceline {command} .*", README, re.MULTILINE)
+        assert line.endswith(f"pip install '.[{extra}]'")

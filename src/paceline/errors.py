@@ -41,6 +41,34 @@ class RowError(Exception):
         self.row_id = row_id
 
 
+def install(extra: str) -> str:
+    """How to install the packages of an extra: what an error says about one that is missing."""
+    absent = [name for name, installed in _packages(extra) if not installed] or [name for name, _ in _packages(extra)]
+    by_name = f", elsewhere: pip install {' '.join(absent)}" if absent else ""
+    return f"in a checkout of Paceline: pip install '.[{extra}]'{by_name}"
+
+
+def _packages(extra: str) -> list[tuple[str, bool]]:
+    """The packages of an extra, and whether each is installed; none where Paceline itself runs without being so."""
+    from importlib import metadata  # both are slow, and needed for an error alone
+
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = [Requirement(line) for line in metadata.requires("paceline") or ()]
+    except metadata.PackageNotFoundError:
+        return []
+    found: list[tuple[str, bool]] = []
+    for one in wanted:
+        if one.marker is None or not one.marker.evaluate({"extra": extra}):
+            continue
+        if one.name == "paceline":
+            found += [package for inner in one.extras for package in _packages(inner)]
+        else:
+            found.append((one.name, any(metadata.distributions(name=one.name))))
+    return found
+
+
 def meant(word: str, known: Iterable[str]) -> str:
     """`" Did you mean 'sam'?"` when one of `known` is close to `word`, else an empty string."""
     import difflib  # slow, and the first thing that the command line would wait for

@@ -73,8 +73,8 @@ def test_a_method_that_does_not_exist(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["eval", "align", "--model", "x", "--data", "sample", "--out", "new"], "pip install 'paceline[eval]'"),
-        (["eval", "vision", "build", "new", "--cases", "1"], "pip install 'paceline[vision]'"),
+        (["eval", "align", "--model", "x", "--data", "sample", "--out", "new"], "pip install '.[eval]'"),
+        (["eval", "vision", "build", "new", "--cases", "1"], "pip install '.[vision]'"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(

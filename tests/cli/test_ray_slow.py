@@ -18,7 +18,7 @@ from paceline.records import pieces_of
 from paceline.replay.report import Report
 from paceline.replay.shards import Replayer, ShardedReplay
 
-ray = pytest.importorskip("ray", reason="pip install 'paceline[ray]'")
+ray = pytest.importorskip("ray", reason="pip install '.[ray]'")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

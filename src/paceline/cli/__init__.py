@@ -1,6 +1,6 @@
 """The command line. Each command is one module here; torch is imported by those that need it, when they run.
 
-paceline generate models/demo "Hello! What can you do?" --draft sam --compare
+paceline generate models/demo "The mill was built in 1790. When was the mill built?" --draft sam --compare
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.cli.rollout import rollout
 from paceline.cli.serve import serve
 from paceline.cli.train import train
 from paceline.cli.tune import tune
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 
 CORPUS_HELP = """Build a corpus to copy from, or show what is in one.
 
@@ -96,7 +96,7 @@ def paceline(
 
     \b
     paceline generate MODEL "Hello! What can you do?"     text as it grows
-    paceline generate MODEL "Hello! What can you do?" --compare  with and without
+    paceline generate MODEL "Built in 1790. Built when?" --compare  with and without
     paceline generate MODEL --prompts FILE.jsonl --json   many prompts
     paceline chat MODEL --draft sam                       a conversation
     paceline serve MODEL --draft sam                      OpenAI's API on a port
@@ -171,7 +171,7 @@ def _in_a_line(error: Exception) -> str | None:
         _forget_output()
         return f"{error.filename or 'the output'} cannot be written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
-        return f"{error.name} is not installed; pip install 'paceline[{extra}]'"
+        return f"{error.name} is not installed; {install(extra)}"
     return str(error) if isinstance(error, PacelineError) else None
 
 

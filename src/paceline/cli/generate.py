@@ -71,7 +71,7 @@ def generate(
 
     \b
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
-    paceline generate models/demo "Hello! What can you do?" --compare --json
+    paceline generate models/demo "The mill was built in 1790. When was the mill built?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
     paceline generate models/demo -p prompts.jsonl -o answers.jsonl
     paceline generate models/demo -p prompts.jsonl --batch 8 --schedule equal --json

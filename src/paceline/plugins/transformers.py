@@ -9,13 +9,14 @@
 
 `generate` takes what transformers has prepared: logits processors, stopping criteria, attention masks with padding on
 the left, a GenerationConfig. Greedy answers are those of `model.generate`; sampled ones have its distribution, and
-`torch.manual_seed` makes them reproducible. What it cannot honour it refuses by name. transformers drops `streamer=`
-for such functions; `stream_to=` is the same thing. Works with transformers 5.16 to 5.23.
+`torch.manual_seed` makes them reproducible. What it cannot honour it refuses by name. Works with transformers 5.16 to
+5.23.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +28,14 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import (
     CandidateGenerator,
+    EosTokenCriteria,
     GenerateDecoderOnlyOutput,
+    GenerationMixin,
     LogitsProcessorList,
-    StoppingCriteria,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
 )
+from transformers.generation.configuration_utils import GenerationMode
 
 from paceline.accept import LOSSLESS, Lossless, Walker, follow, sample_from
 from paceline.completion import Delta
@@ -51,7 +56,30 @@ BATCHED = ("EncoderNoRepeatNGramLogitsProcessor", "PrefixConstrainedLogitsProces
 """Logits processors that count the rows of their batch: they work for one prompt."""
 BY_ROW = ("prompt_ignore_length", "encoder_input_ids")
 """Attributes of logits processors that hold a row for each prompt."""
-OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+MODES = {
+    GenerationMode.CONTRASTIVE_SEARCH: ("penalty_alpha", "contrastive search"),
+    GenerationMode.DOLA_GENERATION: ("dola_layers", "DoLa"),
+    GenerationMode.BEAM_SEARCH: ("num_beams", "beam search"),
+    GenerationMode.BEAM_SAMPLE: ("num_beams", "beam search"),
+    GenerationMode.GROUP_BEAM_SEARCH: ("num_beam_groups", "beam search"),
+    GenerationMode.CONSTRAINED_BEAM_SEARCH: ("constraints or force_words_ids", "constrained beam search"),
+}
+"""Ways of decoding that cannot be verified: the field that asks for each, and its name."""
+REFUSED = {
+    "output_scores": "paceline.generate does not keep them",
+    "output_logits": "paceline.generate does not keep them",
+    "output_attentions": "paceline.generate does not keep them",
+    "output_hidden_states": "paceline.generate does not keep them",
+    "is_assistant": "a target is not an assistant; leave it out",
+    "assistant_ensemble_weight": "it changes the distribution of the text; paceline.generate is lossless",
+}
+"""Other fields of a GenerationConfig that cannot be honoured, and why."""
+ELSEWHERE = {
+    "assistant_model": "name the drafter in draft=, a draft model as draft='model:PATH'",
+    "assistant_tokenizer": "name the drafter in draft=",
+    "synced_gpus": "processes run different numbers of rounds, and would wait for each other for ever",
+}
+"""Arguments of `model.generate` that cannot be honoured, and why."""
 
 _ENGINES: WeakKeyDictionary[Any, dict[tuple[str, bool], Engine]] = WeakKeyDictionary()
 
@@ -66,34 +94,65 @@ def generate(
     paced: bool = True,
     stream_to: Any = None,
     on_round: Callable[[Delta], None] | None = None,
+    streamer: Any = None,
+    tokenizer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """For `model.generate(custom_generate=...)`: token ids [B, T + new], padded on the right as transformers does.
 
     draft      the drafter's spec; it is kept with the model, with what it has learned.
     paced      cut drafts that are copied from text to what pays; else they are as long as the drafter makes them.
-    stream_to  a transformers streamer, for one prompt.
+    stream_to  the same as streamer=, for a function that wraps this one: transformers drops its streamer.
     on_round   called with what each round adds to each row: tokens, and how many were drafted.
+    streamer   a transformers streamer, for one prompt; transformers has given it the prompt.
+    tokenizer  for stop_strings and token_healing, which transformers has prepared with it.
     Raises PacelineError for what it cannot honour."""
     _refuse(model, input_ids, generation_config, model_kwargs)
     rows = _unpadded(input_ids, model_kwargs)
-    if stream_to is not None and len(rows) > 1:
+    if (stream_to is not None or streamer is not None) and len(rows) > 1:
         raise PacelineError(f"a streamer takes one prompt, and there are {len(rows)}")
     was_training = model.training
     engine = engine_of(model, draft, paced)
     # All prompts in one round, for no row is answering yet; a schedule gives half of it to the first of them.
     engine.max_batch, engine.schedule = len(rows), Ragged(len(rows), 2 * sum(map(len, rows)))
     engine.rule = _rule(logits_processor, generation_config, input_ids)
-    criteria = [one for one in stopping_criteria if not _is_ours(one)]
+    if stream_to is not None:
+        stream_to.put(input_ids.cpu())
+    ends = _Ends(stopping_criteria, input_ids, generation_config)
     try:
-        answers = _answers(engine, rows, input_ids, generation_config, criteria, stream_to, on_round)
+        _answer(engine, rows, ends, generation_config, stream_to or streamer, on_round)
     finally:
         engine.rule = LOSSLESS
         model.train(was_training)
-    sequences = _padded(input_ids, answers, generation_config)
     if generation_config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
-    return sequences
+        return GenerateDecoderOnlyOutput(sequences=ends.sequences())  # type: ignore[arg-type]
+    return ends.sequences()
+
+
+def _hand_over(extract: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`GenerationMixin._extract_generation_mode_kwargs` that hands `generate` what it drops for other custom functions:
+    tokenizer, without which transformers refuses stop_strings, and streamer, assistant_model and synced_gpus."""
+    own = ("draft", "paced", "stream_to", "on_round")
+
+    @functools.wraps(extract)
+    def extracted(self: Any, custom_generate: Any, kwargs: dict[str, Any], *more: Any) -> dict[str, Any]:
+        if getattr(custom_generate, "func", custom_generate) is not generate:
+            return extract(self, custom_generate, kwargs, *more)
+        if kwargs.get("past_key_values") is not None:
+            raise PacelineError("past_key_values: paceline.generate has a cache of its own and would not fill yours")
+        given = {name: kwargs.pop(name) for name in own if name in kwargs}
+        given |= extract(self, None, kwargs, *more)
+        for name, why in ELSEWHERE.items():
+            if given.pop(name, None):
+                raise PacelineError(f"{name} cannot be honoured: {why}")
+        return given
+
+    return extracted
+
+
+GenerationMixin._extract_generation_mode_kwargs = _hand_over(  # type: ignore[method-assign]
+    GenerationMixin._extract_generation_mode_kwargs
+)
 
 
 def engine_of(model: Any, draft: str, paced: bool = True) -> Engine:
@@ -123,12 +182,14 @@ def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given
         raise PacelineError("custom_generate=paceline.generate takes decoder-only models, and this one has an encoder")
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise PacelineError("give input_ids; inputs_embeds cannot be drafted from")
-    for name in OUTPUTS:
+    mode = config.get_generation_mode()
+    if mode in MODES:
+        field, way = MODES[mode]
+        raise PacelineError(f"{field} cannot be honoured: drafts are verified greedily or by sampling, not by {way}")
+    for name, why in REFUSED.items():
         if getattr(config, name, None):
-            raise PacelineError(f"{name} is not kept by paceline.generate; leave it out")
-    if (config.num_beams or 1) > 1:
-        raise PacelineError("num_beams is above 1; drafts are verified for one beam")
-    if config.cache_implementation in ("quantized", "offloaded"):
+            raise PacelineError(f"{name} cannot be honoured: {why}")
+    if any(kind in (config.cache_implementation or "") for kind in ("quantized", "offloaded")):
         raise PacelineError(
             f"cache_implementation={config.cache_implementation!r}: paceline.generate has its own cache"
         )
@@ -177,7 +238,11 @@ class Processed(Lossless):
         prompt, processors = self.padded[number], self.processors[number]
         text = np.concatenate([prompt, walker.context[request.prompt_length :]])
         logits = walker.logits[walker.node].unsqueeze(0).float()
-        scores = processors(torch.from_numpy(text).unsqueeze(0).to(logits.device), logits.clone())[0]
+        scores = processors(torch.from_numpy(text).unsqueeze(0).to(logits.device), logits.clone())
+        if scores.shape != logits.shape:
+            names = ", ".join(type(one).__name__ for one in processors)
+            raise PacelineError(f"the logits processors ({names}) do not work on one row alone, as drafts need it")
+        scores = scores[0]
         if not self.sampling:
             return follow(walker, int(scores.argmax()))
         return sample_from(walker, scores.softmax(-1))
@@ -195,50 +260,42 @@ def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) ->
     if not len(processors) and not config.do_sample:
         return LOSSLESS
     padded = [row.cpu().numpy().astype(np.int64) for row in input_ids]
-    return Processed([_of_row(processors, i) for i in range(len(padded))], padded, bool(config.do_sample))
+    count = len(padded)
+    return Processed([_of_row(processors, i, count) for i in range(count)], padded, bool(config.do_sample))
 
 
-def _of_row(processors: Any, i: int) -> Any:
-    """The processors as row i's batch of one has them."""
+def _of_row(processors: Any, i: int, count: int) -> Any:
+    """The processors as the batch of one of row i of `count` has them."""
     own = []
     for one in processors:
         for name in BY_ROW:
             if isinstance(rows := getattr(one, name, None), torch.Tensor) and rows.ndim:
                 one = copy.copy(one)
-                setattr(one, name, rows[i : i + 1])
+                at = i * len(rows) // count  # a prompt has num_return_sequences rows
+                setattr(one, name, rows[at : at + 1])
         own.append(one)
     return LogitsProcessorList(own)
-
-
-def _is_ours(criterion: StoppingCriteria) -> bool:
-    """Whether a row's own end is this criterion: the length, and end tokens."""
-    return type(criterion).__name__ in ("MaxLengthCriteria", "EosTokenCriteria")
 
 
 # The loop ------------------------------------------------------------------------------------------------------------
 
 
-def _answers(
+def _answer(
     engine: Engine,
     prompts: Sequence[list[int]],
-    input_ids: torch.Tensor,
+    ends: _Ends,
     config: GenerationConfig,
-    criteria: Sequence[StoppingCriteria],
-    stream_to: Any,
+    streamer: Any,
     on_round: Callable[[Delta], None] | None,
-) -> list[list[int]]:
-    """New tokens of each row."""
-    room = config.max_length - input_ids.shape[1]
+) -> None:
+    """Answer the prompts; the new tokens of each row go to `ends`."""
     most = engine.target.max_context
-    if longest := next((len(prompt) for prompt in prompts if len(prompt) + room > most), 0):
-        raise PacelineError(f"{longest} tokens and max_new_tokens={room} do not fit the model's context of {most}")
-    params = _params(config, room, len(prompts))
+    if longest := next((len(prompt) for prompt in prompts if len(prompt) + ends.room > most), 0):
+        raise PacelineError(f"{longest} tokens and max_new_tokens={ends.room} do not fit the model's context of {most}")
+    params = _params(config, ends, len(prompts))
     rows = [engine.add(prompt, wish) for prompt, wish in zip(prompts, params, strict=True)]
     if isinstance(engine.rule, Processed):
         engine.rule.first = rows[0].id
-    if stream_to is not None:
-        stream_to.put(input_ids.cpu())
-    ends = _Ends(criteria, input_ids, padded=config._eos_token_tensor is not None)
     try:
         for delta in engine.follow(rows):
             if delta.row.error:
@@ -248,78 +305,83 @@ def _answers(
             tokens = ends.take(delta.index, delta.tokens)
             for row in (row for i, row in enumerate(rows) if ends.has_ended(i)):
                 engine.abort(row)
-            if stream_to is not None and tokens:
-                stream_to.put(torch.tensor(tokens))
+            if streamer is not None and tokens:
+                streamer.put(torch.tensor(tokens))
     finally:
         for row in rows:
             engine.abort(row)
-    if stream_to is not None:
-        stream_to.end()
-    return ends.answers()
+    if streamer is not None:
+        streamer.end()
 
 
 class _Ends:
-    """Where rows end by the caller's stopping criteria.
+    """The text of the batch, and where its rows end.
 
-    padded  whether a row that has ended is padded while others go on. transformers does so only where there are end
-    tokens; without them every row goes on until the last has ended."""
+    Criteria other than length and end tokens are asked as `generate` asks them: about all rows, after each step of the
+    batch. Rows advance by different numbers of tokens, so a step is taken when every row that goes on has its token."""
 
-    def __init__(self, criteria: Sequence[StoppingCriteria], input_ids: torch.Tensor, padded: bool):
-        self.criteria, self.input_ids = criteria, input_ids
-        self.alone = padded or len(input_ids) == 1
-        self.tokens: list[list[int]] = [[] for _ in input_ids]
-        self.at: dict[int, int] = {}
-        """Length of the answer at which a row was told to end."""
+    def __init__(self, criteria: StoppingCriteriaList, input_ids: torch.Tensor, config: GenerationConfig):
+        count, self.prompt = input_ids.shape
+        limits = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
+        self.room = max(1, min(limits, default=config.max_length) - self.prompt)
+        """How many tokens a row may gain."""
+        ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+        self.stop = [token for tokens in ends for token in tokens.flatten().tolist()]
+        own = {MaxLengthCriteria, EosTokenCriteria}  # the engine ends rows by these itself
+        self.criteria = criteria if any(type(one) not in own for one in criteria) else StoppingCriteriaList()
+        # Without end tokens, transformers lets every row go on until the last has ended.
+        self.alone = count == 1 or any(hasattr(one, "eos_token_id") for one in criteria)
+        self.pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+        self.device = input_ids.device  # of the sequences, and of the text that criteria see
+        self.text = input_ids.new_full(
+            (count, self.prompt + self.room), self.pad, device=self.device if self.criteria else "cpu"
+        )
+        self.text[:, : self.prompt] = input_ids
+        self.lengths, self.goes_on, self.steps = [0] * count, [True] * count, 0
 
     def take(self, i: int, tokens: list[int]) -> list[int]:
-        """Add what row i gained in a round; returns what it keeps of that."""
-        for n, token in enumerate(tokens, 1):
-            self.tokens[i].append(token)
-            if i not in self.at and self._holds(i):
-                self.at[i] = len(self.tokens[i])
-                if self.alone:
-                    return tokens[:n]
-        return tokens
+        """Add what row i gained in a round; of a single row, returns what it keeps of that."""
+        if self.has_ended(i):  # in this very round, by another row's token
+            return []
+        start = self.lengths[i]
+        self.lengths[i] += len(tokens)
+        new = torch.tensor(tokens, dtype=self.text.dtype, device=self.text.device)
+        self.text[i, self.prompt + start : self.prompt + self.lengths[i]] = new
+        if not self.criteria:
+            self.steps = max(self.lengths)
+        while any(self.goes_on) and not any(self._waits_for(i) for i in range(len(self.lengths))):
+            self._step()
+        return tokens[: self.steps - start]
 
     def has_ended(self, i: int) -> bool:
         """Whether row i needs no more tokens."""
-        if self.alone:
-            return i in self.at
-        return len(self.at) == len(self.tokens) and len(self.tokens[i]) >= max(self.at.values())
+        return not self.goes_on[i] if self.alone else not any(self.goes_on)
 
-    def answers(self) -> list[list[int]]:
-        """The new tokens of every row."""
-        together = not self.alone and len(self.at) == len(self.tokens)
-        return [of[: max(self.at.values())] if together else of for of in self.tokens]
+    def sequences(self) -> torch.Tensor:
+        """Prompts and answers, [B, T + longest], filled up with the padding token."""
+        return self.text[:, : self.prompt + self.steps].to(self.device, copy=True)
 
-    def _holds(self, i: int) -> bool:
-        if not self.criteria:
-            return False
-        new = torch.tensor(self.tokens[i], device=self.input_ids.device)
-        text = torch.cat([self.input_ids[i], new.to(self.input_ids.dtype)]).unsqueeze(0)
-        return any(bool(torch.as_tensor(one(text, None)).any()) for one in self.criteria)
+    def _waits_for(self, i: int) -> bool:
+        return not self.has_ended(i) and self.lengths[i] <= self.steps
+
+    def _step(self) -> None:
+        self.steps += 1
+        end = self.prompt + self.steps
+        for i, done in enumerate(self.criteria(self.text[:, :end], None).tolist()):
+            if done and self.goes_on[i]:
+                self.goes_on[i] = False
+                if self.alone:
+                    self.text[i, end:] = self.pad
 
 
-def _params(config: GenerationConfig, room: int, count: int) -> list[SamplingParams]:
+def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingParams]:
     """How each row is answered. Temperature and filters are the processors' work; drafters that draw read them here."""
-    ends = config._eos_token_tensor
     sampling: dict[str, Any] = {"temperature": 0.0}
     if config.do_sample:
         sampling = {"temperature": config.temperature or 1.0, "top_k": config.top_k or 0, "top_p": config.top_p or 1.0}
     seeds = torch.randint(1 << 62, (count,)).tolist() if config.do_sample else [None] * count
-    stop = () if ends is None else ends.flatten().tolist()
-    return [
-        SamplingParams(max_tokens=room, stop_token_ids=stop, ignore_eos=True, seed=seed, **sampling) for seed in seeds
-    ]
-
-
-def _padded(input_ids: torch.Tensor, answers: Sequence[list[int]], config: GenerationConfig) -> torch.Tensor:
-    """Prompts and answers, [B, T + longest], filled up with the padding token."""
-    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-    longest = max(map(len, answers))
-    filled = [answer + [pad] * (longest - len(answer)) for answer in answers]
-    new = torch.tensor(filled, dtype=input_ids.dtype, device=input_ids.device).reshape(len(answers), longest)
-    return torch.cat([input_ids, new], -1)
+    sampling |= {"max_tokens": ends.room, "stop_token_ids": ends.stop, "ignore_eos": True}
+    return [SamplingParams(seed=seed, **sampling) for seed in seeds]
 
 
 # Their loop ----------------------------------------------------------------------------------------------------------

@@ -244,20 +244,38 @@ class HFTarget(CachedTarget):
         return mask.unsqueeze(1)
 
 
+ALIBI = ("build_alibi_tensor", "build_mpt_alibi_tensor")
+"""Methods of BLOOM and MPT, whose configurations do not say that they count distances."""
+
+
 def _refuse(name: str, model: Any, config: PretrainedConfig) -> None:
     """ModelError for a model whose configuration shows that it cannot be a target."""
-    kinds = {type(layer) for layer in DynamicCache(config=model.config).layers} - {DynamicLayer}
-    odd = sorted(kind.__name__.removeprefix("Dynamic").removesuffix("Layer") for kind in kinds)
+    odd = {_way_of(type(layer)) for layer in DynamicCache(config=model.config).layers} - {""}
     if getattr(config, "model_type", "") == "gpt_neo" and "local" in config.attention_layers:
-        odd.append("local attention")  # a window under another name
-    if odd or getattr(model.config, "is_encoder_decoder", False):
-        why = f"some layers ({', '.join(odd)}) cannot forget a rejected draft" if odd else "it has an encoder"
+        odd.add("a sliding window")  # under another name
+    why = ""
+    if odd:
+        why = f"some layers have {' and '.join(sorted(odd))}, and cannot forget a rejected draft"
+    elif getattr(model.config, "is_encoder_decoder", False):
+        why = "it has an encoder"
+    elif getattr(config, "alibi", False) or any(hasattr(model.base_model, make) for make in ALIBI):
+        why = "its attention counts distances in the cache (ALiBi), which in a tree of drafts are not those in the text"
+    if why:
         raise ModelError(
             f"{name} ({model.config.model_type}) cannot be a target: {why}; "
-            "a target is a decoder whose layers all have full attention"
+            "a target is a decoder whose layers all have full attention, over positions that it is given"
         )
     if getattr(config, "max_position_embeddings", None) is None:
         raise ModelError(f"{name} ({model.config.model_type}): its configuration does not say how long a text may be")
+
+
+def _way_of(layer: type) -> str:
+    """How a layer with this cache looks back, in words; nothing for full attention."""
+    if layer is DynamicLayer:
+        return ""
+    if "LinearAttention" in layer.__name__:
+        return "a running state instead of attention over the text"
+    return "a sliding window" if "SlidingWindow" in layer.__name__ else "attention of an unknown kind"
 
 
 GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"

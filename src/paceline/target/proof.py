@@ -53,9 +53,13 @@ class Example:
         cache: Any = DynamicCache(config=self.model.config)
         try:
             self.logits = self._plain(self.text, cache)
-            shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
-        except Exception as error:  # a model that cannot run even with its own cache
-            raise ModelError(f"{self.name} cannot be a target: {one_line(error)}") from error
+        except Exception as error:  # the model's own code may raise anything
+            raise ModelError(
+                f"{self.name} cannot be a target: a plain forward with transformers' own cache fails: {one_line(error)}"
+            ) from error
+        if any(getattr(layer, "keys", None) is None for layer in cache.layers):
+            raise ModelError(f"{self.name} cannot be a target: it does not keep its keys and values in a cache")
+        shapes = {(*layer.keys.shape[1::2], *layer.values.shape[1::2]) for layer in cache.layers}
         if len(shapes) != 1 or len(cache.layers) != target.num_layers:
             raise ModelError(f"{self.name} cannot be a target: its layers keep keys and values of different shapes")
         ((self.kv_heads, self.head_dim, *values),) = shapes
@@ -88,7 +92,7 @@ class Example:
             raise
         except Exception as failure:  # the model's own code may raise anything
             raise ModelError(
-                f"{self.name} cannot be a target: given our cache, positions and mask it fails: {one_line(failure)}"
+                f"{self.name} cannot be a target: its code does not run on a cache, positions and a mask from outside"
             ) from failure
         finally:
             for slot in slots:

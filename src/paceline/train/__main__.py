@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 
 HELP = """Train drafters for a model: draft models, heads, adapters, and what they need."""
 SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
@@ -25,24 +25,32 @@ def new_app(help: str) -> typer.Typer:
 def _check_extra() -> None:
     # Before a recipe is imported: without its extra, the package has the rest of the command line.
     if importlib.util.find_spec("accelerate") is None:
-        raise PacelineError("training needs more packages: pip install 'paceline[train]'")
+        raise PacelineError(f"training needs packages that are not installed; {install('train')}")
+
+
+RECIPES: dict[str, str] = {}
+"""The function of each command: "package.module:function", typed for Typer."""
+
+
+def recipe(name: str) -> Any:
+    """A command with its options; imports its module, and torch with it."""
+    module, _, function = RECIPES[name].partition(":")
+    single = typer.Typer(add_completion=False, **SETTINGS)
+    run: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    single.command(name)(run)
+    return typer.main.get_command(single)
 
 
 app = new_app(HELP)
 
 
 def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
-    """Register a command whose function is in a recipe's module: "package.module:function", typed for Typer. The
-    module, and torch with it, is imported to run the command, not to list it."""
+    """Register a command whose module is imported to run it, not to list it."""
+    RECIPES[name] = where
 
     def command(context: typer.Context) -> None:
-        module, _, function = where.partition(":")
-        single = typer.Typer(add_completion=False, **SETTINGS)
-        run: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        single.command(name)(run)
-        recipe = typer.main.get_command(single)
-        with recipe.make_context(context.command_path, context.args) as own:
-            raise typer.Exit(recipe.invoke(own) or 0)
+        with recipe(name).make_context(context.command_path, context.args) as own:
+            raise typer.Exit(own.command.invoke(own) or 0)
 
     unread = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     app.command(name, short_help=summary, add_help_option=False, context_settings=unread)(command)

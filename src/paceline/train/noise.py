@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 from paceline.records import write_whole
 from paceline.target.tuned import TUNED_FILE
 from paceline.train import options
@@ -100,7 +100,7 @@ def with_adapters(network: Any, rank: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise PacelineError("--lora needs the package peft: pip install 'paceline[train]'") from None
+        raise PacelineError(f"--lora needs the package peft; {install('train')}") from None
     return get_peft_model(network, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 from paceline.records import objects, opened
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
@@ -130,7 +130,7 @@ def _hub_rows(source: Source) -> Iterable[Any]:
         import datasets
     except ImportError:
         raise SourceError(
-            f"source {source.name!r}: {source.path} needs the package datasets: pip install 'paceline[train]'"
+            f"source {source.name!r}: {source.path} needs the package datasets; {install('train')}"
         ) from None
     name, _, split = str(source.path).removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, meant
+from paceline.errors import PacelineError, install, meant
 from paceline.evals.align import sample
 from paceline.evals.align.types import Data, Item, Kind, Rule, Scenario
 from paceline.records import loads, objects
@@ -205,7 +205,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     except ImportError:
-        raise DataError(f"reading {path} needs pyarrow; install paceline[eval]") from None
+        raise DataError(f"reading {path} needs pyarrow; {install('eval')}") from None
 
 
 def _hub(name: str) -> Found:
@@ -215,7 +215,7 @@ def _hub(name: str) -> Found:
 
         splits = datasets.load_dataset(name)
     except ImportError:
-        raise DataError("reading from the hub needs the package datasets; install paceline[eval]") from None
+        raise DataError(f"reading from the hub needs the package datasets; {install('eval')}") from None
     except Exception as error:  # of many kinds, none of them our own
         why = " ".join(str(error).split())[:200]
         raise DataError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.geometry import Box
 from paceline.evals.vision.objects import HELD_OUT, KINDS
@@ -59,7 +59,7 @@ class Painter:
         try:
             from diffusers import AutoPipelineForInpainting, AutoPipelineForText2Image
         except ImportError as error:
-            raise PacelineError(f"diffusers cannot be used ({error}): pip install diffusers") from error
+            raise PacelineError(f"diffusers cannot be used ({error}); {install('diffusion')}") from error
         self.options = options
         try:
             self._draw = AutoPipelineForText2Image.from_pretrained(options.checkpoint).to(options.device)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image, ImageDraw
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, install
 from paceline.evals.vision.drawing import Drawing, Shape, rgb, shade
 
 LIGHT, DARK = 0.22, -0.16
@@ -41,7 +41,7 @@ def choose(name: str = "auto") -> Renderer:
         return SkiaRenderer()
     except ImportError as error:  # not installed, or a system library (libGL, fontconfig) is missing
         if name == "skia":
-            raise PacelineError(f"Skia cannot be used ({error}): pip install 'paceline[vision]'") from error
+            raise PacelineError(f"Skia cannot be used ({error}); {install('vision')}") from error
         return PillowRenderer()
 
 

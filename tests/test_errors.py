@@ -1,0 +1,49 @@
+"""Messages that errors share."""
+
+import re
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from paceline.errors import install
+from tests.paths import REPOSITORY
+
+REQUIRES = [
+    "torch>=2.9",
+    'numpy>=2.0; extra == "serve"',
+    'no-such-package>=1; extra == "serve"',
+    'winloop; sys_platform == "no such system" and extra == "serve"',
+    'paceline[serve]; extra == "all"',
+    'other-absent[x]>=2; extra == "all"',
+]
+
+
+def test_what_is_missing_of_an_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
+    for extra, names in (("serve", "no-such-package"), ("all", "no-such-package other-absent")):
+        line = install(extra)
+        assert line == f"in a checkout of Paceline: pip install '.[{extra}]', elsewhere: pip install {names}"
+
+
+def test_an_extra_of_installed_packages_is_named_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is there and cannot be imported."""
+    monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES[:2])
+    assert install("serve").endswith("elsewhere: pip install numpy")
+
+
+def test_without_an_installation_the_checkout_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", absent)
+    assert install("serve") == "in a checkout of Paceline: pip install '.[serve]'"
+
+
+def test_nothing_says_to_install_a_package_that_is_not_published() -> None:
+    """A stranger could publish one under our name."""
+    files = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
+    for folder in ("docs", "src", "examples", "benchmarks", "models"):
+        files += [f for f in (REPOSITORY / folder).rglob("*") if f.suffix in (".md", ".py", ".html", ".toml", ".j2")]
+    published = re.compile(r"paceline\[|pip install paceline")
+    assert [str(file) for file in files if published.search(file.read_text("utf-8"))] == []
