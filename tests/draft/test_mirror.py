@@ -95,8 +95,10 @@ def test_a_window_drafted_ahead_is_the_one_that_would_have_been_drafted(folders)
         engine, out = answered(folders, LINE + f"{rule},kappa=2")
         assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
         assert [done.stats.drafted for done in out] == [done.stats.drafted for done in plainly]
-        assert engine.drafter.counts.hits
-        assert engine.drafter.counts.misses
+        counts = engine.drafter.counts
+        assert counts.hits
+        assert counts.misses
+        assert {0} <= {*counts.hits, *counts.misses} <= set(range(6)), "by how many of five tokens stood"
 
 
 def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies_it(folders):
@@ -108,6 +110,15 @@ def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies
     assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
     assert engine.drafter.counts.hits
     assert engine.drafter.counts.misses
+
+
+def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
+    """Its draws must not be those of the acceptance test."""
+    opened, usual = [], Ahead.open
+    monkeypatch.setattr(Ahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
+    seeds = range(len(TEXTS))
+    answered(folders, LINE + "kappa=1", [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds])
+    assert len({*opened} - {*seeds}) == len(seeds)
 
 
 def test_hits_grow_with_the_candidates_up_to_all(folders):
@@ -210,6 +221,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
         fresh.start(state.row)
         (tree,) = fresh.propose([state.row])
         assert tree.tokens[1:].tolist() == window.tokens
+        assert [top[0][0] for top in state.tops[: len(window.tokens)]] == window.tokens, "its own candidates"
         length = drafter.cached(state.row)
         ours = drafter.model.cache._kv[:, :, drafter._slots[7], :, : length + 1 + len(window.tokens)]
         theirs = fresh.model.cache._kv[:, :, fresh._slots[7], :, : length + len(window.tokens)]
