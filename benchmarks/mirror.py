@@ -26,7 +26,7 @@ from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
 
 
-def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: list[int]) -> None:
+def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: list[int], layout: str) -> None:
     """One line a source and kappa."""
     print("| source | kappa | hit rate | after 0 | after some | tokens a round |")
     print("|---|---:|---:|---:|---:|---:|")
@@ -34,7 +34,8 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
     sources.append(("both", f"source=both,layer={layers[-1]}"))
     for name, source in sources:
         for kappa in (1, 2, 4, 8):
-            engine = Engine(model, f"mirror:{draft},where=line,kappa={kappa},{source}", dtype="float32", max_batch=8)
+            spec = f"mirror:{draft},where=line,kappa={kappa},{source},layout={layout}"
+            engine = Engine(model, spec, dtype="float32", max_batch=8)
             done = engine.generate(prompts, SamplingParams(max_tokens=new))
             counts: Any = engine.drafter.counts  # type: ignore[attr-defined]
             first = counts.hits[0] / max(counts.hits[0] + counts.misses[0], 1)
@@ -44,10 +45,10 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
             print(f"| {name} | {kappa} | {counts.hit_rate:.2f} | {first:.2f} | {later:.2f} | {mean:.2f} |", flush=True)
 
 
-def timed(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int, repeats: int) -> None:
+def timed(model: str, draft: str, prompts: list[list[int]], new: int, ahead: str, repeats: int) -> None:
     """What the law says beforehand, and a line a contestant."""
     target = load(model)
-    answer = measure(target, load_tokenizer(model), f"{draft},kappa={kappa}", prompts, max_tokens=new)
+    answer = measure(target, load_tokenizer(model), f"{draft},{ahead}", prompts, max_tokens=new)
     expected = answer.here or answer.law
     print(
         f"law: forward {1e3 * expected.after:.1f} ms, branches {1e3 * expected.ahead:.1f}, a window "
@@ -61,7 +62,7 @@ def timed(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int
         "none, 2 threads": Engine(model, "none", threads=2),
         "model, 2 threads": Engine(model, plain, threads=2),
         "model, 1 thread": Engine(model, plain, threads=1),
-        f"mirror, kappa={kappa}, 1 + 1": Engine(model, f"mirror:{draft},check=false,kappa={kappa}"),
+        f"mirror, {ahead}, 1 + 1": Engine(model, f"mirror:{draft},check=false,{ahead}"),
     }
     speeds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
@@ -75,7 +76,7 @@ def timed(model: str, draft: str, prompts: list[list[int]], new: int, kappa: int
     print("|---|---:|---:|")
     for name, seconds in speeds.items():
         print(f"| {name} | {1 / median(seconds):.1f} | {base / median(seconds):.2f} |")
-    counts: Any = contestants[f"mirror, kappa={kappa}, 1 + 1"].drafter.counts  # type: ignore[attr-defined]
+    counts: Any = contestants[f"mirror, {ahead}, 1 + 1"].drafter.counts  # type: ignore[attr-defined]
     waited = f"waited {counts.waited:.2f} s for windows, of it {counts.exposed:.2f} s in misses"
     print(f"hit rate {counts.hit_rate:.2f}; {waited}")
 
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--characters", type=int, default=1500)
     parser.add_argument("-n", "--new", type=int, default=48)
     parser.add_argument("--kappa", type=int, default=4)
+    parser.add_argument("--layout", default="measured", choices=["measured", "uniform"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--as-large", type=parse_size, help="parameters of the target, such as 1B")
     args = parser.parse_args()
@@ -100,9 +102,10 @@ def main() -> None:
         args.draft = str(large_draft_model(args.draft, Enlargement.read(args.model)))
     if args.what == "hits":
         layers = load(args.model).num_layers
-        hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2])
+        hits(args.model, args.draft, prompts, args.new, [layers // 2, layers - 2], args.layout)
     else:
-        timed(args.model, args.draft, prompts, args.new, args.kappa, args.repeats)
+        ahead = f"kappa={args.kappa},layout={args.layout}"
+        timed(args.model, args.draft, prompts, args.new, ahead, args.repeats)
 
 
 if __name__ == "__main__":

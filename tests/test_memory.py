@@ -296,7 +296,8 @@ def test_prefixes_make_room_for_rows_the_least_used_first(decoder: Decoder) -> N
     texts = [[i + 2] * 60 for i in range(8)]
     for text in texts:
         tight.generate([text], wish)
-        tight.generate([texts[0]], wish)  # in use all the time
+        [done] = tight.generate([texts[0]], wish)
+        assert done.reused, "it is in use all the time"
         assert decoder.cache.nbytes + tight.memory.prefixes.nbytes <= tight.memory.budget
     kept = tight.memory.prefixes
     assert 1 < len(kept) < 8

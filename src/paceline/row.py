@@ -33,6 +33,10 @@ class Request(Protocol):
         """Its number; no two requests of an engine's life share one."""
 
     @property
+    def slot(self) -> int:
+        """Its slot in the target's cache, where self-drafters work; -1 while it has none."""
+
+    @property
     def params(self) -> SamplingParams:
         """How it is answered."""
 

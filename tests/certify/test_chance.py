@@ -43,6 +43,13 @@ def test_lossless_engines_are_accused_at_the_level_alone() -> None:
     assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.012)
 
 
+def test_the_worst_of_many_cases_is_corrected_for_their_number() -> None:
+    assert chance.worst([0.5, 0.01, 0.3]) == pytest.approx(0.03)
+    assert chance.worst([0.5, 0.9]) == chance.worst([]) == 1.0
+    cases = np.random.default_rng(2).random((4000, 30))
+    assert np.mean([chance.worst(p) < 0.05 for p in cases.tolist()]) == pytest.approx(0.05, abs=0.012)
+
+
 def test_pooled_outcomes_have_the_least_probability() -> None:
     law = np.array([0.5, 0.01, 0.02, 0.3, 0.07, 0.1])
     bins = chance.pooled(law, 0.08)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from paceline.draft import registry
+from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending, stop
 from paceline.draft.neural.features import FeatureDrafter
@@ -23,7 +25,7 @@ from paceline.sampling import SamplingParams
 from paceline.target.hf import HFTarget
 from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
-from tests.draft.eagles import METHODS, NEW, World, forgetful, knowing_head
+from tests.draft.eagles import METHODS, NEW, World, d2t_of, described, eagle3, forgetful, knowing_head, write
 from tests.enumerated import law, plainly
 from tests.lossless_enumeration import largest_difference
 from tests.plain import texts
@@ -160,11 +162,24 @@ def fresh_reading(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("tree", [0, 12])
-def test_after_every_round_the_cache_is_a_fresh_prefill(world: Callable[..., World], method: str, tree: int) -> None:
+@pytest.mark.parametrize(("tree", "chunk"), [(0, pending.CHUNK), (12, pending.CHUNK), (0, 3)])
+def test_after_every_round_the_cache_is_a_fresh_prefill(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str, tree: int, chunk: int
+) -> None:
     """And it holds pairs with the target's own states alone: what was drafted is read again."""
+    monkeypatch.setattr(pending, "CHUNK", chunk)
     here = world(share=0.1)
-    drafter = here.drafter(method, tree=tree)
+    check_cache(here, here.drafter(method, tree=tree))
+
+
+def test_tapped_states_come_in_the_order_that_the_head_names(world: Callable[..., World], tmp_path: Path) -> None:
+    here = world(share=0.1)
+    own = {"draft_vocab_size": len(d2t_of(here.model)[0]), "eagle_aux_hidden_state_layer_ids": [3, 1, 2]}
+    check_cache(here, registry.create(f"eagle3:{write(tmp_path, described(here.model, **own), eagle3(here.model))}"))
+
+
+def check_cache(here: World, drafter: Drafter) -> None:
+    """After every round, against a fresh reading."""
     assert isinstance(drafter, FeatureDrafter)
     engine = Engine(here.target, Fallback([Idle(here.answers, error=0.3, branches=1), drafter]))
     for prompt in here.prompts[:3]:

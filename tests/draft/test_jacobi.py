@@ -168,6 +168,20 @@ def test_linear_jacobi_keeps_the_guesses_that_survive():
     assert set(drafted(drafter, one).tokens[3:].tolist()) <= {ord(letter) for letter in "abcde"}
 
 
+def test_random_tokens_are_those_before_the_last_one():
+    drafter, one = bound(tree=0, window=50, retrieve="none"), row("abc")
+    drafter.start(one)
+    assert set(drafted(drafter, one).tokens[1:].tolist()) == {ord("a"), ord("b")}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_no_draft_is_deeper_than_the_depths_that_have_candidates(depth):
+    target, params = TableTarget(30, order=2, seed=4), SamplingParams(max_tokens=30)
+    (done,) = Engine(target, f"jacobi,depth={depth}").generate([[1, 2]], params)
+    assert done.tokens == target.plain([1, 2], params).new_tokens.tolist()
+    assert len(done.stats.drafted) == depth + 1
+
+
 def test_random_tokens_are_the_seed_s_and_the_row_s_own():
     def tokens(seed: int, id: int) -> list[int]:
         drafter, one = bound(seed=seed, retrieve="none"), row("abcdefghijklmnop", id=id)

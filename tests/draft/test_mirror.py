@@ -27,7 +27,7 @@ from paceline.errors import MethodError
 from paceline.round import Segment
 from paceline.sampling import SamplingParams
 from tests import models, native
-from tests.draft.drafting import DraftTable, OnModel
+from tests.draft.drafting import DraftTable, OnModel, drafter, like
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import drawn, largest_difference, plain, speculative
 
@@ -95,8 +95,30 @@ def test_a_window_drafted_ahead_is_the_one_that_would_have_been_drafted(folders)
         engine, out = answered(folders, LINE + f"{rule},kappa=2")
         assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
         assert [done.stats.drafted for done in out] == [done.stats.drafted for done in plainly]
-        assert engine.drafter.counts.hits
-        assert engine.drafter.counts.misses
+        counts = engine.drafter.counts
+        assert counts.hits
+        assert counts.misses
+        assert {0} <= {*counts.hits, *counts.misses} <= set(range(6)), "by how many of five tokens stood"
+
+
+def test_a_sampled_window_drafted_ahead_has_the_draws_of_the_round_that_verifies_it(folders):
+    """So rounds are those of plain speculation seed for seed, whatever was hit and missed."""
+    params = [SamplingParams(max_tokens=40, temperature=0.5, seed=seed, ignore_eos=True) for seed in range(len(TEXTS))]
+    plainly = answered(folders, LINE + "kappa=0", params)[1]
+    engine, out = answered(folders, LINE + "kappa=20", params)
+    assert [done.tokens for done in out] == [done.tokens for done in plainly]
+    assert [done.stats.accepted for done in out] == [done.stats.accepted for done in plainly]
+    assert engine.drafter.counts.hits
+    assert engine.drafter.counts.misses
+
+
+def test_the_draft_draws_with_a_seed_of_its_own(folders, monkeypatch):
+    """Its draws must not be those of the acceptance test."""
+    opened, usual = [], Ahead.open
+    monkeypatch.setattr(Ahead, "open", lambda self, *row: (opened.append(row[2].seed), usual(self, *row)))
+    seeds = range(len(TEXTS))
+    answered(folders, LINE + "kappa=1", [SamplingParams(max_tokens=2, temperature=1.0, seed=seed) for seed in seeds])
+    assert len({*opened} - {*seeds}) == len(seeds)
 
 
 def test_hits_grow_with_the_candidates_up_to_all(folders):
@@ -199,6 +221,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
         fresh.start(state.row)
         (tree,) = fresh.propose([state.row])
         assert tree.tokens[1:].tolist() == window.tokens
+        assert [top[0][0] for top in state.tops[: len(window.tokens)]] == window.tokens, "its own candidates"
         length = drafter.cached(state.row)
         ours = drafter.model.cache._kv[:, :, drafter._slots[7], :, : length + 1 + len(window.tokens)]
         theirs = fresh.model.cache._kv[:, :, fresh._slots[7], :, : length + len(window.tokens)]
@@ -214,6 +237,29 @@ def test_hazards_say_where_windows_end():
     stops = hazard.stops(3)
     assert stops[1] > 0.95
     assert sum(stops) == pytest.approx(1)
+
+
+def test_branches_go_where_windows_end_unless_they_are_to_be_spread_evenly():
+    """Always as many in all: kappa a position."""
+    window, tops = [0, 0, 0], [[(v, 0.5**v) for v in range(40)]] * 4
+    counts = {}
+    for layout in ("measured", "uniform"):
+        ahead = Ahead(drafter(like(TableTarget(vocab_size=8))), kappa=3, layout=layout)
+        for _ in range(400):
+            ahead.hazard.note(len(window), 1)
+        keys = ahead._keys(window, tops)
+        assert len(keys) == len(set(keys)) == 12
+        counts[layout] = [sum(a == position for a, _ in keys) for position in range(4)]
+    assert counts["uniform"] == [3, 3, 3, 3]
+    assert counts["measured"][1] > 6
+
+
+def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(folders):
+    rates = {}
+    for layout in ("", ",layout=uniform"):
+        engine, _ = answered(folders, LINE + "kappa=2" + layout, SamplingParams(max_tokens=60, ignore_eos=True))
+        rates[layout] = engine.drafter.counts.hit_rate
+    assert rates[""] > rates[",layout=uniform"]
 
 
 def test_messages_longer_than_the_ring_and_a_reader_that_is_gone():
@@ -281,13 +327,11 @@ def test_sampled_answers_have_the_targets_law_and_acceptance_is_plain_speculatio
     """100,000 answers of four tokens, with hits and misses, against the exact law."""
     from scipy.stats import chisquare
 
-    from tests.draft.drafting import drafter as over
-
     target = TableTarget(vocab_size=4, order=2, seed=5, scale=1.0)
     params = SamplingParams(max_tokens=4, temperature=0.7)
     law = plain(target, [1, 2], params, 4)
     runs, counts, accepted = 100_000, dict.fromkeys(law, 0), []
-    for made in (OverTable(far(target, 1.0), kappa=1, draft=2), over(far(target, 1.0), stop="fixed", draft=2)):
+    for made in (OverTable(far(target, 1.0), kappa=1, draft=2), drafter(far(target, 1.0), stop="fixed", draft=2)):
         engine, rounds = Engine(target, made, max_batch=64), []
         for done in engine.generate([[1, 2]] * runs, params):
             rounds.append(done.rounds)

@@ -59,6 +59,16 @@ def test_a_drafter_learns_from_requests_that_ended() -> None:
     assert follow(history, text, 5, 40) < first
 
 
+def test_a_drafter_learns_nothing_from_requests_that_were_given_up() -> None:
+    history, text = History("past-answer", FACTS, paced=False), list(range(20))
+    for complete in (False, True):
+        row = history.start(text[:5], 40)
+        assert not len(history.draft([row])[0])
+        history.advance([row], [text[5:]])
+        history.drop(row, complete)
+    assert history.draft([history.start(text[:5], 40)])[0].tolist() == text[5:]
+
+
 # A chain has no place for ngram-pool's window; it drafts the n-grams that it sees.
 ALONE = [*TOKENS_ONLY, "ngram-pool"]
 

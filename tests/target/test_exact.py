@@ -71,6 +71,11 @@ def test_chains_pieces_and_trees_of_every_family(family: str, dtype: torch.dtype
     assert trees_agree(target, tokens, alone, 2)
 
 
+def test_trees_in_a_window_whose_beginning_is_among_their_nodes() -> None:
+    target, tokens = made("mistral-window", torch.float32), text(1)
+    assert trees_agree(target, tokens, exact.one_by_one(target, tokens), 2)
+
+
 def test_otherwise_trees_round_differently() -> None:
     """So that the tests here cannot pass without what they test."""
     target, tokens = native.of(models.model("llama2")), text(1)

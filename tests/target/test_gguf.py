@@ -23,7 +23,7 @@ from paceline.target import gguf_model
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.gguf import GGUF
-from paceline.target.gguf_tokenizer import end_tokens, tokenizer_of
+from paceline.target.gguf_tokenizer import end_tokens, same_tokens, tokenizer_of
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer
 
@@ -63,6 +63,24 @@ def test_facts_and_numbers_are_what_the_reference_reads(tiny: Path, tmp_path: Pa
         mine = ours.tensor(tensor.name)
         dense = mine.float() if isinstance(mine, torch.Tensor) else mine.dense()
         assert torch.equal(dense, torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 32])
+def test_tensors_begin_where_the_alignment_says_wherever_the_facts_end(alignment: int, tmp_path: Path) -> None:
+    numbers = np.arange(5, dtype=np.float32)
+    for length in range(32):
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+        writer.add_custom_alignment(alignment)
+        writer.add_string("test.text", "a" * length)
+        for name in ("one", "other"):
+            writer.add_tensor(name, numbers)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        file = GGUF(tmp_path / "m.gguf")
+        for name in ("one", "other"):
+            assert torch.equal(file.tensor(name), torch.from_numpy(numbers))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -248,6 +266,14 @@ def odd_yarn(writer: Any) -> None:
     writer.add_float32("llama.rope.scaling.yarn_log_multiplier", 0.5)
 
 
+def test_positions_scaled_as_older_files_say_it(tiny: Path, tmp_path: Path) -> None:
+    file = GGUF(write(tiny, tmp_path / "m.gguf"))
+    for given, factor in ((None, None), (1.0, None), (4.0, 4.0)):
+        file.facts["llama.rope.scale_linear"] = given
+        rope = dict(gguf_model.config_of(file).rope_parameters)
+        assert (rope.get("factor"), rope["rope_type"] == "linear") == (factor, factor is not None)
+
+
 def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     refused(write(tiny, path, architecture="gemma3"), "architecture 'gemma3'", "llama, qwen2, qwen3")
@@ -260,6 +286,8 @@ def test_models_that_are_not_supported(tiny: Path, tmp_path: Path) -> None:
     file.places["output_norm.weight"] = replace(file.places["output_norm.weight"], type=15)
     with pytest.raises(ModelError, match=r"output_norm.weight is of ggml's type 15, which .* gguf cannot read"):
         file.tensor("output_norm.weight")
+    refused(write(tiny, path, more=lambda w: w.add_value_length(8)), "attention.value_length is 8")
+    refused(write(tiny, path, more=lambda w: w.add_rope_dimension_count(8)), "rope.dimension_count is 8")
     refused(write(tiny, path, leave_out="blk.1.attn_v.weight"), "lacks blk.1.attn_v.weight")
     refused(write(tiny, path, leave_out="token_embd.weight"), "has no token_embd.weight")
 
@@ -283,6 +311,14 @@ def test_tokenizers_that_cannot_be_trusted(tiny: Path, tmp_path: Path) -> None:
             tokenizer_of(file, "m")
         assert word in str(error.value)
         assert "--tokenizer PATH" in str(error.value)
+
+
+def test_a_tokenizer_with_a_token_more_than_the_file_is_another(tiny: Path, tmp_path: Path) -> None:
+    file, tokenizer = GGUF(write(tiny, tmp_path / "m.gguf")), load_tokenizer(tiny)
+    assert same_tokens(tokenizer, file, all_of_them=False)
+    last = max(tokenizer.inner.get_vocab().values())
+    del file.facts["tokenizer.ggml.tokens"][last:]
+    assert not same_tokens(tokenizer, file, all_of_them=False)
 
 
 def test_a_tokenizer_beside_the_file_is_taken_if_it_is_the_models(tiny: Path, tmp_path: Path) -> None:

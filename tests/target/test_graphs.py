@@ -82,6 +82,21 @@ def test_a_form_gives_the_states_and_logits_of_the_nodes_alone(monkeypatch: pyte
             assert torch.allclose(states, verdicts[-1].hidden[layer], atol=1e-4)
 
 
+def test_a_cache_in_other_memory_has_another_form() -> None:
+    """A recording writes to the addresses that it was made with, also where a cache of the same shape is elsewhere."""
+    decoder = with_forms("llama3")
+    assert decoder.recorder is not None
+    segment, forms, cache = Segment.chunk(decoder.add_row(8), np.array([4, 8, 6]), last=True), [], decoder.cache
+    for _ in range(2):
+        forms += [decoder.recorder._form([segment], Needs()) for _ in range(2)]
+        before = cache._kv  # alive, so that the copy is not where it was
+        cache._kv = before.clone()
+    assert forms[0] == forms[1]
+    assert forms[2] == forms[3]
+    assert forms[0] is not None
+    assert forms[0] != forms[2]
+
+
 def test_rounds_without_a_form_are_run_as_usual() -> None:
     decoder = with_forms("llama3")
     recorder = decoder.recorder

@@ -119,7 +119,7 @@ def bins_of(law: Floats, bins: NDArray[np.int64]) -> Floats:
 
 def worst(p_values: Sequence[float]) -> float:
     """The smallest of several p-values, corrected for their number (Bonferroni)."""
-    return min(1.0, min(p_values, default=1.0) * len(p_values))
+    return min(1.0, min(p_values, default=1.0) * max(len(p_values), 1))
 
 
 def _solve(reached: Callable[[float], bool]) -> float:

@@ -32,7 +32,7 @@ from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.neural.weights import PRECISION, Precision, nbytes, placed
 from paceline.errors import MethodError
 from paceline.round import Round, Segment
-from paceline.row import Request, Row
+from paceline.row import Request
 from paceline.spec import option
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
@@ -157,7 +157,7 @@ class Kangaroo(Stepping):
         for draft in drafts:
             root = draft.known - 1
             tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
-            segments.append(Segment(slot_of(draft.row), tokens, parent, start=max(draft.done - root, 0)))
+            segments.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
         states = self.target.run_layers(segments, self.exit).split([len(s.tokens) - s.start for s in segments])
         for draft, of_row in zip(drafts, states, strict=True):
             draft.features.append(of_row)
@@ -181,7 +181,7 @@ class Kangaroo(Stepping):
             states = torch.cat(draft.features)
             if of_tree != list(range(len(states))):
                 states = states[of_tree]
-                rearrange(self.target.cache, slot_of(draft.row), of_tree, self.exit)
+                rearrange(self.target.cache, draft.row.slot, of_tree, self.exit)
             draft.tree.hidden = states  # type: ignore[union-attr]
 
     # After a round --------------------------------------------------------------------------------------------
@@ -204,12 +204,6 @@ class Kangaroo(Stepping):
             tokens = np.zeros(len(states), np.int64)  # the adapter reads none
             self.adapter(states, [Segment.chunk(slot, tokens, last=False)])
             self.adapter.cache.commit(slot, range(len(states)))
-
-
-def slot_of(row: Request) -> int:
-    """Where the target keeps a row: a self-drafter works in its cache."""
-    assert isinstance(row, Row), "a self-drafter runs in our engine only"
-    return row.slot
 
 
 def _numbers(draft: Draft) -> list[int]:

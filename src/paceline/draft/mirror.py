@@ -30,7 +30,7 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.beside import Beside, Print, Setup, TargetLike
-from paceline.draft.neural.branches import Ahead, Ask, Top, Window
+from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates
 from paceline.draft.neural.ring import Closed
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
@@ -58,10 +58,12 @@ class MirrorConfig(Options):
     """Options of mirror."""
 
     checkpoint: str = option(help="folder or hub id of the draft model, or a drafter that has one (model:PATH)")
-    kappa: int = option(4, "most candidates for each position; 0: plain speculation; paper: 8", least=0)
+    kappa: int = option(
+        4, "windows drafted ahead for each position, on average; 0: plain speculation; paper: 8", least=0
+    )
     branches: int | None = option(None, "most windows drafted ahead for a row; none: kappa a position", least=1)
-    layout: Literal["measured", "uniform"] = option(
-        "measured", "spread branches by how often windows end at each position, or evenly; paper: uniform"
+    layout: Layout = option(
+        "measured", "give positions windows by how often verification ends there, or all as many; paper: uniform"
     )
     source: Literal["draft", "early_exit", "both"] = option(
         "draft", "where candidates come from: the draft itself, the target's middle layer, or both; paper: early_exit"
@@ -304,7 +306,8 @@ class Mirror(Drafter):
             return
         states = torch.cat([hidden[spans[i]] for i in mine])
         logits = self._head(self._target.ops.norm(states, self._target.norm))[: len(states)]
-        values, columns = top_tokens(logits, min(self.config.kappa + 1, logits.shape[-1]))
+        count = most_candidates(self.config.kappa, self.config.layout) + 1
+        values, columns = top_tokens(logits, min(count, logits.shape[-1]))
         shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
         tokens = columns if self._columns is None else self._columns[columns]
         tops: list[Top] = [list(zip(ids, ps, strict=True)) for ids, ps in zip(tokens.tolist(), shares, strict=True)]

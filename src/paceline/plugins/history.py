@@ -40,6 +40,8 @@ class HostRow:
 
     room  most new tokens it may have; most: tokens of a draft that the host takes."""
 
+    slot = -1  # the host's own model holds its keys and values
+
     def __init__(self, id: int, prompt: Sequence[int] | IntArray, room: int, most: int = MAX_TOKENS):
         self.id, self.prompt_length, self.room, self.most = id, len(prompt), room, most
         self.params = SamplingParams(max_tokens=max(1, min(room, MAX_TOKENS)))

@@ -406,6 +406,29 @@ def test_while_another_drafter_was_asked_tokens_wait(spec):
         assert max(made.lags[1:]) > 1
 
 
+def test_the_rule_hears_how_many_drafted_tokens_stood():
+    target, heard = TableTarget(vocab_size=8, order=2, seed=4), []
+    made = drafter(like(target), stop="fixed", draft=3)
+    made.rule.learn = lambda outcomes, seconds: heard.extend(outcomes)
+    out = answers(target, made)
+    stood = [n * times for one in out for n, times in enumerate(one.stats.accepted)]
+    assert sum(one.accepted for one in heard) == sum(stood) > 0
+    assert sum(one.drafted for one in heard) == sum(one.stats.draft_tokens for one in out)
+
+
+def test_a_tree_shares_its_round_with_prompts_that_run_beside_it():
+    target, sizes = TableTarget(vocab_size=8, order=2, seed=4), []
+    made = drafter(like(target), tree="auto")
+    made.bind(target)
+    made._seconds = {1: 1.0, 30: 1.0, 64: 64.0}
+    row = Row(0, [1, 2, 3], GREEDY, max_context=100)
+    made.start(row)
+    for beside in (0, 29):
+        made.beside = beside
+        sizes += [tree.num_drafted for tree in made.propose([row])]
+    assert sizes[0] > sizes[1] == 0
+
+
 def test_two_of_a_kind_do_not_take_each_others_drafts():
     """Both are called the same, and the first has been asked before the second."""
     target = TableTarget(vocab_size=8, order=2, seed=4)

@@ -35,6 +35,15 @@ Top = Sequence[tuple[int, float]]
 """(token, probability) of what may come next, best first."""
 Candidates = Sequence[Top]
 """What the target may say after the root and after each token of a window."""
+Layout = Literal["measured", "uniform"]
+"""measured: branches go where they are likeliest to be needed; uniform: every position gets as many (the paper's)."""
+SPREAD = 4
+"""With the measured layout one position gets at most SPREAD * kappa branches."""
+
+
+def most_candidates(kappa: int, layout: Layout) -> int:
+    """Most branches of one position, where the average is `kappa`."""
+    return kappa * SPREAD if layout == "measured" else kappa
 
 
 class Ask(NamedTuple):
@@ -129,8 +138,7 @@ class Hazard:
 class Ahead:
     """The draft's side of every row: a drafter with a model, shadows of the rows, and their branches.
 
-    kappa   most candidates for a position; branches: most for a row, None: kappa for every position.
-    layout  "measured": where they are likeliest to be needed; "uniform": as many for each position (the paper's).
+    kappa   branches for a position, on average; branches: most for a row, None: kappa for every position.
     fresh   whether to draft a window where none was drafted ahead."""
 
     def __init__(
@@ -138,11 +146,12 @@ class Ahead:
         drafter: Stepping,
         kappa: int,
         branches: int | None = None,
-        layout: Literal["measured", "uniform"] = "measured",
+        layout: Layout = "measured",
         fresh: bool = True,
     ):
         self.drafter, self.kappa, self.branches, self.layout, self.fresh = drafter, kappa, branches, layout, fresh
         self.hazard = Hazard()
+        self._most = most_candidates(kappa, layout)
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
         drafter.watch = self._note_tops
@@ -229,10 +238,10 @@ class Ahead:
                 self._states[draft.row.id].tops.append(top)
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
-        """The best kappa + 1 tokens of each row of logits [R, K], or of a run's with streams [R, 1 + count, K], with
-        their probabilities; the drafted one, which cannot be the target's correction, may be among them."""
+        """The best tokens of each row of logits [R, K], or of a run's with streams [R, 1 + count, K], with
+        their probabilities: one more than may get a branch, for the drafted one cannot be the target's correction."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        values, columns = logits.float().topk(min(self.kappa + 1, logits.shape[-1]))
+        values, columns = logits.float().topk(min(self._most + 1, logits.shape[-1]))
         shares = (values - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
         tokens = columns if self.drafter.columns is None else self.drafter.columns[columns]
         return [list(zip(ids, probs, strict=True)) for ids, probs in zip(tokens.tolist(), shares, strict=True)]
@@ -275,12 +284,12 @@ class Ahead:
         stops = self.hazard.stops(len(window))
         worth: list[tuple[float, tuple[int, int]]] = []
         for a, top in enumerate(tops[: len(window) + 1]):
-            others = [(v, p) for v, p in top if a == len(window) or v != window[a]][: self.kappa]
+            others = [(v, p) for v, p in top if a == len(window) or v != window[a]][: self._most]
             mass = sum(p for _, p in others) or 1.0
             for place, (v, p) in enumerate(others):
                 worth.append((stops[a] * p / mass if self.layout == "measured" else -place, (a, v)))
         worth.sort(key=lambda entry: -entry[0])
-        return [key for _, key in worth[: self.branches]]
+        return [key for _, key in worth[: self.branches or self.kappa * (len(window) + 1)]]
 
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
         """A branch for each key, its v a node of the row's tree. None where nothing can come after v."""
