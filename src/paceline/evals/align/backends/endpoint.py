@@ -21,6 +21,7 @@ from paceline.evals.align.backends.base import BackendError, Reply, Request
 from paceline.evals.align.backends.hosts import Host, Hosts
 from paceline.evals.align.backends.retry import CutShort, Passing, Retry, passes
 from paceline.evals.align.backends.stream import Parts, read_stream, read_whole
+from paceline.evals.align.thoughts import continued, opened
 from paceline.evals.align.types import Call
 
 if TYPE_CHECKING:
@@ -63,11 +64,14 @@ class Endpoint:
 
     async def complete(self, request: Request) -> Reply:
         began = perf_counter()
+        rendered = "" if self.tokenizer is None else self.tokenizer.render_chat(request.messages)
+        path, body = self._body(request, rendered)
+        request = continued(request, rendered)
 
         async def attempt(number: int) -> Reply:
             async with self._slots:
-                parts = await self._ask(await self.hosts.turn(), request)
-            return self._reply(request, parts, number, perf_counter() - began)
+                parts = await self._ask(await self.hosts.turn(), path, body)
+            return self._reply(request, parts, number, perf_counter() - began, rendered)
 
         return await self.retry.run(attempt)
 
@@ -76,8 +80,7 @@ class Endpoint:
 
     # One attempt --------------------------------------------------------------------------------------------------
 
-    async def _ask(self, host: Host, request: Request) -> Parts:
-        path, body = self._body(request)
+    async def _ask(self, host: Host, path: str, body: dict[str, Any]) -> Parts:
         async with self._post(host, path, body) as response:
             if response.status_code != 200:
                 await self._complain(host, response)
@@ -108,8 +111,8 @@ class Endpoint:
             self.hosts.rest(host, min(after or 0.0, self.retry.longest))
         raise Passing(why, after)
 
-    def _body(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """Path and body of a request."""
+    def _body(self, request: Request, rendered: str) -> tuple[str, dict[str, Any]]:
+        """Path and body of a request. rendered: its messages through the chat template, "" without a tokenizer."""
         body: dict[str, Any] = {"model": self.label, **request.seeded.told()}
         if request.stop:
             body["stop"] = list(request.stop)
@@ -118,19 +121,17 @@ class Endpoint:
         if request.schema is not None:
             named = {"name": "reply", "schema": request.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
-        if request.prefix and self.tokenizer is not None:
-            prompt = self.tokenizer.inner.apply_chat_template(
-                [dict(m) for m in request.messages], add_generation_prompt=True, tokenize=False
-            )
+        if request.prefix and rendered:
             # The template has written the beginning token already.
-            return "completions", body | {"prompt": prompt + request.prefix, "add_special_tokens": False}
+            prompt = rendered + continued(request, rendered).prefix
+            return "completions", body | {"prompt": prompt, "add_special_tokens": False}
         messages = [dict(message) for message in request.messages]
         if request.prefix:
             messages.append({"role": "assistant", "content": request.prefix})
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         return "chat/completions", body | {"messages": messages}
 
-    def _reply(self, request: Request, parts: Parts, tries: int, seconds: float) -> Reply:
+    def _reply(self, request: Request, parts: Parts, tries: int, seconds: float, rendered: str) -> Reply:
         usage = parts.usage or {}
         details = usage.get("prompt_tokens_details") or {}
         generated = usage.get("completion_tokens")
@@ -144,7 +145,7 @@ class Endpoint:
             generated=generated,
             tries=tries,
         )
-        reply = Reply(_text(parts.text), call, _text(parts.reasoning), parts.logprobs)
+        reply = Reply(_text(parts.text), call, _text(parts.reasoning), parts.logprobs, opened(rendered))
         if parts.finish_reason == "length" and generated is not None and generated < request.decoding.max_tokens:
             raise CutShort(reply)
         return reply
