@@ -186,6 +186,8 @@ def _redraw(source: Path, data: Data) -> list[Check]:
 def _unlike(plan: Plan, case: Case) -> str:
     """A caption of sizes that is not true of what its picture's objects cover; "" if all are."""
     drawn = compose(plan, case.subset, int(case.id))
+    if [thing.name for thing in drawn.things] != case.facts["objects"]:
+        return f"{case.subset}/{case.id}: the seed gives other objects"
     for value, boxes in zip(case.facts["values"], case.facts["boxes"], strict=True):
         a, b = (drawn_area(plan, drawn, box) for box in boxes)
         if compared(sqrt(a / b), sqrt(SAME)) != value:
