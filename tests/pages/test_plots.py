@@ -18,6 +18,26 @@ def test_names_and_tips_are_text() -> None:
     assert columns([1], ["<n"], ["<t"], COLORS[0], ys=(0, 1), label='"<l').count("&lt;") == 3
 
 
+def test_no_tick_is_negative_unless_a_value_is() -> None:
+    for values in ([0.0, 0.0], [0.003], [0.02, 1.0], [5.0, 5.0]):
+        assert ticks(values)[0] >= 0
+    assert ticks([-0.5, -0.5])[0] < 0
+
+
+def test_names_stand_below_the_plot_in_their_colours() -> None:
+    lines = [Curve([(1, 2.0), (2, 2.0)], ["a", "b"], [color] * 2, f"rule {i}") for i, color in enumerate(COLORS[:3])]
+    picture, _, key = plot(lines, "across", "up").partition("</svg>")
+    assert "rule" not in picture
+    for i, color in enumerate(COLORS[:3]):
+        assert f'style="background: {color}"></i>rule {i}<' in key
+
+
+def test_large_ticks_are_short() -> None:
+    drawn = plot([Curve([(0, 0.0), (1, 200_000.0)], ["", ""], [COLORS[0]] * 2)])
+    assert ">150k<" in drawn
+    assert "150000" not in drawn
+
+
 def test_nothing_to_plot() -> None:
     assert plot([]) == ""
     assert plot([Curve([], [], [])]) == ""

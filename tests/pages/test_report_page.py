@@ -1,64 +1,16 @@
 """The report in a browser: on a phone and on a desk, light and dark, nothing wider than the window, no complaint."""
 
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.bench.runs import TASKS, WHY, make_run
+from tests.pages.browser import WIDTHS, browse, measured, needs_chromium
 
 from paceline.pages.bench import page
 from paceline.pages.bench_run import read_run
 
-CHROMIUM = shutil.which("chromium")
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-    "--enable-logging=stderr",
-)  # fmt: skip
-WIDTHS = (390, 1280)
-MEASURE = """<script>
-onload = () => {
-  document.querySelectorAll("details").forEach(one => { one.open = true })
-  const color = getComputedStyle(document.body).backgroundColor
-  const loaded = performance.getEntriesByType("resource").map(one => one.name)
-  const pictures = [...document.querySelectorAll("svg")].map(one => one.getBoundingClientRect().width)
-  parent.postMessage({width: innerWidth, wide: document.documentElement.scrollWidth, color, loaded,
-                      narrowest: Math.min(...pictures), height: document.documentElement.scrollHeight}, "*")
-}
-</script>"""
-# The narrowest window of headless Chromium is wider than a phone, so the page is put into frames.
-FRAMES = """<!doctype html><html style="color-scheme: light dark"><body style="margin: 0"><script>
-const told = []
-onmessage = message => {
-  told.push(message.data)
-  if (told.length == 2) {
-    document.body.replaceChildren(JSON.stringify(told))
-  }
-}
-</script>%s</body></html>"""
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
-
-
-def browse(folder: Path, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [str(CHROMIUM), *QUIET, f"--user-data-dir={folder / 'profile'}", *options, file.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-
-
-def measured(folder: Path, html: str, *options: str) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """What the page says of itself by window width, every detail unfolded; and what the browser complained of."""
-    (folder / "page.html").write_text(html.replace("</body>", MEASURE + "</body>"), "utf-8")
-    frames = [f'<iframe src="page.html" style="width: {w}px; height: 900px; border: 0"></iframe>' for w in WIDTHS]
-    (folder / "frames.html").write_text(FRAMES % "".join(frames), "utf-8")
-    done = browse(folder, folder / "frames.html", "--dump-dom", "--virtual-time-budget=5000", *options)
-    told = re.search(r"\[\{.*\}\]", done.stdout)
-    assert told, done.stdout[:500]
-    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return {one["width"]: one for one in json.loads(told[0])}, complaints
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")

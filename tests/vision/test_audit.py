@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.evals.vision.audit import audit
+from paceline.evals.vision import layouts
+from paceline.evals.vision.audit import FEWEST, audit
 from paceline.evals.vision.engine import Plan, compose, render
 from paceline.evals.vision.probe import features, probe
 from paceline.evals.vision.words import VALUES
+from paceline.evals.vision.writer import build
 
 from .sets import sample
 
 
 def _failed(folder: Path) -> list[str]:
-    return [check["name"] for check in audit(folder)["checks"] if not check["ok"]]
+    return [check["name"] for check in audit(folder)["checks"] if check["ok"] is False]
 
 
 @pytest.fixture
@@ -27,10 +29,53 @@ def copy(tmp_path: Path) -> Path:
 
 def test_our_sample_passes() -> None:
     checks = audit(sample())["checks"]
-    assert [check["name"] for check in checks if not check["ok"]] == []
-    names = {check["name"] for check in checks}
-    assert {"captions true of one picture each", "pictures differ in boxes only", "drawn again"} <= names
-    assert len([name for name in names if name.startswith("trivial features")]) == 6
+    assert [check["name"] for check in checks if check["ok"] is False] == []
+    judged = {check["name"] for check in checks if check["ok"]}
+    wanted = "captions true of one picture each, pictures differ in boxes only, drawn again, sizes in drawn area"
+    assert set(wanted.split(", ")) <= judged
+    few = [check["says"] for check in checks if check["ok"] is None]
+    assert few == ["too few to judge (4 of 20)"] * 6
+
+
+def test_from_twenty_cases_on_trivial_features_are_judged(tmp_path: Path) -> None:
+    build(Plan(size=32), {"relative_spatial": FEWEST}, tmp_path / "set", workers=1)
+    (check,) = (one for one in audit(tmp_path / "set")["checks"] if one["name"].startswith("trivial"))
+    assert check["ok"] is True
+    assert "% of pictures alone" in check["says"]
+
+
+def test_a_part_or_a_kind_of_what_is_drawn_is_found(copy: Path) -> None:
+    """An apple in a picture that is said to show no leaf."""
+    lines = [json.loads(line) for line in (copy / "cases.jsonl").read_text().splitlines()]
+    case = next(line for line in lines if line["subset"] == "existence")
+    names = {case["objects"][0]: "leaf", case["boxes"][0][1][0]: "apple"}
+    case["objects"] = [names.get(name, name) for name in case["objects"]]
+    case["boxes"] = [[[names.get(name, name), *box] for name, *box in boxes] for boxes in case["boxes"]]
+    (copy / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "captions true of one picture each" in _failed(copy)
+
+
+def test_sizes_by_longer_sides_alone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "_fill", lambda thing: min(thing.aspect, 1 / thing.aspect))
+    build(Plan(size=64), {"relative_size": 12}, tmp_path / "set", workers=1)
+    assert "sizes in drawn area" in _failed(tmp_path / "set")
+
+
+def test_places_that_are_true_of_corners_are_found(copy: Path) -> None:
+    lines = [json.loads(line) for line in (copy / "cases.jsonl").read_text().splitlines()]
+    case = next(line for line in lines if line["subset"] == "absolute_spatial")
+    case["values"][1] = "at the top"
+    (copy / "cases.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "captions true of one picture each" in _failed(copy)
+
+
+def test_what_another_version_drew_is_not_drawn_again(copy: Path) -> None:
+    manifest = json.loads((copy / "build.json").read_text())
+    (copy / "build.json").write_text(json.dumps(manifest | {"engine_version": 1}))
+    checks = {check["name"]: check for check in audit(copy)["checks"]}
+    for name in ("drawn again", "sizes in drawn area"):
+        assert checks[name]["ok"] is None
+        assert "engine_version 1" in checks[name]["says"]
 
 
 def test_the_official_layout_is_checked_as_far_as_it_goes(copy: Path) -> None:

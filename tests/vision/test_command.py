@@ -25,7 +25,9 @@ def test_build_run_audit_report(tmp_path: Path, capsys) -> None:
     for name in ("oracle", "random"):
         report = _json(capsys, "run", out, "--model", name, "--out", str(tmp_path / name))
         assert [set(one) >= {"subset", "i2t", "t2i", "mean", "group"} for one in report["results"]] == [True] * 6
-    assert all(check["ok"] for check in _json(capsys, "audit", out)["checks"])
+    assert not any(check["ok"] is False for check in _json(capsys, "audit", out)["checks"])
+    assert main(["eval", "vision", "audit", out]) == 0
+    assert "-       trivial features, count: too few to judge (2 of 20)" in capsys.readouterr().out
     assert main(["eval", "vision", "report", str(tmp_path / "oracle"), str(tmp_path / "random")]) == 0
     page = (tmp_path / "oracle" / "report.html").read_text()
     assert "http" not in page.split("<h2>Published")[0].replace("http-equiv", "")

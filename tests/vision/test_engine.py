@@ -3,20 +3,22 @@
 import json
 import subprocess
 import sys
+from math import sqrt
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
 from paceline.errors import PacelineError
+from paceline.evals.vision import engine
 from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.drawing import trace
-from paceline.evals.vision.engine import Plan, compose, render
-from paceline.evals.vision.geometry import holds
+from paceline.evals.vision.engine import Plan, compose, drawn_area, render
+from paceline.evals.vision.geometry import RATIOS, SAME, holds
 from paceline.evals.vision.objects import HELD_OUT, KINDS
 from paceline.evals.vision.providers import open_provider
 from paceline.evals.vision.render import PillowRenderer, choose
-from paceline.evals.vision.words import HELD_OUT_TEMPLATES, TEMPLATES, VALUES
+from paceline.evals.vision.words import HELD_OUT_TEMPLATES, PLACES, SHOWS, TEMPLATES, VALUES
 
 PLAN = Plan(seed=3, size=128)
 
@@ -62,6 +64,58 @@ def test_the_geometry_oracle_is_no_rubber_stamp() -> None:
     assert not holds("count", "two", boxes, 100, "cat")
     assert holds("existence", "no", boxes, 100, "owl")
     assert not holds("existence", "no", boxes, 100, "cat")
+
+
+def test_parts_and_kinds_count_as_seen() -> None:
+    snowman, hat, tree = (("snowman", 0, 0, 20, 20), ("hat", 60, 0, 20, 20), ("tree", 60, 0, 20, 20))
+    assert not holds("existence", "no", [snowman], 100, "hat")
+    assert holds("existence", "no", [hat], 100, "snowman")
+    assert holds("relative_spatial", "to the left of", [snowman, tree], 100, "snowman", "tree")
+    for value in VALUES["relative_spatial"]:  # which hat?
+        assert not holds("relative_spatial", value, [hat, snowman], 100, "hat", "snowman")
+    for thing, seen in SHOWS.items():
+        assert {thing, *seen} <= KINDS.keys()
+        assert thing not in seen
+
+
+@pytest.mark.parametrize("subset", ["existence", "relative_size", "relative_spatial"])
+def test_no_thing_of_a_case_shows_another_and_the_oracle_would_see_it(
+    subset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong() -> int:
+        found = 0
+        for number in range(300):
+            case = compose(Plan(seed=1), subset, number)
+            a, b = (*(thing.name for thing in case.things), "")[:2]
+            table = [[holds(subset, value, scene, 512, a, b) for value in case.values] for scene in case.scenes]
+            found += not np.array_equal(table, np.eye(len(case.values)))
+        return found
+
+    assert wrong() == 0
+    monkeypatch.setattr(engine, "shows", lambda thing, name: thing == name)
+    assert wrong() > 0
+
+
+def test_compared_sizes_are_those_of_drawn_areas() -> None:
+    for size in (64, 512):
+        for number in range(40):
+            case = compose(Plan(seed=2, size=size), "relative_size", number)
+            for value, scene in zip(case.values, case.scenes, strict=True):
+                drawn = sqrt(drawn_area(PLAN, case, scene[0]) / drawn_area(PLAN, case, scene[1]))
+                longer = max(scene[0][3:]) / max(scene[1][3:])
+                if value == "the same size as":
+                    assert all(1 / SAME <= ratio <= SAME for ratio in (drawn**2, longer)), scene
+                else:
+                    assert 0.8 <= drawn / RATIOS[value] <= 1.25
+                    assert (longer < 1 / SAME) == (value == "smaller than")
+
+
+def test_no_place_is_true_of_another_cell() -> None:
+    cells = [("kite", x, y, 20, 20) for y in (5, 40, 75) for x in (5, 40, 75)]
+    for i, place in enumerate(PLACES):
+        assert [holds("absolute_spatial", place, [cell], 100, "kite") for cell in cells] == [j == i for j in range(9)]
+    for place, where in {"at the top": {0, 1, 2}, "on the left side": {0, 3, 6}, "in the center": {4}}.items():
+        assert {j for j in range(9) if holds("absolute_spatial", place, [cells[j]], 100, "kite")} == where
 
 
 @pytest.mark.parametrize("subset", VALUES)

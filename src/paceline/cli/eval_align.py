@@ -58,7 +58,7 @@ def align(
     min_p: Annotated[float | None, typer.Option(help="As servers understand it.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, where the server can.", min=0)] = None,
     thinking: Annotated[
-        bool, typer.Option("--thinking", help="The chat template opens the thought: an answer begins inside one.")
+        bool, typer.Option("--thinking", help="The endpoint's chat template opens the thought. [--tokenizer shows it]")
     ] = False,
     plain_prompts: Annotated[
         bool, typer.Option("--plain-prompts", help="Ask the prompts before they were disguised.")

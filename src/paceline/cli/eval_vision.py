@@ -31,6 +31,8 @@ Data = Annotated[Path, typer.Argument(help="A data set's folder or .zip: ours, o
 Subsets = Annotated[str, typer.Option(help="Joined by commas; all if left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
+MARKS = {True: "ok", False: "FAILED", None: "-"}
+
 
 @vision.command(short_help="Draw a data set.")
 def build(
@@ -100,8 +102,8 @@ def audit(data: Data, as_json: AsJson = False) -> int:
         print(json.dumps(report))
     else:
         for one in report["checks"]:
-            print(f"{'ok    ' if one['ok'] else 'FAILED'}  {one['name']}: {one['says']}")
-    return 0 if all(one["ok"] for one in report["checks"]) else 1
+            print(f"{MARKS[one['ok']]:6}  {one['name']}: {one['says']}")
+    return 1 if any(one["ok"] is False for one in report["checks"]) else 0
 
 
 @vision.command(short_help="Score a model on a data set.")

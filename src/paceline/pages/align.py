@@ -104,9 +104,15 @@ def markdown(folder: Path) -> str:
     return "\n".join([*lines, "", f"Model {about['identity']['model']}. {choices(about)}"]) + "\n"
 
 
-def _alphas(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
+def _alphas(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> list[tuple[str, Markup]]:
+    """(judge, plot of SAR at other alphas) for every judge."""
+    judges = dict.fromkeys(row["judge"] for row in overall)
+    return [(judge, _alpha([row for row in overall if row["judge"] == judge], color_of)) for judge in judges]
+
+
+def _alpha(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
     lines = []
-    for row in overall:
+    for row in rows:
         points = [(float(alpha), 100 * value) for alpha, value in row["sar_at"].items()]
         if points:
             tips = [f"{row['method']}: {y:.2f} at alpha = {x:g}" for x, y in points]

@@ -26,7 +26,7 @@ FAINT = "faint"
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y) joined by a line, with a tip and a colour for each; the name stands at the last."""
+    """Points (x, y) joined by a line, with a tip and a colour for each; the name stands below the plot."""
 
     points: Sequence[tuple[float, float]]
     tips: Sequence[str]
@@ -40,7 +40,7 @@ class Frame:
 
     width: int = 400
     height: int = 270
-    left: int = 56
+    left: int = 66
     right: int = 14
     top: int = 16
     bottom: int = 42
@@ -94,17 +94,20 @@ def plot(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if frame is LARGE else 2.2}" fill="{color}">'
                 f"<title>{escape(tip)}</title></circle>"
             )
-        if line.name:
-            x, y = spots[-1]
-            anchor = "start" if x < middle else "end"
-            drawn.append(f'<text x="{x:.1f}" y="{y - 7:.1f}" text-anchor="{anchor}">{escape(short(line.name))}</text>')
     if across:
         drawn.append(f'<text x="{middle:.1f}" y="{frame.height - 5}" text-anchor="middle">{escape(across)}</text>')
     if up:
         upright = (frame.top + frame.height - frame.bottom) / 2
         turned = f'transform="translate(11 {upright:.1f}) rotate(-90)"'
         drawn.append(f'<text {turned} text-anchor="middle">{escape(up)}</text>')
-    return Markup("".join([*drawn, "</svg>"]))
+    return Markup("".join([*drawn, "</svg>", *_key(lines)]))
+
+
+def _key(lines: Sequence[Curve]) -> list[str]:
+    """The lines' names below the plot, each after a dot of its colour."""
+    named = [(line.colors[-1], line.name) for line in lines if line.name and line.points]
+    names = [f'<span><i class="dot" style="background: {color}"></i>{escape(name)}</span>' for color, name in named]
+    return ['<p class="key">', " ".join(names), "</p>"] if names else []
 
 
 def columns(
@@ -142,24 +145,24 @@ def _axes(frame: Frame, xs: Sequence[float], ys: Sequence[float]) -> list[str]:
     drawn = []
     for tick in xs:
         x, y = frame.at(tick, ys[0], xs, ys)
-        drawn.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" text-anchor="middle">{tick:g}</text>')
+        drawn.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" text-anchor="middle">{_number(tick)}</text>')
     for tick in ys:
         x, y = frame.at(0, tick, (0, 1), ys)
         drawn.append(f'<path class="grid" d="M{x:.1f} {y:.1f}H{frame.width - frame.right}"/>')
-        drawn.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        drawn.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
     return drawn
 
 
-def short(name: str, most: int = 28) -> str:
-    """A name that does not run out of the plot."""
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _number(tick: float) -> str:
+    return f"{tick / 1000:g}k" if abs(tick) >= 10_000 else f"{tick:g}"
 
 
 def ticks(values: Sequence[float]) -> list[float]:
-    """Four to nine round numbers that span `values`."""
+    """Three to nine round numbers that span `values`; none is negative unless a value is."""
     low, high = min(values), max(values)
     if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
+        spread = abs(low) / 2 or 0.5
+        low, high = (max(low - spread, 0.0) if low >= 0 else low - spread), high + spread
     rough = (high - low) / 5
     power = 10.0 ** floor(log10(rough))
     step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= rough)

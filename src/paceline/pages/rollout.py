@@ -39,8 +39,14 @@ def page(whole: dict[str, Any]) -> str:
         _curves(_shares(rows), "drift", "mean |p - q| of old tokens"),
     ]
     figures = "".join(f"<figure>{drawn}</figure>" for drawn in plots if drawn)
-    head = f'<meta charset="utf-8"><title>Rollouts that reuse answers</title><style>{style()}</style>'
-    body = f"<h1>Rollouts that reuse answers</h1><p>{NOTES}</p>{_table(whole['results'])}{figures}"
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Rollouts that reuse answers</title><style>{style()}</style>"
+    )
+    body = (
+        f"<h1>Rollouts that reuse answers</h1><p>{NOTES}</p>"
+        f'<div class="wide">{_table(whole["results"])}</div><div class="plots">{figures}</div>'
+    )
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 

@@ -82,6 +82,10 @@ class Tokenizer:
             )
         return [int(i) for i in self._templated(messages, tokenize=True, **options)]
 
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text that `encode_chat` encodes."""
+        return str(self._templated(messages, tokenize=False))
+
     def _templated(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **options: Any) -> Any:
         """Messages through the chat template: token ids, or text."""
         for text in (text for message in messages for text in message.values() if isinstance(text, str)):
@@ -102,7 +106,7 @@ class Tokenizer:
             return  # `encode_chat` will say so
         if size < QUICK * max_context or self._backend is None or not self._longest_token:
             return
-        text = prompt if isinstance(prompt, str) else self._templated(prompt, tokenize=False)
+        text = prompt if isinstance(prompt, str) else self.render_chat(prompt)
         check_text(text)
         tokens = fewest_tokens(self._backend, text, self._longest_token)
         if tokens >= max_context:

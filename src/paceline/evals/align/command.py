@@ -108,7 +108,7 @@ async def _run(wish: Wish, data: Data, methods: list[Method], names: list[str], 
     backends: dict[str, Backend] = {}
     try:
         backend = backends[wish.model] = await open_backend(wish.model, wish, wish.key_env)
-        judges = [await _judge(name, wish, backends) for name in names]
+        judges = [await open_judge(name, wish, backends) for name in names]
         if len({judge.label for judge in judges}) < len(judges):
             raise PacelineError("two judges have the same name; a run tells judges apart by their models")
         plan = Plan(data, methods, backend, judges, _setting(wish), _scorer(wish, methods, judges), wish.concurrency)
@@ -136,24 +136,26 @@ async def open_backend(spec: str, wish: Wish, key_env: str | None) -> Backend:
     if key_env is not None and not (key := os.environ.get(key_env)):
         raise PacelineError(f"the environment has no {key_env}, which was to hold the API key")
     tokenizer = None
-    if wish.tokenizer is not None:
+    if wish.tokenizer is not None and spec == wish.model:
         from paceline.target.load import load_tokenizer
 
         tokenizer = load_tokenizer(wish.tokenizer)
+        if not tokenizer.has_chat_template:
+            raise PacelineError(f"{wish.tokenizer} has no chat template, and --tokenizer is there to render prompts")
     return Endpoint(
         urls, model or await find_model(urls[0], key), key=key, slots=wish.concurrency, timeout=wish.timeout,
         retry=wish.retry, stream=wish.stream, tokenizer=tokenizer,
     )  # fmt: skip
 
 
-async def _judge(name: str, wish: Wish, backends: dict[str, Backend]) -> Judge:
+async def open_judge(name: str, wish: Wish, backends: dict[str, Backend]) -> Judge:
     """A judge; one on the model under test shares its backend."""
     if name == CHECKS:
         return Checks()
     spec = wish.model if name == SELF else name
     if spec not in backends:
         backends[spec] = await open_backend(spec, wish, wish.judge_key_env)
-    return ModelJudge(backends[spec], judge_config(wish), _markers(wish))
+    return ModelJudge(backends[spec], judge_config(wish), _markers(wish) if spec == wish.model else Markers())
 
 
 def judge_config(wish: Wish) -> JudgeConfig:

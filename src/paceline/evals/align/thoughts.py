@@ -1,15 +1,16 @@
-"""Parting what a reasoning model wrote into thought and answer; a thought that never ended is not an answer."""
+"""Where a thought begins, and parting a reply into thought and answer; a thought that never ended is not an answer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
-from paceline.evals.align.backends.base import Reply
+from paceline.evals.align.backends.base import Reply, Request
 
 
 @dataclass(frozen=True)
 class Markers:
-    """Where a thought begins and ends. opened: the chat template has written the opening marker already."""
+    """Where a thought begins and ends. opened: the user says that the server's chat template opens the thought."""
 
     open: str = "<think>"
     close: str = "</think>"
@@ -28,13 +29,29 @@ class Said:
     open: bool = False
 
 
+def opened(prompt: str, markers: Markers = Markers()) -> bool:
+    """Whether a rendered conversation ends where a thought begins: some chat templates open it themselves."""
+    return prompt.rstrip().endswith(markers.open)
+
+
+def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Request:
+    """`request` with a prefix that follows `prompt`, its rendered messages: without the opening that `prompt` has."""
+    if not opened(prompt, markers):
+        return request
+    prefix, opening = request.prefix, prompt[prompt.rindex(markers.open) :]
+    written = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opening, prefix, strict=False)))
+    if written < len(markers.open):  # the turn does not begin with a thought
+        return request
+    return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])
+
+
 def said(reply: Reply, markers: Markers, before: str | None = None, keep_open: bool = False) -> Said:
     """Part a reply at its last closing marker.
 
     before     the thought so far, where the reply goes on with a forced one; None where the model begins its turn.
     keep_open  a thought without an end is taken for the answer (the official code's choice)."""
     text = reply.text
-    thinking = before is not None or markers.opened or text.lstrip().startswith(markers.open)
+    thinking = before is not None or markers.opened or reply.opened or text.lstrip().startswith(markers.open)
     if markers.close in text:
         thought, _, response = text.rpartition(markers.close)
     elif thinking and not reply.reasoning:

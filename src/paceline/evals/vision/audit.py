@@ -1,7 +1,7 @@
 """Checks of a data set that need no model: is it what it says, and does something trivial give the answers away?
 
     report = audit(Path("build/spec"))
-    [check["name"] for check in report["checks"] if not check["ok"]]
+    [check["name"] for check in report["checks"] if check["ok"] is False]
 
 What needs boxes or a seed is checked of our own data sets only.
 """
@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from scipy.stats import chisquare
 from paceline.errors import PacelineError
 from paceline.evals.vision.command import label_histograms
 from paceline.evals.vision.dataset import Case, Data, read_data
-from paceline.evals.vision.engine import Plan, compose, render
+from paceline.evals.vision.engine import Plan, compose, drawn_area, render
+from paceline.evals.vision.geometry import SAME, compared
 from paceline.evals.vision.models.known import Geometry
 from paceline.evals.vision.probe import UNAVOIDABLE, features, probe
 from paceline.evals.vision.words import TITLES, VALUES
@@ -35,12 +37,16 @@ SLACK = 10.0
 """Points above chance that a probe of trivial features may reach."""
 UNLIKELY = 1e-4
 """Probability below which label places do not pass for uniform."""
+FEWEST = 20
+"""Cases of a subset that a probe needs."""
+
+AGAIN, SIZES = "drawn again", "sizes in drawn area"
 
 Check = dict[str, Any]
 
 
 def audit(source: Path, advance: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """All checks that the data set allows, each {"name", "ok", "says"}."""
+    """All checks that the data set allows, each {"name", "ok", "says"}; ok is None where nothing could be judged."""
     data = read_data(source)
     problems, digests, outside = list(data.problems), Counter[str](), []
     trivial: dict[str, list[np.ndarray]] = {}
@@ -131,6 +137,9 @@ def _frame(caption: str) -> list[str]:
 
 
 def _probe(subset: str, tables: list[np.ndarray]) -> Check:
+    name = f"trivial features, {TITLES[subset]}"
+    if len(tables) < FEWEST:
+        return {"name": name, "ok": None, "says": f"too few to judge ({len(tables)} of {FEWEST})"}
     table = np.stack(tables)
     (accuracy, error), (beside, _) = probe(table), probe(table, beside=True)
     chance = 100 / len(VALUES[subset])
@@ -138,14 +147,14 @@ def _probe(subset: str, tables: list[np.ndarray]) -> Check:
     note = f"; {UNAVOIDABLE[subset]}" if allowed else ""
     alone = f"{accuracy:.1f} % of pictures alone (standard error {error:.1f}, chance {chance:.1f})"
     return {
-        "name": f"trivial features, {TITLES[subset]}",
+        "name": name,
         "ok": allowed or accuracy < chance + max(SLACK, 3 * error),
         "says": f"{alone}, {beside:.1f} % beside their case{note}",
     }
 
 
 def _redraw(source: Path, data: Data) -> list[Check]:
-    """Draw some cases once more, from the seed in the manifest."""
+    """Draw some cases once more, from the seed in the manifest, and measure what compared objects cover."""
     manifest = source / MANIFEST
     if not manifest.is_file():
         return []
@@ -154,10 +163,9 @@ def _redraw(source: Path, data: Data) -> list[Check]:
         **{key: facts[key] for key in Plan.__dataclass_fields__ if key != "renderer"},
         renderer=facts["renderer"].split()[0],
     )
-    if plan.facts()["renderer"] != facts["renderer"]:
-        return [
-            {"name": "drawn again", "ok": True, "says": f"not checked: {facts['renderer']} is not what is installed"}
-        ]
+    if other := [key for key in ("renderer", "engine_version") if plan.facts()[key] != facts[key]]:
+        says = f"not checked: it was drawn with {other[0]} {facts[other[0]]}, and here is {plan.facts()[other[0]]}"
+        return [{"name": name, "ok": None, "says": says} for name in (AGAIN, SIZES)]
     other, number = [], 0
     for subset in VALUES:
         for case in [case for case in data.cases if case.subset == subset and case.facts][:REDRAWN]:
@@ -167,4 +175,21 @@ def _redraw(source: Path, data: Data) -> list[Check]:
                 image for image, picture in zip(case.images, again, strict=True)
                 if picture.tobytes() != data.picture(image).tobytes()
             ]  # fmt: skip
-    return [_check("drawn again", not other, other, f"{number} pictures are the same, byte by byte")]
+    sized = [case for case in data.cases if case.subset == "relative_size" and case.facts]
+    wrong = [unequal for case in sized if (unequal := _unlike(plan, case))]
+    return [
+        _check(AGAIN, not other, other, f"{number} pictures are the same, byte by byte"),
+        *([_check(SIZES, not wrong, wrong, f"{len(sized):,} cases")] if sized else []),
+    ]
+
+
+def _unlike(plan: Plan, case: Case) -> str:
+    """A caption of sizes that is not true of what its picture's objects cover; "" if all are."""
+    drawn = compose(plan, case.subset, int(case.id))
+    if [thing.name for thing in drawn.things] != case.facts["objects"]:
+        return f"{case.subset}/{case.id}: the seed gives other objects"
+    for value, boxes in zip(case.facts["values"], case.facts["boxes"], strict=True):
+        a, b = (drawn_area(plan, drawn, box) for box in boxes)
+        if compared(sqrt(a / b), sqrt(SAME)) != value:
+            return f"{case.subset}/{case.id}: {value!r} of areas of {a:.0f} and {b:.0f} pixels"
+    return ""

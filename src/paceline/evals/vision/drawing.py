@@ -37,9 +37,9 @@ class Shape:
     width: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawing:
-    """Shapes, the lowest first."""
+    """Shapes, the lowest first. Equal to itself alone, so that figures of it can be cached."""
 
     shapes: tuple[Shape, ...]
 

@@ -14,19 +14,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
-from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.evals.vision import layouts
 from paceline.evals.vision.backgrounds import background
 from paceline.evals.vision.geometry import Box
-from paceline.evals.vision.layouts import LAYOUTS, THINGS
+from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS
 from paceline.evals.vision.providers import Cutout, Provider, open_provider
 from paceline.evals.vision.render import Renderer, choose
 from paceline.evals.vision.seeds import child
-from paceline.evals.vision.words import VALUES, caption, plain, templates
+from paceline.evals.vision.words import VALUES, caption, plain, shows, templates
 
+ENGINE = 2
+"""Version of what a seed makes: the cases of another version are others."""
 PLAIN = ("plain", "classes")
 """Pairs beside the six subsets: one to three objects, and single ones; captions name them and say nothing else."""
 
@@ -50,7 +52,7 @@ class Plan:
     def facts(self) -> dict[str, Any]:
         """For the manifest: what was asked, and what drew it."""
         drawn = _renderer(self.renderer).name
-        return {**self.__dict__, "renderer": drawn, "engine_version": __version__}
+        return {**self.__dict__, "renderer": drawn, "engine_version": ENGINE}
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,7 @@ def compose(plan: Plan, subset: str, number: int) -> Case:
 
     if subset in PLAIN:
         return _pair(plan, subset, number)
-    names, wanted = plan.provider().names(plan.split), THINGS.get(subset, 1)
-    if len(names) < wanted:
-        raise PacelineError(
-            f"{subset} needs {wanted} different objects; {plan.objects} has {len(names)} for split {plan.split!r}"
-        )
-    chosen = rng("objects").permutation(len(names))[:wanted]
-    looks = rng("colours")
-    things = tuple(plan.provider().get(names[i], looks) for i in chosen)
+    things = _choose(plan, subset, rng("objects"), rng("colours"))
     allowed = templates(subset, plan.split)
     template = allowed[int(rng("template").integers(len(allowed)))]
     nouns = [thing.noun for thing in things]
@@ -119,6 +114,27 @@ def compose(plan: Plan, subset: str, number: int) -> Case:
     values = VALUES[subset]
     captions = tuple(caption(subset, template, value, nouns) for value in values)
     return Case(subset, number, values, captions, tuple(scenes), _seen(things, scenes, subset), template)
+
+
+def _choose(plan: Plan, subset: str, rng: Any, looks: Any) -> tuple[Cutout, ...]:
+    """Things in random order, such that none shows another and the subset's layout can compare them."""
+    provider, wanted, fit = plan.provider(), THINGS.get(subset, 1), FITS.get(subset, lambda a, b: True)
+    names = provider.names(plan.split)
+    order = [names[i] for i in rng.permutation(len(names))]
+    for start in range(len(order)):
+        things: list[Cutout] = []
+        for name in order[start:]:
+            if any(shows(name, other.name) or shows(other.name, name) for other in things):
+                continue
+            thing = provider.get(name, looks)
+            if all(fit(thing, other) for other in things):
+                things.append(thing)
+            if len(things) == wanted:
+                return tuple(things)
+    raise PacelineError(
+        f"{subset} needs {wanted} different objects, none of them seen in another"
+        f"{', of like shape' if subset in FITS else ''}; {plan.objects} has {len(names)} for split {plan.split!r}"
+    )
 
 
 def _seen(things: tuple[Cutout, ...], scenes: list[layouts.Scene], subset: str) -> tuple[Cutout, ...]:
@@ -157,6 +173,14 @@ def render(plan: Plan, case: Case) -> list[Image.Image]:
             picture.paste(sprites[key], (x, y), sprites[key])
         pictures.append(picture)
     return pictures
+
+
+def drawn_area(plan: Plan, case: Case, box: Box) -> float:
+    """Pixels that an object of the case covers in its box."""
+    name, _, _, width, height = box
+    (thing,) = (thing for thing in case.things if thing.name == name)
+    sprite = thing.sprite(_renderer(plan.renderer), width, height)
+    return float(np.asarray(sprite.getchannel("A")).sum()) / 255
 
 
 def _painted(plan: Plan, case: Case, renderer: Renderer) -> list[Image.Image]:

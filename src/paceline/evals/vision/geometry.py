@@ -1,4 +1,4 @@
-"""Which captions are true of a picture, from the boxes of its objects alone: the independent check of every layout.
+"""Which captions are true of a picture, from its objects' names and boxes: the independent check of every layout.
 
     holds("relative_spatial", "above", boxes, "kite", "tree")
 
@@ -7,36 +7,50 @@ A box is (name, x, y, width, height) in pixels, x and y its upper left corner.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import hypot, log2
 
-from paceline.evals.vision.words import NUMBERS, PLACES, SIZES
+from paceline.evals.vision.words import NUMBERS, SIZES, shows
 
 Box = tuple[str, int, int, int, int]
 
 SIDES = {"large": 0.75, "medium-sized": 0.45, "small": 0.20}
 """Longer side of an object of this size, as a share of the picture's."""
 RATIOS = {"smaller than": 0.5, "the same size as": 1.0, "bigger than": 2.0}
-"""Longer side of the first object over that of the second."""
+"""Size of the first object over that of the second; a size is a longer side, or the square root of a drawn area."""
+SAME = 1.25
+"""Of two objects of the same size, the drawn areas differ by at most this factor, and so do the longer sides."""
 
 
 def holds(subset: str, value: str, boxes: Sequence[Box], size: int, a: str, b: str = "") -> bool:
     """Whether the caption that says `value` of object `a` (and `b`) is true of a picture of `size` x `size` pixels.
 
-    Raises StopIteration if an object that the caption takes for granted is not there."""
+    A caption about one object is true of no picture that shows several, parts and kinds of others counted. Raises
+    IndexError if an object that the caption takes for granted is not there."""
+    found = [box for box in boxes if shows(box[0], a)]
     if subset == "existence":
-        return any(box[0] == a for box in boxes) == (value != "no")
+        return bool(found) == (value != "no")
     if subset == "count":
-        return sum(box[0] == a for box in boxes) == NUMBERS.index(value) + 1
-    first = next(box for box in boxes if box[0] == a)
+        return len(found) == NUMBERS.index(value) + 1
+    first = found[0]
     if subset == "absolute_size":
-        return _nearest({side: SIDES[side] for side in SIZES}, _side(first) / size) == value
+        return len(found) == 1 and _nearest({side: SIDES[side] for side in SIZES}, _side(first) / size) == value
     if subset == "absolute_spatial":
-        return _cell(first, size) == PLACES.index(value)
-    second = next(box for box in boxes if box[0] == b)
+        return len(found) == 1 and _placed(first, size, value)
+    others = [box for box in boxes if shows(box[0], b)]
+    if len(found) > 1 or len(others) > 1:
+        return False
+    second = others[0]
     if subset == "relative_size":
-        return _nearest(RATIOS, _side(first) / _side(second)) == value
+        return compared(_side(first) / _side(second)) == value
     return _beside(first, second) == value
+
+
+def compared(ratio: float, same: float = SAME) -> str | None:
+    """What is said of a size that is `ratio` times another; None if it is about the same, but not within `same`."""
+    value = _nearest(RATIOS, ratio)
+    return None if value == "the same size as" and not 1 / same <= ratio <= same else value
 
 
 def _side(box: Box) -> int:
@@ -52,10 +66,14 @@ def _nearest(known: dict[str, float], measured: float) -> str:
     return min(known, key=lambda value: abs(log2(measured / known[value])))
 
 
-def _cell(box: Box, size: int) -> int:
-    """The cell of the 3 x 3 grid that the box's centre lies in, row by row."""
+def _placed(box: Box, size: int, value: str) -> bool:
+    """Whether a place's words are true of a box's cell in the 3 x 3 grid. Words that name one side and no middle are
+    true of that side's corners."""
     x, y = _centre(box)
-    return int(3 * y / size) * 3 + int(3 * x / size)
+    cell = {("left", "", "right")[int(3 * x / size)], ("top", "", "bottom")[int(3 * y / size)]} - {""}
+    words = set(re.findall("[a-z]+", value))
+    sides = words & {"left", "right", "top", "bottom"}
+    return sides == cell or (sides < cell and not words & {"center", "middle"})
 
 
 def _beside(first: Box, second: Box) -> str | None:

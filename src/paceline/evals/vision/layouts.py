@@ -15,13 +15,15 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.evals.vision.geometry import RATIOS, SIDES, Box
+from paceline.evals.vision.geometry import RATIOS, SAME, SIDES, Box
 from paceline.evals.vision.words import BESIDE, COMPARED, NUMBERS, PLACES, PRESENCE, SIZES
 
 PAIR = 0.56
 """Square root of the sum of the squared longer sides of two objects that are compared, at most."""
 GAP = 0.05
 """Least distance of two objects."""
+SLACK = 0.9 * SAME
+"""Most that longer sides of compared objects of equal area may differ by; the rest of SAME is for whole pixels."""
 
 
 class Thing(Protocol):
@@ -33,6 +35,11 @@ class Thing(Protocol):
     @property
     def aspect(self) -> float:
         """Width over height."""
+        ...
+
+    @property
+    def cover(self) -> float:
+        """Share of its box that is drawn."""
         ...
 
 
@@ -65,15 +72,15 @@ def absolute_size(rng: np.random.Generator, things: Sequence[Thing], size: int) 
 
 
 def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
-    """Two objects side by side, one above the other in half of the cases. Whichever is bigger, their boxes together
-    cover the same area."""
+    """Two objects side by side, one above the other in half of the cases. Sizes are square roots of drawn areas.
+    Whichever is bigger, the two together cover the same area."""
     a, b = things[:2]
-    fill_a, fill_b = (min(thing.aspect, 1 / thing.aspect) for thing in (a, b))
+    fill_a, fill_b = _fill(a), _fill(b)
     whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5
     x, y = rng.uniform(-0.04, 0.04, 2)
     scenes: list[Scene] = []
     for value in COMPARED:
-        ratio = RATIOS[value]
+        ratio = RATIOS[value] * np.sqrt(fill_b / fill_a)
         # Sides r s and s with r^2 s^2 fill_a + s^2 fill_b constant; at most `whole` in any picture of the case.
         small = whole * np.sqrt(min(fill_a, fill_b) / (ratio**2 * fill_a + fill_b))
         sides = (ratio * small, small)
@@ -84,6 +91,16 @@ def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) 
         spots = [(0.5 + x, 0.5 + y + c) if turned else (0.5 + x + c, 0.5 + y) for c in centres]
         scenes.append(tuple(box(t, *spot, side, size) for t, spot, side in zip((a, b), spots, sides, strict=True)))
     return scenes
+
+
+def comparable(a: Thing, b: Thing) -> bool:
+    """Whether things that cover equal areas are about equally long too, so that "the same size" is true of both."""
+    return bool(SLACK**-2 <= _fill(a) / _fill(b) <= SLACK**2)
+
+
+def _fill(thing: Thing) -> float:
+    """Drawn share of the square around a thing."""
+    return thing.cover * min(thing.aspect, 1 / thing.aspect)
 
 
 def absolute_spatial(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
@@ -168,3 +185,5 @@ LAYOUTS: dict[str, Layout] = {
 
 THINGS = {"relative_size": 2, "relative_spatial": 2, "existence": 7}
 """Different things that a subset's layout asks for, where more than one."""
+FITS: dict[str, Callable[[Thing, Thing], bool]] = {"relative_size": comparable}
+"""Which two things a subset's layout takes together, where not any."""

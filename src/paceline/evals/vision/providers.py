@@ -25,7 +25,7 @@ from paceline.errors import PacelineError
 from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.drawing import Drawing
 from paceline.evals.vision.objects import HELD_OUT, KINDS
-from paceline.evals.vision.render import Renderer
+from paceline.evals.vision.render import Renderer, cover
 from paceline.evals.vision.seeds import child
 from paceline.evals.vision.words import Noun
 
@@ -54,6 +54,13 @@ class Cutout:
         if isinstance(self.picture, Drawing):
             return self.picture.aspect
         return self.picture.width / self.picture.height
+
+    @property
+    def cover(self) -> float:
+        """Share of its box that is drawn."""
+        if isinstance(self.picture, Drawing):
+            return cover(self.picture)
+        return float(np.asarray(self.picture.getchannel("A")).mean()) / 255
 
     def sprite(self, renderer: Renderer, width: int, height: int) -> Image.Image:
         """The object, RGBA, from edge to edge of `width` x `height` pixels."""

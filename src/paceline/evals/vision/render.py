@@ -20,6 +20,8 @@ LIGHT, DARK = 0.22, -0.16
 """How much lighter a filled shape is at its upper left, and how much darker at its lower right."""
 SUPERSAMPLING = 4
 """Pixels that Pillow, which does not smooth edges, draws for each one in a row."""
+COVER_SIDE = 96
+"""Longer side, in pixels, of the sprite by which a drawing's cover is measured."""
 
 
 class Renderer(Protocol):
@@ -125,6 +127,14 @@ class PillowRenderer:
         draw.line(corners, fill=shape.stroke, width=round(width), joint="curve")
         for x, y in (corners[0], corners[-1]):  # round ends
             draw.ellipse((x - width / 2, y - width / 2, x + width / 2, y + width / 2), fill=shape.stroke)
+
+
+@cache
+def cover(drawing: Drawing) -> float:
+    """Share of the drawing's bounds that is drawn, in hundredths: the same with any renderer."""
+    width = COVER_SIDE * min(1.0, drawing.aspect)
+    sprite = PillowRenderer().sprite(drawing, round(width), round(width / drawing.aspect))
+    return round(float(np.asarray(sprite.getchannel("A")).mean()) / 255, 2)
 
 
 def _shades(shape: Shape) -> tuple[str, str]:

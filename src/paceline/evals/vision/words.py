@@ -14,11 +14,11 @@ from dataclasses import dataclass
 SIZES = ("large", "medium-sized", "small")
 COMPARED = ("smaller than", "the same size as", "bigger than")
 PLACES = (
-    "in the top-left corner", "at the top", "in the top-right corner",
-    "on the left side", "in the center", "on the right side",
-    "in the bottom-left corner", "at the bottom", "in the bottom-right corner",
+    "in the top-left corner", "at the top center", "in the top-right corner",
+    "at the middle left", "in the center", "at the middle right",
+    "in the bottom-left corner", "at the bottom center", "in the bottom-right corner",
 )  # fmt: skip
-"""Row by row, as one reads."""
+"""Row by row, as one reads. Each names its row and its column: what is in a corner is "at the top" too."""
 BESIDE = ("to the left of", "to the right of", "above", "below")
 PRESENCE = ("no", "a")
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -94,6 +94,26 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 """{a}, {b}: the nouns; {an_a}: with its article; {v}: the value, with its noun where the two belong together."""
 
+SHOWS: dict[str, tuple[str, ...]] = {
+    "apple": ("leaf",),
+    "car": ("lamp",),
+    "carrot": ("leaf",),
+    "cherry": ("leaf",),
+    "crab": ("shell",),
+    "duck": ("bird",),
+    "flower": ("leaf",),
+    "ice cream": ("cherry",),
+    "lemon": ("leaf",),
+    "penguin": ("bird",),
+    "snail": ("shell",),
+    "snowman": ("ball", "carrot", "hat"),
+    "sun": ("star",),
+    "traffic light": ("lamp",),
+    "tree": ("leaf",),
+    "turtle": ("shell",),
+}
+"""What else a picture of a thing shows: its parts, and what it is a kind of, as far as captions have words for them."""
+
 HELD_OUT_TEMPLATES = 2
 """The last ones of each subset: exports for training never use them, test exports use them alone."""
 
@@ -109,6 +129,11 @@ class Noun:
     @property
     def with_article(self) -> str:
         return f"{self.article} {self.name}"
+
+
+def shows(thing: str, name: str) -> bool:
+    """Whether who sees a `thing` sees a `name`."""
+    return name == thing or name in SHOWS.get(thing, ())
 
 
 def caption(subset: str, template: int, value: str, nouns: Sequence[Noun]) -> str:

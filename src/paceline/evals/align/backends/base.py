@@ -40,8 +40,9 @@ class Decoding:
 class Request:
     """One completion.
 
-    prefix    the assistant's turn so far; forced: the part of it that a method put there and no request before
-              this one had (counted apart, see `Call.injected`).
+    prefix    the assistant's turn so far, the marker that opens its thought included; a backend that renders the chat
+              template itself leaves out what the template has written of it (`thoughts.continued`).
+    forced    the end of the prefix that a method put there and no request before this one had (see `Call.injected`).
     stop      texts that end it; the reply ends before them.
     phase     what it is for, in reports: "answer", "step 1", "feedback", "judge".
     scope     what it belongs to: the item, or the scenario for a judge. Our engine's drafter remembers within it.
@@ -68,12 +69,14 @@ class Request:
 @dataclass
 class Reply:
     """What came back. finish_reason: "stop", "length" or what else the server says. reasoning: a thought that the
-    server took out of the text. logprobs: of each token, as servers of chats give them, where they were asked for."""
+    server took out of the text. logprobs: of each token, as servers of chats give them, where they were asked for.
+    opened: whether the chat template opened the thought, where the backend has rendered it."""
 
     text: str
     call: Call
     reasoning: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    opened: bool = False
 
     @property
     def finish_reason(self) -> str:

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from paceline.evals.align.backends.base import Reply, Request
+from paceline.evals.align.thoughts import continued, opened
 from paceline.evals.align.types import Call
 from paceline.workbench.client import Client, Completion, Retry
 
@@ -46,13 +47,15 @@ class Endpoint:
 
     async def complete(self, request: Request) -> Reply:
         began = perf_counter()
-        completion = await self._client.complete(self._body(request))
-        return self._reply(request, completion, perf_counter() - began)
+        rendered = "" if self.tokenizer is None else self.tokenizer.render_chat(request.messages)
+        completion = await self._client.complete(self._body(request, rendered))
+        return self._reply(continued(request, rendered), completion, perf_counter() - began, rendered)
 
     async def close(self) -> None:
         await self._client.close()
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: Request, rendered: str) -> dict[str, Any]:
+        """A request's body. rendered: its messages through the chat template, "" without a tokenizer."""
         body: dict[str, Any] = {"model": self.label, **request.seeded.told()}
         if request.stop:
             body["stop"] = list(request.stop)
@@ -61,19 +64,17 @@ class Endpoint:
         if request.schema is not None:
             named = {"name": "reply", "schema": request.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
-        if request.prefix and self.tokenizer is not None:
-            prompt = self.tokenizer.inner.apply_chat_template(
-                [dict(m) for m in request.messages], add_generation_prompt=True, tokenize=False
-            )
+        if request.prefix and rendered:
             # The template has written the beginning token already.
-            return body | {"prompt": prompt + request.prefix, "add_special_tokens": False}
+            prompt = rendered + continued(request, rendered).prefix
+            return body | {"prompt": prompt, "add_special_tokens": False}
         messages = [dict(message) for message in request.messages]
         if request.prefix:
             messages.append({"role": "assistant", "content": request.prefix})
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         return body | {"messages": messages}
 
-    def _reply(self, request: Request, completion: Completion, seconds: float) -> Reply:
+    def _reply(self, request: Request, completion: Completion, seconds: float, rendered: str) -> Reply:
         usage = completion.usage
         call = Call(
             request.phase,
@@ -85,7 +86,7 @@ class Endpoint:
             generated=usage.get("completion_tokens"),
             tries=completion.tries,
         )
-        return Reply(completion.text, call, completion.reasoning, completion.logprobs)
+        return Reply(completion.text, call, completion.reasoning, completion.logprobs, opened(rendered))
 
     def _count(self, text: str) -> int | None:
         if not text:

@@ -21,6 +21,7 @@ from paceline.engine import Engine
 from paceline.errors import ModelError, PacelineError
 from paceline.evals.align.backends.base import Reply, Request
 from paceline.evals.align.backends.scoped import Scoped, fits
+from paceline.evals.align.thoughts import continued, opened
 from paceline.evals.align.types import Call, digest
 from paceline.row import Row
 from paceline.sampling import SamplingParams
@@ -32,12 +33,15 @@ MOST_MEMOS = 256
 
 @dataclass
 class _Work:
-    """A request on its way through the engine. prefix: tokens of its prefix, the first part of the turn."""
+    """A request on its way through the engine. prefix: tokens of its prefix, the first part of the turn.
+
+    opened  whether the chat template opened the thought."""
 
     request: Request
     future: Future[Reply]
     prefix: list[int]
     row: Row
+    opened: bool
 
 
 class Local:
@@ -108,6 +112,8 @@ class Local:
 
     def _add(self, request: Request, future: Future[Reply]) -> None:
         try:
+            text = self.tokenizer.render_chat(request.messages)
+            request = continued(request, text)
             prefix = self._prefix(request)
             prompt = [*self.tokenizer.encode_chat(request.messages), *prefix]
             row = self.engine.add(prompt, self._params(request))
@@ -116,7 +122,7 @@ class Local:
             return
         if self._scoped is not None:
             self._scoped.assign(row, request.scope)
-        self._work[row.id] = _Work(request, future, prefix, row)
+        self._work[row.id] = _Work(request, future, prefix, row, opened(text))
 
     def _params(self, request: Request) -> SamplingParams:
         wish = request.seeded
@@ -173,7 +179,7 @@ class Local:
             },
         )
         with suppress(InvalidStateError):  # it was cancelled meanwhile
-            work.future.set_result(Reply(row.text, call))
+            work.future.set_result(Reply(row.text, call, opened=work.opened))
 
 
 def _turn(request: Request) -> str:

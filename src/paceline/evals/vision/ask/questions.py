@@ -30,7 +30,7 @@ from paceline.evals.vision.dataset import Case
 from paceline.evals.vision.seeds import child
 from paceline.evals.vision.words import PLACES
 
-PROMPTS = 1
+PROMPTS = 2
 """Version of the wordings below; other wordings are other questions."""
 LETTERS = "ABCDEFGHI"
 GREY = (127, 127, 127)

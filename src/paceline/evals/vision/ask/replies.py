@@ -63,6 +63,6 @@ def _place(text: str) -> str:
     kept = [
         word
         for word in words
-        if word not in ("in", "at", "on", "the", "corner", "side", "of", "image", "picture", "middle")
+        if word not in ("in", "at", "on", "the", "corner", "side", "of", "image", "picture", "middle", "center")
     ]
     return " ".join(kept) or "center"
