@@ -222,7 +222,8 @@ def test_replies_to_choices(text, key) -> None:
         ("count", "3", 2), ("count", "There are three.", 2), ("count", "two or three", None), ("count", "12", None),
         ("absolute_spatial", "in the top-left corner", 0), ("absolute_spatial", "Top left.", 0),
         ("absolute_spatial", "at the top", 1), ("absolute_spatial", "At the middle left.", 3),
-        ("absolute_spatial", "center left", 3), ("absolute_spatial", "center", 4), ("absolute_spatial", "in the middle", 4),
+        ("absolute_spatial", "center left", 3), ("absolute_spatial", "center", 4),
+        ("absolute_spatial", "in the middle", 4),
         ("absolute_spatial", "On the right side of the image", 5), ("absolute_spatial", "somewhere", None),
     ],
 )  # fmt: skip
