@@ -12,7 +12,7 @@ from paceline.cli import options
 from paceline.cli.options import one_line, open_engine
 from paceline.cli.show import Screen, profile_table
 from paceline.errors import PromptError
-from paceline.records.writing import Appender, Writer, standard_output
+from paceline.records.writing import Appender, check_file, Writer, standard_output
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
@@ -59,7 +59,10 @@ def generate(
     profile: Annotated[bool, typer.Option("--profile", help="Show the time of a round by part.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, and nothing else.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the JSON objects to this new file, as they are finished.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Write the JSON objects to this new file, as they are finished.", callback=check_file
+        ),
     ] = None,
     dtype: options.Dtype = "auto",
     tokenizer: options.TokenizerPath = None,

@@ -18,7 +18,7 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import write_whole
+from paceline.records import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
@@ -65,7 +65,7 @@ def replay(
     forward_ms: Annotated[
         float | None, typer.Option(help="Milliseconds of a plain forward, to count the drafter's time too.", min=1e-6)
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the report to this file, as one page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the report to this file, as one page.", callback=check_file)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:
     """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
@@ -92,8 +92,6 @@ def replay(
         raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
     if ray is not None and limit is not None:
         raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
-    if html is not None and not html.absolute().parent.is_dir():
-        raise PacelineError(f"{html} cannot be written: there is no folder {html.parent}")
     cost = read_cost(verify_cost, forward_ms) if verify_cost is not None else None
     wanted = [c.strip() for c in categories.split(",")] if categories else None
     reads: dict[str, Any] = {"questions": questions, "categories": wanted, "ignore": ignore or ()}

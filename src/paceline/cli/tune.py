@@ -15,7 +15,7 @@ from rich.progress import MofNCompleteColumn
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import write_whole
+from paceline.records import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.replay.tokens import RecordedAnswer
@@ -40,7 +40,7 @@ def tune(
             "of the model to the shipped questions]"
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The table, for --draft auto --tune.")] = Path("tune.json"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The table, for --draft auto --tune.", callback=check_file)] = Path("tune.json"),
     draft: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,8 +85,6 @@ def tune(
     drafts = list(dict.fromkeys(draft or ("sam", "suffix")))
     for spec in [*drafts, *([f"mirror:{beside}"] if beside else [])]:
         create(spec)  # a misspelt method is named before a model is read
-    if not out.absolute().parent.is_dir():
-        raise PacelineError(f"{out} cannot be written: there is no folder {out.parent}")
     engine = options.open_engine(model, "none", dtype=dtype, device=device, threads=threads)
     assert engine.tokenizer is not None
     tuning = Tuning(engine.target, engine.tokenizer, drafts, sizes, seconds)
