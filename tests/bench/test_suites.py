@@ -129,7 +129,7 @@ def test_only_spec_benchs_own_questions_are_grouped_as_in_the_paper(tmp_path: Pa
         ('{"turns": "hello"}', "line 2: a question is one or more texts"),
         ('{"prompt": " "}', "line 2: a question is one or more texts"),
         ('{"prompt": 3}', "line 2: a question is one or more texts"),
-        ('{"messages": "hello"}', "line 2: \"messages\" is a list"),
+        ('{"messages": "hello"}', 'line 2: "messages" is a list'),
         ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: a message of role 'system'.*\"user\" only"),
         ('{"messages": [{"role": "user"}]}', "line 2: a question is one or more texts"),
         ('{"prompt": "x", "category": "overall"}', "line 2: the category is 'overall'"),

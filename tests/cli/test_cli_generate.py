@@ -107,7 +107,9 @@ def test_a_prediction_reaches_its_drafter(
         assert command("generate", tiny, *more, "-n", 2).code == 0
         assert found == expected
     prompts.write_text('{"prompt": "the", "prediction": 3}')
-    assert 'line 1: "prediction" must be a text that is not empty, not 3' in command("generate", tiny, "-p", prompts).err
+    assert (
+        'line 1: "prediction" must be a text that is not empty, not 3' in command("generate", tiny, "-p", prompts).err
+    )
 
 
 def test_a_prediction_that_is_right_saves_rounds(command: Command, tmp_path: Path) -> None:

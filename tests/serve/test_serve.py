@@ -409,7 +409,9 @@ def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, tem
     sam, none = facts["results"]
     assert facts["answers"] == len(records)
     assert none["rounds"] == none["new_tokens"] == sum(len(record["tokens"]) for record in records)
-    rounds = sum(record["rounds"] for record in records)  # the server has one more for each prompt, which drafts nothing
+    rounds = sum(
+        record["rounds"] for record in records
+    )  # the server has one more for each prompt, which drafts nothing
     assert rounds - len(records) <= sam["rounds"] <= rounds < none["rounds"]
     tuned = ("--batches", "1", "--seconds", "0.1", "--no-check", "-d", "sam", "--dtype", "float32", "--json")
     assert main(["tune", str(folder), "--traffic", str(log), "-o", str(table), *tuned]) == 0

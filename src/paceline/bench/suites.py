@@ -44,8 +44,8 @@ class SuiteError(PacelineError):
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation to be had. turns: what the user says, turn by turn; task: the group it is counted in, which is the
-    category, but one for MT-bench's eight categories in Spec-Bench's questions and in ours."""
+    """One conversation to be had. turns: what the user says, turn by turn; task: the group it is counted in, its
+    category. But MT-bench's eight categories are one task in Spec-Bench's questions and in ours."""
 
     id: str
     category: str

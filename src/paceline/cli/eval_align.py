@@ -45,14 +45,17 @@ def align(
         typer.Option(help="URL#name, a folder, self, or checks (of the sample); may be repeated, to compare judges."),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Most items, scenarios and labels in turn.", min=1)] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command goes on in it.", callback=check_folder)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; the same command goes on in it.", callback=check_folder)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print answers too; they may be harmful, hence not by default.")
     ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens of a request.", min=1)] = 4200,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", "-t", help="0 is greedy. [default: the server's; our engine: 0]", min=0)
+        float | None,
+        typer.Option("--temperature", "-t", help="0 is greedy. [default: the server's; our engine: 0]", min=0),
     ] = None,
     top_p: Annotated[float | None, typer.Option(help="As servers understand it.", min=0, max=1)] = None,
     top_k: Annotated[int | None, typer.Option(help="As servers understand it.", min=-1)] = None,
@@ -98,7 +101,9 @@ def align(
     ] = "judge",
     concurrency: Annotated[int, typer.Option(help="Items under way at once.", min=1)] = 8,
     tries: Annotated[int, typer.Option(help="Attempts at a request.", min=1)] = 8,
-    timeout: Annotated[float, typer.Option(help="Seconds without a byte before an attempt is given up.", min=0.001)] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without a byte before an attempt is given up.", min=0.001)
+    ] = 600.0,
     stream: Annotated[bool, typer.Option(help="Ask servers for streams.")] = True,
     tokenizer: Annotated[
         str | None, typer.Option(help="The served model's tokenizer: renders prefixes, counts injected tokens.")

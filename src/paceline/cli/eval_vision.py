@@ -37,9 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 def build(
     out: Annotated[
         Path,
-        typer.Argument(
-            help="Folder to write; the same command goes on in it.", metavar="OUT", callback=check_folder
-        ),
+        typer.Argument(help="Folder to write; the same command goes on in it.", metavar="OUT", callback=check_folder),
     ],
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", min=0)] = 0,
     cases: Annotated[int, typer.Option(help="Cases of each subset; the paper has 500.", min=1)] = 500,
@@ -122,7 +120,9 @@ def run(
         Literal["shared", "first"], typer.Option(help="Ties share the credit, or go to the first key, as officially.")
     ] = "shared",
     batch: Annotated[int, typer.Option(help="Pictures encoded at once.", min=1)] = 64,
-    out: Annotated[Path | None, typer.Option(help="Folder for report.json, scores.npz and replies.", callback=check_folder)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.json, scores.npz and replies.", callback=check_folder)
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Accuracy of picture to text and text to picture, their mean, and group scores, of every subset.
@@ -155,7 +155,9 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="What `run --out` wrote; several are laid side by side.", metavar="RUN...")
     ],
-    out: Annotated[Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]", callback=check_file)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]", callback=check_file)
+    ] = None,
 ) -> int:
     """Make a page of one or more runs: scores beside published ones, confusion, pictures that were taken right and
     wrong. All in one file, which loads nothing.

@@ -12,7 +12,7 @@ from paceline.cli import options
 from paceline.cli.options import one_line, open_engine
 from paceline.cli.show import Screen, profile_table
 from paceline.errors import PromptError
-from paceline.records.writing import Appender, check_file, Writer, standard_output
+from paceline.records.writing import Appender, Writer, check_file, standard_output
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
@@ -80,8 +80,8 @@ def generate(
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --color
     paceline generate models/demo "Hello! What can you do?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
-    paceline generate models/demo "The same text with Ann for Bob: ..." --prediction old.txt
     paceline generate models/demo -p prompts.jsonl -o answers.jsonl
+    paceline generate models/demo -p edits.jsonl --prediction old.txt
     paceline generate models/demo -p prompts.jsonl --batch 8 --schedule equal --json
     """
     from paceline.cli.drive import Interrupt
@@ -149,7 +149,9 @@ def _jobs(
         few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
         raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE")
     return (
-        ([from_words(prompt, params, expected)], []) if prompt is not None else from_file(str(prompts), params, expected)
+        ([from_words(prompt, params, expected)], [])
+        if prompt is not None
+        else from_file(str(prompts), params, expected)
     )
 
 

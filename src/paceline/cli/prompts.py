@@ -1,6 +1,6 @@
 """Read prompts from the command line, standard input, or a file with one JSON object a line.
 
-A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}, and may have an "id", a "prediction"
+A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}. It may have an "id", a "prediction"
 (text that the answer is expected to be much like) and fields of SamplingParams ("max_tokens": 64), which override the
 command line's. Knows nothing of models or tokenizers.
 """
@@ -27,8 +27,9 @@ Messages = Sequence[Mapping[str, str]]
 class Job:
     """One prompt to answer.
 
-    prompt  text, or chat messages; params how to answer it; expected: text that the answer may be much like, for drafters.
-    where   "file, line 3" for error messages, "" on the command line; id as in the file.
+    prompt    text, or chat messages; params how to answer it.
+    where     "file, line 3" for error messages, "" on the command line; id as in the file.
+    expected  text that the answer is expected to be much like, for drafters; "": none.
     """
 
     index: int

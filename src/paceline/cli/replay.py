@@ -35,12 +35,8 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def replay(
-    traces: Annotated[
-        list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")
-    ],
-    tokenizer: Annotated[
-        str, typer.Option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
-    ],
+    traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")],
+    tokenizer: Annotated[str, typer.Option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")],
     draft: Annotated[
         list[str] | None,
         typer.Option("--draft", "-d", help="A drafter; may be repeated. [default: all that need no checkpoint]"),
@@ -65,7 +61,9 @@ def replay(
     forward_ms: Annotated[
         float | None, typer.Option(help="Milliseconds of a plain forward, to count the drafter's time too.", min=1e-6)
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the report to this file, as one page.", callback=check_file)] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the report to this file, as one page.", callback=check_file)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:
     """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
@@ -288,4 +286,3 @@ def _by_depth(report: Report, numbers: range) -> Table:
             cells = [f"{share[depth - 1]:.1%}" if len(share) >= depth else "-" for share in shares]
             table.add_row(str(depth), *cells)
     return table
-

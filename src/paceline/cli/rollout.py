@@ -34,7 +34,9 @@ def group() -> None:
 
 @rollout.command(short_help="Train a small model with each rule, and compare.")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the runs; the same command goes on in it.", callback=check_folder)],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the runs; the same command goes on in it.", callback=check_folder)
+    ],
     rules: Annotated[
         str, typer.Option(help="vanilla, residual, one-hot, coupled, plain:LOG_LENIENCE; joined by commas.")
     ] = "vanilla,residual,one-hot,plain:0,plain:0.5,plain:1",

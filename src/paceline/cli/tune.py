@@ -40,7 +40,9 @@ def tune(
             "of the model to the shipped questions]"
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The table, for --draft auto --tune.", callback=check_file)] = Path("tune.json"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The table, for --draft auto --tune.", callback=check_file)
+    ] = Path("tune.json"),
     draft: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,7 +153,9 @@ def _answers(
     for exchange in read_trace(traffic, limit=MOST_ANSWERS, ignore=ignore):
         for answer in transcriber.conversation(exchange).turns:
             if (highest := max(answer.prompt.max(), answer.answer.max())) >= size:
-                raise TraceError(f"{exchange.where}: token {highest} is none of the model's {size}: another model's log")
+                raise TraceError(
+                    f"{exchange.where}: token {highest} is none of the model's {size}: another model's log"
+                )
             if len(answer.prompt) + len(answer.answer) + 64 < room:
                 answers.append(answer)
     if not answers:

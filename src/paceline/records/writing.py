@@ -1,7 +1,7 @@
 """Append JSON Lines. At any moment, and after a crash or on a full disk, the file holds whole lines.
 
-`check_file`, `check_log` and `check_folder` say before any work whether its results can be written. They return what they
-are given, None too, so that they serve as callbacks of command line options."""
+`check_file`, `check_log` and `check_folder` find out, before any work, whether its results can be written. They return
+what they are given, None too, so that they serve as callbacks of command line options."""
 
 from __future__ import annotations
 

@@ -40,13 +40,14 @@ PAIRS = ((("prompt",), "response"), (("instruction", "input"), "output"))
 """Keys of a prompt's parts, the first of which must be there, and of the answer."""
 FORMS = '{"prompt": ..., "response": ...}, {"messages": [...]}, a line of `serve --log` or a Spec-Bench answer'
 
-METADATA = frozenset(
-    "answer_id author category dataset datasplit date finish_reason generator id index language meta metadata model "
-    "model_id question_id source split tags time timestamp topic url user".split()
-)
+METADATA = {
+    "answer_id", "author", "category", "dataset", "datasplit", "date", "finish_reason", "generator", "id", "index",
+    "language", "meta", "metadata", "model", "model_id", "question_id", "source", "split", "tags", "time", "timestamp",
+    "topic", "url", "user",
+}  # fmt: skip
 """Keys that are about an answer and not part of it."""
 LABEL_WORDS, LABEL_CHARACTERS = 3, 64
-"""A text under another key that is not read may be a label of so many words and characters, at most."""
+"""Most words and characters of a label: a text that another key may hold without being read."""
 
 MOST_IDS = 1 << 31
 """Token ids are smaller."""
@@ -104,9 +105,7 @@ def is_spec_bench(categories: Iterable[str]) -> bool:
     return Counter(categories) == SPEC_BENCH
 
 
-def read_piece(
-    piece: Piece, questions: str | Path | None = None, ignore: Collection[str] = ()
-) -> Iterator[Exchange]:
+def read_piece(piece: Piece, questions: str | Path | None = None, ignore: Collection[str] = ()) -> Iterator[Exchange]:
     """The conversations in a piece of a trace, or in a whole file. Raises TraceError."""
     lines = objects(piece, TraceError, FORMS)
     first = next(lines, None)
@@ -129,9 +128,7 @@ def _is_answer(record: Mapping[str, Any]) -> bool:
     return "question_id" in record and "choices" in record
 
 
-def _answers(
-    rows: Iterator[tuple[str, Any]], path: str | Path, questions: str | Path | None
-) -> Iterator[Exchange]:
+def _answers(rows: Iterator[tuple[str, Any]], path: str | Path, questions: str | Path | None) -> Iterator[Exchange]:
     """Spec-Bench's answers joined with their questions."""
     if questions is None:
         raise TraceError(f"{path} is a Spec-Bench answer file and holds no questions; add --questions FILE")

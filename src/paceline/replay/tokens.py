@@ -1,8 +1,8 @@
 """From recorded text to the tokens a model would have read and written. Knows tokenizers and templates, no drafter.
 
 The prompt of a turn is the whole conversation before it, through the chat template, as a server would build it. The
-answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token. What was
-recorded in token ids stays as it is.
+answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token. A
+recording in token ids stays as it is.
 """
 
 from __future__ import annotations

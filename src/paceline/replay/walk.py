@@ -137,8 +137,8 @@ def replayable(spec: str, target: Facts) -> Drafter:
         )
     if drafter.times_rounds:
         raise MethodError(
-            f"{spec} drafts by how long rounds take, and a recording has no rounds. Replay the drafters that it chooses "
-            "from, or give it a table of `paceline tune` (its option table)."
+            f"{spec} drafts by how long rounds take, and a recording has no rounds. Replay the drafters that it "
+            "chooses from, or give it a table of `paceline tune` (its option table)."
         )
     return drafter
 

@@ -9,7 +9,18 @@ import typer
 
 from paceline.errors import PacelineError, meant
 from paceline.records import check_file, check_folder
-from paceline.train.options import Compiled, Minutes, Out, Rate, SaveEvery, Seed, Threads, Tokens, use_threads, with_options
+from paceline.train.options import (
+    Compiled,
+    Minutes,
+    Out,
+    Rate,
+    SaveEvery,
+    Seed,
+    Threads,
+    Tokens,
+    use_threads,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from paceline.train.zoo.lm import Job
@@ -211,7 +222,9 @@ def evaluate(
     model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of a trained model.")],
     sources: Sources,
     draft: Annotated[Path | None, typer.Option(help="Folder of its draft model, to measure agreement.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write; printed if not given.", callback=check_file)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file to write; printed if not given.", callback=check_file)
+    ] = None,
     threads: Threads = 1,
 ) -> None:
     """Loss on held-out text by source against a 5-gram model, and how far the draft model agrees.
@@ -236,7 +249,9 @@ def card(
         list[Path] | None, typer.Option(help="Folder of another drafter of it, kangaroo or sorted; may be repeated.")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines that `held-out` wrote, for samples.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Markdown file to write, loss.png beside it.", callback=check_file)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Markdown file to write, loss.png beside it.", callback=check_file)
+    ] = None,
     show: Annotated[bool, typer.Option(help="Print all 24 prompts and answers.")] = False,
     threads: Threads = 1,
 ) -> None:
