@@ -19,7 +19,7 @@ from paceline.cli import options
 from paceline.cli.schedules import SCHEDULE_WORDS, schedule_table
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import check_folder, check_new_folder
+from paceline.records import check_folder
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -162,7 +162,9 @@ def _batches(text: str) -> list[int]:
 def _new_folder(model: str, suite: str) -> Path:
     """A new folder for a run without --out."""
     name = f"{Path(model).name}-{Path(suite).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    return check_new_folder(Path("runs") / name)
+    folder = Path("runs") / name
+    check_folder(folder)
+    return folder
 
 
 class _Progress:

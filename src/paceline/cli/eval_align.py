@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.records import check_folder, check_new_folder
+from paceline.records import check_folder
 
 if TYPE_CHECKING:
     from paceline.evals.align.command import Outcome
@@ -137,11 +137,14 @@ def align(
         import torch
 
         torch.set_num_threads(threads)
+    if out is None:
+        out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
+        check_folder(out)
     wish = Wish(
         model,
         data,
         method,
-        out or check_new_folder(Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"),
+        out,
         judge or (),
         [name.strip() for name in scenario.split(",")] if scenario else (),
         limit,
