@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError, meant
-from paceline.train.options import Compiled, Minutes, Out, Rate, SaveEvery, Threads, Tokens, use_threads, with_options
+from paceline.records import check_file, check_folder
+from paceline.train.options import (
+    Compiled,
+    Minutes,
+    Out,
+    Rate,
+    SaveEvery,
+    Seed,
+    Threads,
+    Tokens,
+    use_threads,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from zoo.lm import Job
@@ -29,12 +41,16 @@ class StageOptions:
     out: Out
     run: Annotated[
         Path,
-        typer.Option("--checkpoints", help="Folder of the checkpoint and log; run the same command again to resume."),
+        typer.Option(
+            "--checkpoints",
+            help="Folder of the checkpoint and log; run the same command again to resume.",
+            callback=check_folder,
+        ),
     ]
     minutes: Minutes = None
     tokens: Tokens = None
     generated: Annotated[
-        int, typer.Option(help="Generated examples (sums, translation, reading) mixed in; 0: none.")
+        int, typer.Option(help="Generated examples (sums, translation, reading) mixed in; 0: none.", min=0)
     ] = 150_000
     save_every: SaveEvery = 5.0
     compiled: Compiled = True
@@ -70,7 +86,7 @@ def sources(sources: Sources) -> None:
             typer.echo("    " + documents[0].plain()[:200].replace("\n", "\n    "))
 
 
-def synth(count: int = 12, seed: int = 0) -> None:
+def synth(count: Annotated[int, typer.Option(min=1)] = 12, seed: Seed = 0) -> None:
     """Print generated examples: translation, sums, reading, retrieval, copying."""
     from zoo.synth import generate
 
@@ -82,9 +98,9 @@ def synth(count: int = 12, seed: int = 0) -> None:
 def tokenizer(
     sources: Sources,
     out: Out,
-    vocabulary: Annotated[int, typer.Option(help="Tokens, the 256 bytes and 5 special ones included.")] = 8192,
-    characters: Annotated[int, typer.Option(help="Most characters read of one source.")] = 3_000_000,
-    generated: Annotated[int, typer.Option(help="Generated examples to learn from as well.")] = 10_000,
+    vocabulary: Annotated[int, typer.Option(help="Tokens, the 256 bytes and 5 special ones included.", min=261)] = 8192,
+    characters: Annotated[int, typer.Option(help="Most characters read of one source.", min=1)] = 3_000_000,
+    generated: Annotated[int, typer.Option(help="Generated examples to learn from as well.", min=0)] = 10_000,
     threads: Threads = 1,
 ) -> None:
     """Learn a byte-level BPE vocabulary from the sources (and generated examples), with the chat template.
@@ -164,12 +180,12 @@ def distil(stage: StageOptions, model: Model, lr: Rate = 2e-3) -> bool:
 
 def family(
     config: Annotated[Path, typer.Argument(help="TOML file with [sources], [tokens] and [looping]; see zoo/zoo.toml.")],
-    out: Annotated[Path, typer.Option(help="Folder of the finished models.")] = Path("models"),
-    checkpoints: Annotated[Path, typer.Option(help="Folder of everything in between; resumed from.")] = Path(
-        "checkpoints"
-    ),
-    processes: Annotated[int, typer.Option(help="Processes a stage trains with; best one for each core.")] = 1,
-    scale: Annotated[float, typer.Option(help="Multiply every budget, to try it all out.")] = 1.0,
+    out: Annotated[Path, typer.Option(help="Folder of the finished models.", callback=check_folder)] = Path("models"),
+    checkpoints: Annotated[
+        Path, typer.Option(help="Folder of everything in between; resumed from.", callback=check_folder)
+    ] = Path("checkpoints"),
+    processes: Annotated[int, typer.Option(help="Processes a stage trains with; best one for each core.", min=1)] = 1,
+    scale: Annotated[float, typer.Option(help="Multiply every budget, to try it all out.", min=0)] = 1.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands alone.")] = False,
 ) -> None:
     """Train the whole family; stages that are done are skipped, an interrupted one goes on.
@@ -183,8 +199,8 @@ def family(
 
 def held_out(
     sources: Sources,
-    out: Annotated[Path, typer.Option(help="JSON Lines file to write, {messages} a line.")],
-    count: Annotated[int, typer.Option(help="Prompts, an equal share from every source.")] = 80,
+    out: Annotated[Path, typer.Option(help="JSON Lines file to write, {messages} a line.", callback=check_file)],
+    count: Annotated[int, typer.Option(help="Prompts, an equal share from every source.", min=1)] = 80,
 ) -> None:
     """Write prompts from the held-out part of the sources, to ask a trained model.
 
@@ -206,7 +222,9 @@ def evaluate(
     model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of a trained model.")],
     sources: Sources,
     draft: Annotated[Path | None, typer.Option(help="Folder of its draft model, to measure agreement.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write; printed if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file to write; printed if not given.", callback=check_file)
+    ] = None,
     threads: Threads = 1,
 ) -> None:
     """Loss on held-out text by source against a 5-gram model, and how far the draft model agrees.
@@ -231,7 +249,9 @@ def card(
         list[Path] | None, typer.Option(help="Folder of another drafter of it, kangaroo or sorted; may be repeated.")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON Lines that `held-out` wrote, for samples.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Markdown file to write, loss.png beside it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Markdown file to write, loss.png beside it.", callback=check_file)
+    ] = None,
     show: Annotated[bool, typer.Option(help="Print all 24 prompts and answers.")] = False,
     threads: Threads = 1,
 ) -> None:

@@ -4,6 +4,7 @@
         for result in results: ...                        # Worker(tokenizer)(item), in the order of the items
 
 A worker that dies is started again, and so is the item that it had. Ray is imported when there is work (extra `ray`).
+What Ray prints goes to standard error: standard output is for results.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import logging
 import os
 import pickle
 import socket
+import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from threading import get_ident
+from typing import Any, TextIO
 
 from paceline.errors import PacelineError
 
@@ -50,6 +53,21 @@ class _Worker:
         return {"result": pickle.dumps(result)}
 
 
+class _Aside:
+    """Standard output while Ray runs, whose threads print to it at any time: what is written goes to standard error,
+    but for the thread that is using a result."""
+
+    def __init__(self, out: TextIO):
+        self.out, self.user = out, 0
+
+    def write(self, text: str) -> int:
+        """As a file's."""
+        return (self.out if get_ident() == self.user else sys.stderr).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)
+
+
 def spread(
     make: Callable[..., Work],
     options: Sequence[Any],
@@ -67,7 +85,7 @@ def spread(
     from ray.data import ActorPoolStrategy, DataContext, from_items
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised as well
-    with _cluster(address, workers):
+    with redirect_stdout(_Aside(sys.stdout)) as aside, _cluster(address, workers):
         cores = int(ray.cluster_resources().get("CPU", 1))
         size = min(workers or cores, cores, len(items))
         context = DataContext.get_current()
@@ -79,7 +97,11 @@ def spread(
             result = pickle.loads(row["result"])
             if isinstance(result, PacelineError):
                 raise result
-            yield result
+            aside.user = get_ident()
+            try:
+                yield result
+            finally:
+                aside.user = 0
 
 
 @contextmanager

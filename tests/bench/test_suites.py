@@ -17,6 +17,7 @@ from paceline.bench import suites
 from paceline.bench.suites import Question, SuiteError, cache_folder, fingerprint, read_suite
 from paceline.errors import PacelineError
 from paceline.records import write_whole
+from paceline.replay.record import SPEC_BENCH
 
 TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 
@@ -63,7 +64,7 @@ def test_every_form_of_a_line(tmp_path: Path) -> None:
     )
     suite = read_suite(path)
     assert suite.questions == (
-        Question("7", "coding", "mt-bench", ("one", "two")),
+        Question("7", "coding", "coding", ("one", "two")),
         Question("b", "rag", "rag", ("three",)),
         Question("3", "all", "all", ("four", "a\u2028b")),
     )
@@ -95,12 +96,27 @@ def test_a_small_task_leaves_its_share_of_the_limit_to_others(tmp_path: Path) ->
 
 
 def test_categories_are_tasks_or_categories(tmp_path: Path) -> None:
-    kinds = ("math", "rag", "coding", "qa")
+    of_both = read_suite("demo", categories=["mt-bench", "qa"]).questions
+    assert Counter(question.task for question in of_both) == {"mt-bench": 8, "qa": 8}
+    (one,) = read_suite("demo", categories=["math"]).questions
+    assert (one.category, one.task) == ("math", "mt-bench")
+    kinds = ("rag", "coding", "qa")
     path = write(tmp_path / "x.jsonl", *({"prompt": kind, "category": kind} for kind in kinds))
-    assert [q.category for q in read_suite(path, categories=["mt-bench", "qa"]).questions] == ["math", "coding", "qa"]
-    assert [q.category for q in read_suite(path, categories=["coding"]).questions] == ["coding"]
     message = told(path, categories=["rag", "codin"])
-    assert message == "x has no category 'codin'; it has mt-bench, math, rag, coding, qa. Did you mean 'coding'?"
+    assert message == "x has no category 'codin'; it has rag, coding, qa. Did you mean 'coding'?"
+
+
+def test_only_spec_benchs_own_questions_are_grouped_as_in_the_paper(tmp_path: Path) -> None:
+    """A file of ten "math" questions is about mathematics, and one with every category of Spec-Bench is too."""
+    records = [
+        {"prompt": f"{category} {i}", "id": f"{category} {i}", "category": category}
+        for category, count in SPEC_BENCH.items()
+        for i in range(count)
+    ]
+    theirs = read_suite(write(tmp_path / "theirs.jsonl", *records)).questions
+    assert Counter(question.task for question in theirs) == dict.fromkeys(TASKS, 80)
+    mine = read_suite(write(tmp_path / "mine.jsonl", *records[1:])).questions
+    assert all(question.task == question.category for question in mine)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +129,7 @@ def test_categories_are_tasks_or_categories(tmp_path: Path) -> None:
         ('{"turns": "hello"}', "line 2: a question is one or more texts"),
         ('{"prompt": " "}', "line 2: a question is one or more texts"),
         ('{"prompt": 3}', "line 2: a question is one or more texts"),
-        ('{"messages": "hello"}', "line 2: \"messages\" is a list"),
+        ('{"messages": "hello"}', 'line 2: "messages" is a list'),
         ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: a message of role 'system'.*\"user\" only"),
         ('{"messages": [{"role": "user"}]}', "line 2: a question is one or more texts"),
         ('{"prompt": "x", "category": "overall"}', "line 2: the category is 'overall'"),

@@ -44,7 +44,7 @@ def test_a_whole_run(
     found = results(told.out)
     methods = ["none", "sam", "prompt-lookup", "peer:transformers"]
     for method in methods:
-        for category in ("overall", "qa", "mt-bench"):
+        for category in ("overall", "qa", "writing"):
             one = found[method, category]
             assert one["identical"] == 1.0
             assert one["tokens_per_second"] > 0

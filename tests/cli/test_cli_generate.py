@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests import models
 from tests.cli.command import Command
 
 import paceline.engine
@@ -75,6 +76,64 @@ def test_sampling_options_reach_the_sampler(command: Command, tiny: Path) -> Non
     assert text("-t", 3, "--top-k", 1) == text("-t", 3, "--top-p", 1e-9) == text("-t", 3, "--min-p", 1) == greedy
     assert text("--repetition-penalty", 50) != greedy
     assert text("--stop", greedy[5:8]) == greedy[: greedy.index(greedy[5:8])]
+
+
+def test_a_prediction_reaches_its_drafter(
+    command: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In front of any drafter, as on the server; a prompt of a file may bring its own."""
+    file, prompts = tmp_path / "old.txt", tmp_path / "prompts.jsonl"
+    file.write_text("the old dog", "utf-8")
+    prompts.write_text('{"prompt": "the", "prediction": "the cat"}\n{"prompt": "the", "max_tokens": 2}\n')
+    found = []
+    add = Engine.add
+
+    def spied(engine: Engine, prompt: object, params: SamplingParams) -> Row:
+        assert engine.tokenizer is not None
+        found.append((engine.drafter.name, engine.tokenizer.decode(list(params.prediction))))
+        return add(engine, prompt, params)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Engine, "add", spied)
+    asks: list[tuple[tuple[object, ...], list[tuple[str, str]]]] = [
+        (("the",), [("sam", "")]),
+        (("the", "--prediction", file), [("prediction+sam", "the old dog")]),
+        (("the", "--prediction", file, "-d", "prediction,draft=4+sam"), [("prediction+sam", "the old dog")]),
+        (("the", "--prediction", file, "-d", "none"), [("none", "the old dog")]),
+        (("-p", prompts), [("prediction+sam", "the cat"), ("prediction+sam", "")]),
+        (("-p", prompts, "--prediction", file), [("prediction+sam", "the cat"), ("prediction+sam", "the old dog")]),
+    ]
+    for more, expected in asks:
+        found.clear()
+        assert command("generate", tiny, *more, "-n", 2).code == 0
+        assert found == expected
+    prompts.write_text('{"prompt": "the", "prediction": 3}')
+    assert (
+        'line 1: "prediction" must be a text that is not empty, not 3' in command("generate", tiny, "-p", prompts).err
+    )
+
+
+def test_a_prediction_that_is_right_saves_rounds(command: Command, tmp_path: Path) -> None:
+    folder, file = models.make_repetitive(tmp_path / "tiny"), tmp_path / "old.txt"
+    how = ("generate", folder, "the cat and the", "--raw", "-n", 20, "--ignore-eos", "--json")
+    plain = json.loads(command(*how, "-d", "none").out)
+    file.write_text(plain["text"], "utf-8")
+    drafted = json.loads(command(*how, "-d", "prediction", "--prediction", file).out)
+    assert drafted["text"] == plain["text"]
+    assert drafted["rounds"] < plain["rounds"] == 20
+
+
+def test_a_prediction_that_is_missing_is_said(command: Command, tiny: Path, tmp_path: Path) -> None:
+    said = "prediction drafted nothing: prediction needs a prediction with the request, as --prediction FILE gives\n"
+    for more in ((), ("--json",), ("--compare", "--json")):
+        result = command("generate", tiny, LOOPS, "-n", 4, "-d", "prediction", *more)
+        assert result.code == 0
+        assert result.err.endswith(said)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for name, why in (("none", "No such file"), ("empty", "is empty"), ("bytes", "cannot be read as text")):
+        refused = command("generate", tiny, LOOPS, "--prediction", tmp_path / name)
+        assert (refused.code, refused.out) == (2, "")
+        assert re.fullmatch(rf"error: \S+{name} .*{why}.*\n", refused.err)
 
 
 def test_a_prompt_from_standard_input(command: Command, tiny: Path) -> None:

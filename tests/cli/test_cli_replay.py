@@ -90,9 +90,34 @@ def test_gzip_templates_limits_workers_and_a_prediction(command: Command, tokeni
     assert 1 < odd["predicted_speedup"] < odd["mean_accepted_tokens"]
 
 
-def test_without_a_draft_all_that_can_be_replayed(command: Command, tokenizer: Path, log: Path) -> None:
-    told = json.loads(command("replay", log, "--tokenizer", tokenizer, "--json", "--limit", 2).out)
-    assert {"none", "prompt-lookup", "sam"} <= {r["draft"] for r in told["results"]}
+def test_without_a_draft_all_that_a_recording_can_judge(command: Command, tokenizer: Path, log: Path) -> None:
+    asked = ("replay", log, "--tokenizer", tokenizer, "--limit", 2)
+    told = json.loads(command(*asked, "--json").out)
+    assert {r["draft"] for r in told["results"]} == {
+        "none", "prompt-lookup", "sam", "suffix", "hierarchy", "blend"
+    }  # fmt: skip
+    assert set(told["left_out"]) == {"auto", "past-answer", "prediction", "grammar"}
+    (line,) = [line for line in command(*asked).out.splitlines() if line.startswith("left out")]
+    assert line.startswith("left out, because a recording does not have what they need: past-answer (an earlier answer")
+    assert "auto (the time that rounds take)" in line
+
+
+def test_what_a_recording_cannot_judge_is_said(command: Command, tokenizer: Path, log: Path) -> None:
+    asked = ("replay", log, "--tokenizer", tokenizer, "--limit", 2)
+    assert "\nprediction drafted nothing: prediction needs a prediction with" in command(*asked, "-d", "prediction").out
+    assert "drafted nothing" not in command(*asked, "-d", "prediction+sam", "-d", "none").out
+    refused = command(*asked, "-d", "sam+auto")
+    assert (refused.code, refused.out) == (2, "")
+    assert "sam+auto drafts by how long rounds take, and a recording has no rounds" in refused.err
+
+
+def test_text_that_is_to_be_ignored(command: Command, tokenizer: Path, tmp_path: Path) -> None:
+    log = write(tmp_path / "log.jsonl", [record | {"notes": "the little cat and the dog"} for record in records(2)])
+    refused = command("replay", log, "--tokenizer", tokenizer, "-d", "sam")
+    assert (refused.code, refused.out) == (2, "")
+    assert 'line 1: the text under "notes" would not be read' in refused.err
+    assert "--ignore notes" in refused.err
+    assert command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "--ignore", "notes").code == 0
 
 
 def test_a_page(command: Command, tokenizer: Path, log: Path, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ ALLOWED = {
     # the command line's defaults
     "cli/chat.py": {"sam"},
     "cli/demo.py": {"sam", "recycling,tree=16", "model:", "kangaroo:", "s2d:", *HEADS},
-    "cli/generate.py": {"sam"},
+    "cli/generate.py": {"sam", "paceline.draft.prediction"},
     "cli/tune.py": {"sam", "mirror:"},
     "cli/eval_align.py": {"suffix,past=16384"},
     "evals/align/command.py": {"suffix,past=16384"},
@@ -278,6 +278,7 @@ ALLOWED = {
     "cli/serve.py": {"sam", "prompt-lookup", "paceline.draft.grammar", "paceline.draft.prediction"},
     # what a request may bring
     "sampling.py": {"grammar", "prediction"},
+    "cli/prompts.py": {"prediction"},
     "serve/answers.py": {"prediction"},
     "serve/app.py": {"grammar", "prediction"},
     # the defaults of hosts

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.replay.record import TraceError, read_trace
+from paceline.replay.record import SPEC_BENCH, TraceError, read_trace
 
 PAIR = {"prompt": "Hello?", "response": "Hi."}
 ASKED = [{"role": "user", "content": "Hello?"}]
@@ -61,11 +61,65 @@ def answer(id: int, turns: list[str], category: str = "qa") -> dict[str, Any]:
 
 
 def test_spec_bench_answers_join_their_questions(tmp_path: Path) -> None:
-    questions = write(tmp_path, {"question_id": 7, "category": "writing", "turns": ["A?", "B?"]}, name="questions")
-    (exchange,) = read_trace(write(tmp_path, answer(7, ["a", "b"], "writing")), questions=questions)
+    whole = [name for name, count in SPEC_BENCH.items() for _ in range(count)]
+    asked = [{"question_id": id, "category": name, "turns": ["A?", "B?"]} for id, name in enumerate(whole)]
+    trace = write(tmp_path, answer(7, ["a", "b"], "writing"))
+    (exchange,) = read_trace(trace, questions=write(tmp_path, *asked, name="questions"))
     assert [m["content"] for m in exchange.messages] == ["A?", "a", "B?", "b"]
     assert list(exchange.answers) == [1, 3]
     assert exchange.category == "mt-bench"
+    (exchange,) = read_trace(trace, questions=write(tmp_path, *asked[:-1], name="mine"))
+    assert exchange.category == "writing"  # one's own questions are not grouped as in the paper
+
+
+def test_token_ids(tmp_path: Path) -> None:
+    logged = {"time": 1.5, "prompt_tokens": [5, 6], "tokens": [7], "finish_reason": "stop", "temperature": 0.0}
+    (exchange,) = read_trace(write(tmp_path, logged | {"category": "greetings"}))
+    assert exchange.tokens == ([5, 6], [7])
+    assert exchange.category == "greetings"
+
+
+@pytest.mark.parametrize(("more", "prompt"), [("Paris", "Hello?\n\nParis"), ("", "Hello?"), (None, "Hello?")])
+def test_alpacas_input_is_the_rest_of_the_prompt(tmp_path: Path, more: str | None, prompt: str) -> None:
+    (exchange,) = read_trace(write(tmp_path, {"instruction": "Hello?", "input": more, "output": "Hi."}))
+    assert exchange.messages[0]["content"] == prompt
+
+
+LONG = "the letter that the question is about"
+
+
+@pytest.mark.parametrize(
+    ("record", "key"),
+    [
+        (PAIR | {"input": LONG}, "input"),
+        (PAIR | {"context": [LONG]}, "context"),
+        ({"instruction": "Hello?", "output": "Hi.", "system": LONG}, "system"),
+        ({"messages": ASKED + SAID, "prompt": LONG}, "prompt"),
+        ({"messages": ASKED, "response": "Hi.", "tools": [{"function": {"description": LONG}}]}, "tools"),
+        ({"messages": [*ASKED, SAID[0] | {"reasoning_content": LONG}]}, "reasoning_content"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_text_that_would_not_be_read_is_an_error_unless_it_is_to_be_ignored(
+    tmp_path: Path, record: dict[str, Any], key: str
+) -> None:
+    file = write(tmp_path, record)
+    complains(file, "line 1", f'the text under "{key}" would not be read', '"metadata"', f"--ignore {key}")
+    (exchange,) = read_trace(file, ignore=[key])
+    assert list(exchange.messages) == ASKED + SAID
+
+
+def test_what_is_about_an_answer_does_no_harm(tmp_path: Path) -> None:
+    about = {"id": LONG, "source": LONG, "metadata": {"note": LONG}, "url": "https://" + "a" * 99, "time": 1.5}
+    labels = {"lang": "en", "quality": "needs another look", "flags": ["a", {"b": "c"}], "hash": "0" * 64, "n": [1, 2]}
+    (exchange,) = read_trace(write(tmp_path, PAIR | about | labels))
+    assert list(exchange.messages) == ASKED + SAID
+
+
+def test_ignore_takes_alpacas_input_away(tmp_path: Path) -> None:
+    file = write(tmp_path, {"instruction": "Hello?", "input": LONG, "output": "Hi."})
+    (exchange,) = read_trace(file, ignore=["input"])
+    assert list(exchange.messages) == ASKED + SAID
 
 
 def test_limit_and_categories(tmp_path: Path) -> None:
@@ -93,6 +147,10 @@ def complains(file: Path, *words: str, **options: Any) -> None:
         ({"messages": ASKED}, ("line 2", "no response")),
         ({"messages": []}, ("line 2", '"messages" must be')),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, ("line 2", '"messages" must be')),
+        ({"prompt_tokens": [1], "tokens": "a"}, ("line 2", '"tokens" must be a list of token ids')),
+        ({"prompt_tokens": [-1], "tokens": [1]}, ("line 2", '"prompt_tokens" must be a list of token ids')),
+        ({"prompt_tokens": [1], "tokens": [10**30]}, ("line 2", '"tokens" must be a list of token ids')),
+        ({"instruction": "a", "input": 3, "output": "b"}, ("line 2", '"input" must be a text, not a int')),
         (PAIR | {"category": 3}, ("line 2", '"category" must be a text')),
     ],
 )

@@ -89,7 +89,21 @@ def test_a_tokenizer_without_a_template_asks_for_one() -> None:
     bare = models.tokenizer()
     bare.chat_template = None
     with pytest.raises(ModelError, match=r"no chat template of its own; .*--template chatml, llama-2"):
-        Transcriber(Tokenizer(bare, "bare"))
+        Transcriber(Tokenizer(bare, "bare")).conversation(BOTH)
+
+
+def test_token_ids_need_no_template_and_stay_as_they_are() -> None:
+    bare = models.tokenizer()
+    bare.chat_template = None
+    read = Transcriber(Tokenizer(bare, "bare")).conversation
+
+    def turns(prompt: list[int], answer: list[int]) -> list[tuple[list[int], list[int]]]:
+        turns = read(Exchange((), (), tokens=(prompt, answer))).turns
+        return [(turn.prompt.tolist(), turn.answer.tolist()) for turn in turns]
+
+    assert turns([5, 6], [7, 300]) == [([5, 6], [7, 300])]
+    assert turns([], [7, 8, 9]) == [([7], [8, 9])]
+    assert turns([5], []) == turns([], []) == turns([], [7]) == []
 
 
 def test_tokenizers_are_folders_or_files(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import httpx2 as httpx
 import pytest
 from jsonschema import validate
 
+from paceline.cli import main
 from paceline.errors import RowError
 from paceline.sampling import SamplingParams
 from paceline.serve.fields import Tool
@@ -381,10 +382,48 @@ def test_mixed_load_is_answered_like_lone_requests(folder, address, alone):
     assert "paceline:spec_decode_num_drafts_total" in metrics
 
 
-def test_the_log_can_be_replayed(address, log, client):
-    client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=4)
+@pytest.mark.parametrize("template", [True, False], ids=["chat", "no template"])
+def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, template: bool) -> None:
+    """As it is, by the commands that it is for, and with what the server's own drafts had accepted."""
+    folder = models.make_repetitive(tmp_path / "tiny", max_position_embeddings=512)
+    if not template:
+        bare = models.tokenizer()
+        bare.chat_template = None
+        bare.save_pretrained(folder)
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+    log, table = tmp_path / "log.jsonl", tmp_path / "table.json"
+    with serving(engine(folder, max_batch=2), log) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+        greedy = {"model": "tiny", "temperature": 0, "max_tokens": 24}
+        client.completions.create(prompt="the cat and the", **greedy)
+        client.completions.create(prompt=["the little dog", "hello"], n=2, **greedy)
+        list(client.completions.create(prompt="there was a", stream=True, **greedy))
+        if template:
+            client.chat.completions.create(messages=MESSAGES, **greedy)
+            list(client.chat.completions.create(messages=MESSAGES, stream=True, **greedy))
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    assert all(record["prompt_tokens"] and record["tokens"] for record in records)
+    assert len(records) == (8 if template else 6)
+    capsys.readouterr()
+    assert main(["replay", str(log), "--tokenizer", str(folder), "-d", "sam", "-d", "none", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    sam, none = facts["results"]
+    assert facts["answers"] == len(records)
+    assert none["rounds"] == none["new_tokens"] == sum(len(record["tokens"]) for record in records)
+    rounds = sum(
+        record["rounds"] for record in records
+    )  # the server has one more for each prompt, which drafts nothing
+    assert rounds - len(records) <= sam["rounds"] <= rounds < none["rounds"]
+    tuned = ("--batches", "1", "--seconds", "0.1", "--no-check", "-d", "sam", "--dtype", "float32", "--json")
+    assert main(["tune", str(folder), "--traffic", str(log), "-o", str(table), *tuned]) == 0
+    assert json.loads(table.read_text())["paceline"] == "tune"
+
+
+def test_a_log_of_another_model_is_no_traffic_of_this_one(tmp_path: Path, folder: Path, capsys: Any) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt_tokens": [5, 6], "tokens": [7, 320]}\n')
+    assert main(["tune", str(folder), "--traffic", str(log), "-o", str(tmp_path / "table.json")]) == 2
+    assert f"error: {log}, line 1: token 320 is none of the model's 320" in capsys.readouterr().err
+    assert not (tmp_path / "table.json").exists()
 
 
 def test_facts_and_the_page(address, client):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from itertools import zip_longest
@@ -25,7 +25,7 @@ from huggingface_hub.errors import HTTPError
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
 from paceline.records import NotJSON, as_object, numbered, write_whole
-from paceline.replay.record import MT_BENCH
+from paceline.replay.record import MT_BENCH, is_spec_bench
 
 T = TypeVar("T")
 
@@ -44,7 +44,8 @@ class SuiteError(PacelineError):
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation to be had. turns: what the user says, turn by turn; task: the group it is counted in."""
+    """One conversation to be had. turns: what the user says, turn by turn; task: the group it is counted in, its
+    category. But MT-bench's eight categories are one task in Spec-Bench's questions and in ours."""
 
     id: str
     category: str
@@ -72,6 +73,8 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
     with "category" and "question_id" or "id". Raises SuiteError, one line: what is wrong, and where."""
     content, name, source = _find(name)
     questions = _questions(content, source)
+    if name in SHIPPED or is_spec_bench(question.category for question in questions):
+        questions = [replace(q, task="mt-bench") if q.category in MT_BENCH else q for q in questions]
     if categories:
         questions = _of(questions, categories, name)
     if limit is not None:
@@ -85,11 +88,6 @@ def fingerprint(questions: Sequence[Question]) -> str:
     """16 hex digits of SHA-256 over ids, categories and texts: two runs asked the same if theirs are the same."""
     texts = [[question.id, question.category, question.turns] for question in questions]
     return sha256(json.dumps(texts, ensure_ascii=False).encode("utf-8")).hexdigest()[:16]
-
-
-def task_of(category: str) -> str:
-    """The task a category is counted in: MT-bench's eight are one, as in Spec-Bench."""
-    return "mt-bench" if category in MT_BENCH else category
 
 
 def cache_folder() -> Path:
@@ -178,7 +176,7 @@ def _question(record: Mapping[str, Any], number: int, where: str) -> Question:
     id = record.get("question_id", record.get("id", number))
     if not isinstance(id, (str, int)) or isinstance(id, bool):
         raise SuiteError(f"{where}: the id is {id!r}; it must be a number or a text")
-    return Question(str(id), category, task_of(category), _turns(record, where))
+    return Question(str(id), category, category, _turns(record, where))
 
 
 def _turns(record: Mapping[str, Any], where: str) -> tuple[str, ...]:

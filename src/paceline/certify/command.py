@@ -186,7 +186,6 @@ def write(certificate: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     """certificate.json and certificate.html in `folder`."""
     from paceline.pages.certificate import page
 
-    folder.mkdir(parents=True, exist_ok=True)
     files = folder / "certificate.json", folder / "certificate.html"
     write_whole(files[0], json.dumps(certificate, indent=2) + "\n")
     write_whole(files[1], page(certificate))

@@ -19,6 +19,7 @@ from paceline.cli import options
 from paceline.cli.schedules import SCHEDULE_WORDS, schedule_table
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
+from paceline.records import check_folder
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -63,7 +64,10 @@ def bench(
     repeats: Annotated[int, typer.Option(help="How often everything is asked; medians count.", min=1)] = 1,
     warm_up: Annotated[int, typer.Option(help="Answers that every method gives before anything is timed.", min=0)] = 3,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of this run; a run that was stopped goes on there. [default: a new one]")
+        Path | None,
+        typer.Option(
+            help="Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
+        ),
     ] = None,
     as_large: Annotated[
         str | None,
@@ -99,7 +103,9 @@ def bench(
     from paceline.bench.scheduled import Contest
     from paceline.bench.setting import Benchmark, Watch
     from paceline.cli.drive import Interrupt
+    from paceline.sampling import SamplingParams
 
+    SamplingParams(max_tokens=max_tokens, temperature=temperature)  # what they may be is said before a model is read
     transformers.logging.set_verbosity_error()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -151,7 +157,9 @@ def _batches(text: str) -> list[int]:
 def _new_folder(model: str, suite: str) -> Path:
     """A new folder for a run without --out."""
     name = f"{Path(model).name}-{Path(suite).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    return Path("runs") / name
+    folder = Path("runs") / name
+    check_folder(folder)
+    return folder
 
 
 class _Progress:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from paceline.cli import options
 from paceline.errors import PacelineError
+from paceline.records import check_folder
 
 if TYPE_CHECKING:
     from paceline.certify.certificate import Watch
@@ -53,7 +54,9 @@ def certify(
     peer_python: Annotated[
         str | None, typer.Option(help="Interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for certificate.json and certificate.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for certificate.json and certificate.html.", callback=check_folder)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as one JSON object.")] = False,
 ) -> None:
     """Say whether an engine, with its drafter, writes what the model alone would: greedy token by token, sampled by

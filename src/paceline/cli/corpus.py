@@ -15,13 +15,16 @@ from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from paceline.cli import options
 from paceline.cli.show import progress_bar
 from paceline.errors import StoreError
+from paceline.records import check_folder
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store
 
 corpus = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Out = Annotated[Path, typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT")]
+Out = Annotated[
+    Path, typer.Argument(help="Folder to write; it appears whole or not at all.", metavar="OUT", callback=check_folder)
+]
 More = Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
@@ -40,7 +43,7 @@ def build(
     parts: Annotated[
         str, typer.Option(help="What to build, joined by commas: automaton, ngrams, suffix-array; all if left out.")
     ] = "",
-    max_tokens: Annotated[int | None, typer.Option(help="Stop reading after this many tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop reading after this many tokens.", min=2)] = None,
     eos: Annotated[str | None, typer.Option(help="Token between documents; the tokenizer's own if left out.")] = None,
     ray: options.Ray = None,
     workers: options.RayWorkers = None,

@@ -100,7 +100,7 @@ def drive(
         if interrupt.pressed:
             break
         try:
-            queued.append(Answer(job, engine.add(as_prompt(engine, job, chat), job.params)))
+            queued.append(Answer(job, engine.add(as_prompt(engine, job, chat), _params(engine, job))))
         except PacelineError as error:
             refused(job, error)
     answers = {answer.row.id: answer for answer in queued}
@@ -147,6 +147,15 @@ def as_prompt(engine: Engine, job: Job, chat: bool | None) -> str | Messages:
         # Through the template even an empty text would become tokens.
         raise PromptError("The prompt is blank; write something, or use --raw.")
     return [{"role": "user", "content": job.prompt}]
+
+
+def _params(engine: Engine, job: Job) -> SamplingParams:
+    """The job's parameters, its prediction in tokens among them."""
+    if not job.expected:
+        return job.params
+    if engine.tokenizer is None:
+        raise PromptError("a prediction is text, and the model has no tokenizer to read it with")
+    return replace(job.params, prediction=tuple(engine.tokenizer.encode_text(job.expected)))
 
 
 @dataclass

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.records import check_folder
 
 if TYPE_CHECKING:
     from paceline.evals.align.command import Outcome
@@ -44,18 +45,21 @@ def align(
         typer.Option(help="URL#name, a folder, self, or checks (of the sample); may be repeated, to compare judges."),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Most items, scenarios and labels in turn.", min=1)] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; the same command goes on in it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; the same command goes on in it.", callback=check_folder)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print answers too; they may be harmful, hence not by default.")
     ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", help="Most new tokens of a request.", min=1)] = 4200,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", "-t", help="0 is greedy. [default: the server's; our engine: 0]")
+        float | None,
+        typer.Option("--temperature", "-t", help="0 is greedy. [default: the server's; our engine: 0]", min=0),
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="As servers understand it.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="As servers understand it.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="As servers understand it.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="As servers understand it.", min=0, max=1)] = None,
+    top_k: Annotated[int | None, typer.Option(help="As servers understand it.", min=-1)] = None,
+    min_p: Annotated[float | None, typer.Option(help="As servers understand it.", min=0, max=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible, where the server can.", min=0)] = None,
     thinking: Annotated[
         bool, typer.Option("--thinking", help="The endpoint's chat template opens the thought. [--tokenizer shows it]")
@@ -84,7 +88,9 @@ def align(
         Literal["exclude", "strict"] | None,
         typer.Option(help="Rules that do not apply: left out, or not kept. [default: exclude]"),
     ] = None,
-    alpha: Annotated[float, typer.Option(help="What a safe answer is worth that keeps no behavioural rule.")] = 0.3,
+    alpha: Annotated[
+        float, typer.Option(help="What a safe answer is worth that keeps no behavioural rule.", min=0, max=1)
+    ] = 0.3,
     compat: Annotated[
         bool,
         typer.Option("--compat", help="The official code's choices: --judge-sees plain --max-chars 8000 --na strict."),
@@ -95,7 +101,9 @@ def align(
     ] = "judge",
     concurrency: Annotated[int, typer.Option(help="Items under way at once.", min=1)] = 8,
     tries: Annotated[int, typer.Option(help="Attempts at a request.", min=1)] = 8,
-    timeout: Annotated[float, typer.Option(help="Seconds without a byte before an attempt is given up.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without a byte before an attempt is given up.", min=0.001)
+    ] = 600.0,
     stream: Annotated[bool, typer.Option(help="Ask servers for streams.")] = True,
     tokenizer: Annotated[
         str | None, typer.Option(help="The served model's tokenizer: renders prefixes, counts injected tokens.")
@@ -129,11 +137,14 @@ def align(
         import torch
 
         torch.set_num_threads(threads)
+    if out is None:
+        out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
+        check_folder(out)
     wish = Wish(
         model,
         data,
         method,
-        out or Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}",
+        out,
         judge or (),
         [name.strip() for name in scenario.split(",")] if scenario else (),
         limit,

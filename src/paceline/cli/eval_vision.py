@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.errors import PacelineError
+from paceline.records import check_file, check_folder
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
 
@@ -36,7 +37,10 @@ MARKS = {True: "ok", False: "FAILED", None: "-"}
 
 @vision.command(short_help="Draw a data set.")
 def build(
-    out: Annotated[Path, typer.Argument(help="Folder to write; the same command goes on in it.", metavar="OUT")],
+    out: Annotated[
+        Path,
+        typer.Argument(help="Folder to write; the same command goes on in it.", metavar="OUT", callback=check_folder),
+    ],
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", min=0)] = 0,
     cases: Annotated[int, typer.Option(help="Cases of each subset; the paper has 500.", min=1)] = 500,
     size: Annotated[int, typer.Option(help="Pixels of a picture's side.", min=32)] = 512,
@@ -118,7 +122,9 @@ def run(
         Literal["shared", "first"], typer.Option(help="Ties share the credit, or go to the first key, as officially.")
     ] = "shared",
     batch: Annotated[int, typer.Option(help="Pictures encoded at once.", min=1)] = 64,
-    out: Annotated[Path | None, typer.Option(help="Folder for report.json, scores.npz and replies.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.json, scores.npz and replies.", callback=check_folder)
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Accuracy of picture to text and text to picture, their mean, and group scores, of every subset.
@@ -151,7 +157,9 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="What `run --out` wrote; several are laid side by side.", metavar="RUN...")
     ],
-    out: Annotated[Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]", callback=check_file)
+    ] = None,
 ) -> int:
     """Make a page of one or more runs: scores beside published ones, confusion, pictures that were taken right and
     wrong. All in one file, which loads nothing.

@@ -12,7 +12,7 @@ from paceline.cli import options
 from paceline.cli.options import one_line, open_engine
 from paceline.cli.show import Screen, profile_table
 from paceline.errors import PromptError
-from paceline.records.writing import Appender, Writer, standard_output
+from paceline.records.writing import Appender, Writer, check_file, standard_output
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
@@ -27,6 +27,10 @@ def generate(
         typer.Option(
             "--prompts", "-p", help='JSON Lines: {"prompt": ...} or {"messages": [...]}, and its own options.'
         ),
+    ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(help="A text file that answers are expected to be much like, to draft from in front of --draft."),
     ] = None,
     draft: options.Draft = "sam",
     tune: options.Tune = None,
@@ -55,7 +59,10 @@ def generate(
     profile: Annotated[bool, typer.Option("--profile", help="Show the time of a round by part.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, and nothing else.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the JSON objects to this new file, as they are finished.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Write the JSON objects to this new file, as they are finished.", callback=check_file
+        ),
     ] = None,
     dtype: options.Dtype = "auto",
     tokenizer: options.TokenizerPath = None,
@@ -74,10 +81,12 @@ def generate(
     paceline generate models/demo "The mill was built in 1790. When was the mill built?" --compare --json
     echo "Once upon a time" | paceline generate models/demo - --raw -t 0.8
     paceline generate models/demo -p prompts.jsonl -o answers.jsonl
+    paceline generate models/demo -p edits.jsonl --prediction old.txt
     paceline generate models/demo -p prompts.jsonl --batch 8 --schedule equal --json
     """
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
+    from paceline.draft.base import unmet
     from paceline.sampling import SamplingParams
 
     params = SamplingParams(
@@ -93,7 +102,10 @@ def generate(
     )
     draft = options.tuned(draft, tune)
     screen = Screen(color)
-    jobs, broken = _jobs(prompt, prompts, params)
+    jobs, broken = _jobs(prompt, prompts, params, _expected(prediction))
+    has_predictions = any(job.expected for job in jobs)
+    if has_predictions and draft != "none":
+        draft = _from_predictions(draft)
     for error in broken:
         screen.note(f"error: {one_line(error)}")
     with ExitStack() as stack:
@@ -120,19 +132,49 @@ def generate(
     screen.legend()
     if profile:
         screen.table(profile_table(engine.profile.table(), engine.profile.rounds))
+    if not run.drafted and not has_predictions and (why := unmet(engine.drafter)):
+        screen.note(f"{engine.drafter.name} drafted nothing: {why}")
     if run.interrupt.pressed:
         screen.note("interrupted; the output above is all there was")
         return 130
     return 1 if broken or run.refused else 0
 
 
-def _jobs(prompt: str | None, prompts: str | None, params: SamplingParams) -> tuple[list[Job], list[PromptError]]:
+def _jobs(
+    prompt: str | None, prompts: str | None, params: SamplingParams, expected: str
+) -> tuple[list[Job], list[PromptError]]:
     from paceline.cli.prompts import from_file, from_words
 
     if (prompt is None) == (prompts is None):
         few = "there is no prompt" if prompt is None else "there are both a prompt and --prompts"
         raise PromptError(f"{few}; give one after the model (- reads standard input), or --prompts FILE")
-    return ([from_words(prompt, params)], []) if prompt is not None else from_file(str(prompts), params)
+    return (
+        ([from_words(prompt, params, expected)], [])
+        if prompt is not None
+        else from_file(str(prompts), params, expected)
+    )
+
+
+def _expected(file: Path | None) -> str:
+    """The text of --prediction; "" without one."""
+    if file is None:
+        return ""
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"{file} cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
+    if not text:
+        raise PromptError(f"{file} is empty; a prediction is the text that the answer is expected to be much like")
+    return text
+
+
+def _from_predictions(draft: str) -> str:
+    """A drafter's spec, with the drafter that reads predictions in front of it, as on the server."""
+    from paceline.draft.prediction import Prediction
+    from paceline.spec import parse, split
+
+    names = [parse(part, draft).name for part in split(draft)]
+    return draft if Prediction.name in names else f"{Prediction.name}+{draft}"
 
 
 def _lines(out: Path | None, as_json: bool, stack: ExitStack) -> Writer | None:

@@ -79,6 +79,10 @@ Ray = Annotated[
     ),
 ]
 RayWorkers = Annotated[int | None, typer.Option(help="With --ray: processes. [default: one a core]", min=1)]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(help="A key of the recording whose text is to be left out; may be repeated.", metavar="KEY"),
+]
 Color = Annotated[bool, typer.Option("--color", help="Colour the runs that were drafted and accepted.")]
 
 

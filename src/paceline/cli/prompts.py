@@ -1,7 +1,8 @@
 """Read prompts from the command line, standard input, or a file with one JSON object a line.
 
-A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}, and may have an "id" and fields of
-SamplingParams ("max_tokens": 64), which override the command line's. Knows nothing of models or tokenizers.
+A line is {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}. It may have an "id", a "prediction"
+(text that the answer is expected to be much like) and fields of SamplingParams ("max_tokens": 64), which override the
+command line's. Knows nothing of models or tokenizers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.records import as_object, numbered
 from paceline.sampling import SamplingParams
 
+PREDICTION = "prediction"
+
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -24,8 +27,9 @@ Messages = Sequence[Mapping[str, str]]
 class Job:
     """One prompt to answer.
 
-    prompt  text, or chat messages; params how to answer it.
-    where   "file, line 3" for error messages, "" on the command line; id as in the file.
+    prompt    text, or chat messages; params how to answer it.
+    where     "file, line 3" for error messages, "" on the command line; id as in the file.
+    expected  text that the answer is expected to be much like, for drafters; "": none.
     """
 
     index: int
@@ -33,6 +37,7 @@ class Job:
     params: SamplingParams
     where: str = ""
     id: Any = None
+    expected: str = ""
 
     @property
     def name(self) -> str:
@@ -40,17 +45,18 @@ class Job:
         return str(self.id) if self.id is not None else f"prompt {self.index + 1}"
 
 
-def from_words(text: str, params: SamplingParams) -> Job:
+def from_words(text: str, params: SamplingParams, expected: str = "") -> Job:
     """The prompt given on the command line; "-" reads it from standard input."""
     if text == "-":
         text = _decode(sys.stdin.buffer.read()).removesuffix("\n")
     if not text:
         raise PromptError("The prompt is empty; give it at least one token.")
-    return Job(0, text, params)
+    return Job(0, text, params, expected=expected)
 
 
-def from_file(path: str, params: SamplingParams) -> tuple[list[Job], list[PromptError]]:
-    """Every prompt of a JSON Lines file ("-": standard input), and an error for every broken line.
+def from_file(path: str, params: SamplingParams, expected: str = "") -> tuple[list[Job], list[PromptError]]:
+    """Every prompt of a JSON Lines file ("-": standard input), and an error for every broken line. expected: of prompts
+    without a prediction of their own.
 
     Blank lines are skipped. `Job.index` counts the prompts, broken ones included, from 0."""
     name = "standard input" if path == "-" else path
@@ -63,7 +69,7 @@ def from_file(path: str, params: SamplingParams) -> tuple[list[Job], list[Prompt
     for number, line in numbered(content.split(b"\n")):
         where = f"{name}, line {number}"
         try:
-            jobs.append(_job(len(jobs) + len(broken), line, params, where))
+            jobs.append(_job(len(jobs) + len(broken), line, params, where, expected))
         except PacelineError as error:
             broken.append(PromptError(f"{where}: {error}"))
     if not jobs and not broken:
@@ -78,24 +84,25 @@ def _decode(raw: bytes) -> str:
         raise PromptError(f"not UTF-8 at byte {error.start}") from error
 
 
-def _job(index: int, line: bytes, params: SamplingParams, where: str) -> Job:
+def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: str) -> Job:
     fields = as_object(line, 'such as {"prompt": "text"}')
-    known = ("prompt", "messages", "id", *SamplingParams.option_names())
+    known = ("prompt", "messages", "id", PREDICTION, *SamplingParams.option_names())
     for key in fields:
         if key not in known:
             raise PromptError(f"unknown key {key!r}.{meant(key, known)} Keys: {', '.join(known)}.")
     if ("prompt" in fields) == ("messages" in fields):
         raise PromptError('exactly one of "prompt" and "messages" is wanted')
-    prompt = _text(fields["prompt"]) if "prompt" in fields else _messages(fields["messages"])
+    prompt = _text(fields["prompt"], "prompt") if "prompt" in fields else _messages(fields["messages"])
     own = {key: fields[key] for key in SamplingParams.option_names() if key in fields}
     if "logit_bias" in own:
         own["logit_bias"] = _logit_bias(own["logit_bias"])
-    return Job(index, prompt, replace(params, **own), where, fields.get("id"))
+    expected = _text(fields[PREDICTION], PREDICTION) if PREDICTION in fields else expected
+    return Job(index, prompt, replace(params, **own), where, fields.get("id"), expected)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, key: str) -> str:
     if not isinstance(value, str) or not value:
-        raise PromptError(f'"prompt" must be a text that is not empty, not {shortened(json.dumps(value))}')
+        raise PromptError(f'"{key}" must be a text that is not empty, not {shortened(json.dumps(value))}')
     return value
 
 

@@ -36,7 +36,7 @@ def quality(
     import torch
 
     from paceline.evals.quality import compare
-    from paceline.records.writing import write_whole
+    from paceline.records import check_folder, write_whole
     from paceline.target.load import load, load_tokenizer
     from paceline.target.quantised import MEASURED, split
 
@@ -44,6 +44,7 @@ def quality(
         raise PacelineError("there is one model and one dtype: name another with --against or --dtype")
     if save and not Path(model).is_dir():
         raise PacelineError(f"--save writes into a model's folder, and {model} is none")
+    check_folder(Path(model) if save else None)
     words = _read(text)
     if threads is not None:
         torch.set_num_threads(threads)

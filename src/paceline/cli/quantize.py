@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
+from paceline.records import check_new_folder
 
 
 def quantize(
     model: options.Model,
-    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.", callback=check_new_folder)],
     dtype: Annotated[str, typer.Option(help="int8 (Q8_0) or int4 (Q4_0; embedding and output head Q8_0).")] = "int8",
 ) -> int:
     """Write a model with weights of eight or four bits to a new folder, which every command takes as a model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +18,7 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import write_whole
+from paceline.records import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
@@ -35,12 +35,8 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def replay(
-    traces: Annotated[
-        list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")
-    ],
-    tokenizer: Annotated[
-        str, typer.Option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
-    ],
+    traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")],
+    tokenizer: Annotated[str, typer.Option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")],
     draft: Annotated[
         list[str] | None,
         typer.Option("--draft", "-d", help="A drafter; may be repeated. [default: all that need no checkpoint]"),
@@ -52,6 +48,7 @@ def replay(
     questions: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, for an answer file.")] = None,
     limit: Annotated[int | None, typer.Option(help="Replay the first conversations only.", min=1)] = None,
     categories: Annotated[str | None, typer.Option(help="Replay these only, joined by commas.")] = None,
+    ignore: options.Ignore = None,
     sweep: Annotated[
         str | None, typer.Option(help="option=value,value,...: every drafter that has it, with each value.")
     ] = None,
@@ -64,7 +61,9 @@ def replay(
     forward_ms: Annotated[
         float | None, typer.Option(help="Milliseconds of a plain forward, to count the drafter's time too.", min=1e-6)
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the report to this file, as one page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the report to this file, as one page.", callback=check_file)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
 ) -> int:
     """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
@@ -85,26 +84,26 @@ def replay(
     from paceline.replay.shards import ShardedReplay
     from paceline.replay.sweep import sweep as swept
     from paceline.replay.tokens import open_tokenizer
-    from paceline.replay.walk import Recording, tokens_only
+    from paceline.replay.walk import Recording, judged
 
     if forward_ms is not None and verify_cost is None:
         raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
     if ray is not None and limit is not None:
         raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
-    if html is not None and not html.absolute().parent.is_dir():
-        raise PacelineError(f"{html} cannot be written: there is no folder {html.parent}")
     cost = read_cost(verify_cost, forward_ms) if verify_cost is not None else None
     wanted = [c.strip() for c in categories.split(",")] if categories else None
-    exchanges = [] if ray is not None else read_trace(*traces, questions=questions, limit=limit, categories=wanted)
+    reads: dict[str, Any] = {"questions": questions, "categories": wanted, "ignore": ignore or ()}
+    exchanges = [] if ray is not None else read_trace(*traces, limit=limit, **reads)
     for spec in draft or ():
         create(spec)  # a misspelt method is named before a tokenizer is read
     recording = Recording.of(open_tokenizer(tokenizer))
-    variants = swept(draft or tokens_only(recording), sweep)
+    every, left_out = (draft, {}) if draft else judged(recording)
+    variants = swept(every, sweep)
     specs = [variant.spec for variant in variants]
     with Interrupt() as interrupt:
         began = perf_counter()
         if ray is not None:
-            job = ShardedReplay(traces, specs, tokenizer, template, questions, wanted)
+            job = ShardedReplay(traces, specs, tokenizer, template, **reads)
             report = _on_ray(job, ray, workers, interrupt)
         else:
             report = _here(exchanges, specs, recording, template, workers, interrupt)
@@ -116,6 +115,7 @@ def replay(
         "answers": report.answers,
         "complete": report.is_complete and not interrupt.pressed,
         "seconds": round(seconds, 2),
+        "left_out": left_out,
         "results": report.results(cost),
     }
     if html is not None:
@@ -126,6 +126,8 @@ def replay(
         print(json.dumps(facts, indent=2))
     else:
         _show(report, cost, seconds)
+        for line in _notes(report, left_out):
+            print(line)
     if interrupt.pressed:
         Console(stderr=True).print("interrupted; the figures above are of what was replayed", soft_wrap=True)
     return 130 if interrupt.pressed else 0
@@ -222,6 +224,20 @@ def _show(report: Report, cost: Cost | None, seconds: float) -> None:
     console.print(f"\n{report.answers:,} answers, {drafters}, {seconds:.1f} s", soft_wrap=True)
 
 
+def _notes(report: Report, left_out: Mapping[str, str]) -> Iterator[str]:
+    """Which drafters the recording says nothing about."""
+    from paceline.draft.base import unmet
+    from paceline.draft.registry import create
+    from paceline.replay.report import OVERALL
+
+    if left_out:
+        reasons = ", ".join(f"{name} ({why})" for name, why in left_out.items())
+        yield f"left out, because a recording does not have what they need: {reasons}"
+    for s, spec in enumerate(report.specs):
+        if report.tallies[s, OVERALL].drafted == 0 and (why := unmet(create(spec))):
+            yield f"{spec} drafted nothing: {why}"
+
+
 def _overview(report: Report, cost: Cost | None) -> Table:
     from paceline.cost.replay import predict
     from paceline.replay.report import OVERALL
@@ -270,4 +286,3 @@ def _by_depth(report: Report, numbers: range) -> Table:
             cells = [f"{share[depth - 1]:.1%}" if len(share) >= depth else "-" for share in shares]
             table.add_row(str(depth), *cells)
     return table
-

@@ -10,14 +10,16 @@ import typer
 
 from paceline.errors import PacelineError
 from paceline.evals.align.store import is_run
-from paceline.records import write_whole
+from paceline.records import check_file, write_whole
 
 PAGE = "report.html"
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="What paceline bench or eval wrote to --out.", metavar="DIR")],
-    out: Annotated[Path | None, typer.Option(help=f"Where to write the page. [default: DIR/{PAGE}]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help=f"Where to write the page. [default: DIR/{PAGE}]", callback=check_file)
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a README instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object instead.")] = False,
 ) -> None:
@@ -54,6 +56,7 @@ def report(
 def _of_alignment(folder: Path, out: Path | None, markdown: bool, as_json: bool) -> None:
     """The same of an alignment run's folder."""
     from paceline.pages import align
+
     if as_json:
         print(json.dumps(align.summary(folder), indent=2))
     elif markdown:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.cli import options
+from paceline.records import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,9 @@ def group() -> None:
 
 @rollout.command(short_help="Train a small model with each rule, and compare.")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the runs; the same command goes on in it.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the runs; the same command goes on in it.", callback=check_folder)
+    ],
     rules: Annotated[
         str, typer.Option(help="vanilla, residual, one-hot, coupled, plain:LOG_LENIENCE; joined by commas.")
     ] = "vanilla,residual,one-hot,plain:0,plain:0.5,plain:1",

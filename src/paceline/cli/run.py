@@ -24,7 +24,7 @@ class Run:
     """One run of the command: jobs in, answers out, on the screen or as JSON lines.
 
     draft    the spec of the engine's drafter; schedule: the name of its schedule.
-    refused  prompts that the engine would not take."""
+    refused  prompts that the engine would not take; drafted: tokens, of the answers so far."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Run:
     ):
         self.draft, self.schedule = draft, schedule
         self.engine, self.screen, self.chat, self.lines, self.interrupt = engine, screen, chat, lines, interrupt
-        self.refused = 0
+        self.refused = self.drafted = 0
         self._many = False
 
     def answer(self, jobs: list[Job]) -> None:
@@ -104,6 +104,7 @@ class Run:
 
     def _show(self, answer: Answer, streamed: bool = False) -> None:
         """An answer that is complete, or that Ctrl-C ended."""
+        self.drafted += answer.row.stats.draft_tokens
         if self.lines is not None:
             if answer.row.error:
                 self._report(answer)
@@ -132,11 +133,12 @@ class Run:
 
     def _show_both(self, repeated: Repeated) -> None:
         both = repeated.both
-        if self.lines is not None:
-            self._record(repeated.record())
-            return
         answer = both.drafted or both.plain
         assert answer is not None
+        if self.lines is not None:
+            self.drafted += answer.row.stats.draft_tokens
+            self._record(repeated.record())
+            return
         self._show(answer)
         if both.is_complete:
             target = self.engine.target

@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli import options
 from paceline.errors import PacelineError
+from paceline.records import check_log
 
 DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
 """What requests may choose beside the server's own: drafters that need no weights."""
@@ -35,9 +36,11 @@ def serve(
     tokenizer: options.TokenizerPath = None,
     dtype: options.Dtype = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="Processor threads; by default as many as pay.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds after which an answer is ended where it is.")] = None,
-    grace: Annotated[float, typer.Option(help="Seconds that running answers get at shutdown.", min=0)] = 30.0,
+    threads: options.Threads = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds after which an answer is ended where it is.", min=0.001)
+    ] = None,
+    grace: Annotated[float, typer.Option(help="Seconds that running answers get at shutdown.", min=0, max=1e6)] = 30.0,
     max_body: Annotated[int, typer.Option(help="Most bytes of a request.", min=1)] = 16 << 20,
     metrics_prefix: Annotated[
         str, typer.Option(help="Of the names in /metrics; vllm gives vLLM's names.")
@@ -46,7 +49,8 @@ def serve(
         Path | None,
         typer.Option(
             help="Append every prompt and answer to this JSON Lines file, as token ids; `paceline replay` reads it. "
-            "It holds all that users said. Off by default."
+            "It holds all that users said. Off by default.",
+            callback=check_log,
         ),
     ] = None,
 ) -> int:

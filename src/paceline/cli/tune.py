@@ -15,12 +15,11 @@ from rich.progress import MofNCompleteColumn
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import write_whole
+from paceline.records import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.replay.tokens import RecordedAnswer
     from paceline.replay.tune import Tuning
-    from paceline.target.tokenizer import Tokenizer
 
 Speeds = dict[str, dict[int, float]]
 """Tokens a second, by drafter and batch size."""
@@ -41,7 +40,9 @@ def tune(
             "of the model to the shipped questions]"
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The table, for --draft auto --tune.")] = Path("tune.json"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The table, for --draft auto --tune.", callback=check_file)
+    ] = Path("tune.json"),
     draft: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,6 +61,7 @@ def tune(
     template: Annotated[
         str | None, typer.Option(help="The log's: vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
     ] = None,
+    ignore: options.Ignore = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -85,8 +87,6 @@ def tune(
     drafts = list(dict.fromkeys(draft or ("sam", "suffix")))
     for spec in [*drafts, *([f"mirror:{beside}"] if beside else [])]:
         create(spec)  # a misspelt method is named before a model is read
-    if not out.absolute().parent.is_dir():
-        raise PacelineError(f"{out} cannot be written: there is no folder {out.parent}")
     engine = options.open_engine(model, "none", dtype=dtype, device=device, threads=threads)
     assert engine.tokenizer is not None
     tuning = Tuning(engine.target, engine.tokenizer, drafts, sizes, seconds)
@@ -95,7 +95,7 @@ def tune(
     names = ["none", *drafts, f"auto:{'|'.join(spec.replace(',', ';') for spec in drafts)}"]
     total = 1 + len(sizes) + len(drafts) + len(names) * (len(sizes) + len(checked)) + (beside is not None)
     with Interrupt() as interrupt, _bar(total) as step:
-        answers = _answers(tuning, traffic, template, engine.tokenizer, lambda: interrupt.pressed)
+        answers = _answers(tuning, traffic, template, ignore or (), lambda: interrupt.pressed)
         step()
         table = tuning.measure(answers, step, lambda: interrupt.pressed) if answers else None
         if table is None or interrupt.pressed:
@@ -134,24 +134,30 @@ def _bar(total: int) -> Iterator[Callable[[], None]]:
 
 
 def _answers(
-    tuning: Tuning, traffic: Path | None, template: str | None, tokenizer: Tokenizer, stopped: Callable[[], bool]
+    tuning: Tuning, traffic: Path | None, template: str | None, ignore: Sequence[str], stopped: Callable[[], bool]
 ) -> list[RecordedAnswer]:
     """What is replayed: the log's answers, or the model's own to the shipped questions."""
     if traffic is None:
         from paceline.bench.suites import read_suite
 
-        chat = tokenizer.has_chat_template
+        chat = tuning.tokenizer.has_chat_template
         turns = [question.turns[0] for question in read_suite("demo").questions]
         prompts: list[Any] = [[{"role": "user", "content": turn}] if chat else turn for turn in turns]
         return tuning.answers(prompts, 96, stopped)
-    from paceline.replay.record import read_trace
+    from paceline.replay.record import TraceError, read_trace
     from paceline.replay.tokens import Transcriber
 
-    transcriber = Transcriber(tokenizer, template)
+    transcriber = Transcriber(tuning.tokenizer, template)
     answers: list[RecordedAnswer] = []
-    room = tuning.target.max_context
-    for exchange in read_trace(traffic, limit=MOST_ANSWERS):
-        answers += [a for a in transcriber.conversation(exchange).turns if len(a.prompt) + len(a.answer) + 64 < room]
+    room, size = tuning.target.max_context, tuning.target.vocab_size
+    for exchange in read_trace(traffic, limit=MOST_ANSWERS, ignore=ignore):
+        for answer in transcriber.conversation(exchange).turns:
+            if (highest := max(answer.prompt.max(), answer.answer.max())) >= size:
+                raise TraceError(
+                    f"{exchange.where}: token {highest} is none of the model's {size}: another model's log"
+                )
+            if len(answer.prompt) + len(answer.answer) + 64 < room:
+                answers.append(answer)
     if not answers:
         raise PacelineError(f"no answer in {traffic} fits the model's context of {room} tokens")
     return answers[:MOST_ANSWERS]

@@ -130,6 +130,7 @@ class Auto(Fallback):
     def bind(self, target: Facts) -> None:
         """Bind every part and read the table; MethodError as theirs, and for a table that does not fit."""
         super().bind(target)
+        self.times_rounds = self.config.table is None
         for candidate in self.candidates:
             candidate.bind()
             if self.config.explore == 0:  # nothing will be tried: what is known has to do

@@ -35,6 +35,8 @@ class Drafter:
                    no options.
     needs          what it asks of the target's forward.
     weight_bytes   bytes of weights that one forward of its model reads; 0: it has no model.
+    wants          what a request must bring for a draft, beside its tokens; "": nothing.
+    times_rounds   after `bind`: what it drafts depends on how long the engine's rounds take.
     acceptance     the acceptance rule that its options ask for, if the engine is given none; None: the lossless one.
     clock          the engine's. A drafter that runs beside the target books that time there itself (`Clock.beside`).
     eos_token_ids  the target's end tokens, from `bind`.
@@ -53,6 +55,8 @@ class Drafter:
     Config: ClassVar[type[Any] | None] = None
     needs: Needs = Needs()
     weight_bytes: int = 0
+    wants: str = ""
+    times_rounds: bool = False
     acceptance: Rule | None = None
     clock: Clock | None = None
     eos_token_ids: Sequence[int] = ()
@@ -127,6 +131,12 @@ def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
             tree.owner = drafter
         tree.source = tree.source or drafter.name
     return trees
+
+
+def unmet(drafter: Drafter) -> str:
+    """What a drafter, or the parts of one, need of a request: for a message where nothing was drafted. "": nothing."""
+    parts: Sequence[Drafter] = getattr(drafter, "parts", (drafter,))
+    return "; ".join(f"{part.name} needs {part.wants}" for part in parts if part.wants)
 
 
 def rooted(tree: DraftTree, row: Request, drafter: Drafter) -> DraftTree:

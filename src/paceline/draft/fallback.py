@@ -43,6 +43,7 @@ class Fallback(Drafter):
                 )
         # Some parts know their needs only after they have met the target.
         self.needs = reduce(or_, (part.needs for part in self.parts))
+        self.times_rounds = any(part.times_rounds for part in self.parts)
 
     def start(self, row: Request) -> None:
         for part in self.parts:

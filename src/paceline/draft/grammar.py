@@ -27,6 +27,7 @@ class Forced(Drafter):
     """Proposes the tokens that the request's grammar forces."""
 
     name = "grammar"
+    wants = "a grammar with the request"
     lossless = "yes"
     paper = "-"
 

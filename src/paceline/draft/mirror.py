@@ -41,7 +41,7 @@ from paceline.row import Request
 from paceline.spec import Options, option
 from paceline.target.base import Facts, Needs, Target
 from paceline.target.decoder import Decoder
-from paceline.target.load import load_tokenizer
+from paceline.target.load import device_named, load_tokenizer
 from paceline.threads import Threads
 from paceline.tree import DraftTree
 
@@ -199,7 +199,7 @@ class Mirror(Drafter):
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         ours, others = _cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
-        device = torch.device(c.device) if c.device else target.device
+        device = device_named(c.device) if c.device else target.device
         tokenizer = target.tokenizer and Print(target.tokenizer.fingerprint, target.tokenizer.name)
         facts = TargetLike(
             target.name, target.vocab_size, target.max_context, tuple(target.eos_token_ids), target.weights_fingerprint,

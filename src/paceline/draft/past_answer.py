@@ -38,6 +38,7 @@ class PastAnswer(Drafter):
     """Proposes the last answer to the same prompt, until the new one differs."""
 
     name = "past-answer"
+    wants = "an earlier answer to the same prompt"
     lossless = "yes"
     paper = "Liu et al. 2025, SPEC-RL, arXiv 2509.23232 (its proposals, not its rule)"
     Config = PastAnswerConfig

@@ -29,6 +29,7 @@ class Prediction(Drafter):
     """Copies from the text that the request says its answer will be much like."""
 
     name = "prediction"
+    wants = "a prediction with the request, as --prediction FILE gives"
     lossless = "yes"
     paper = "-"
     Config = PredictionConfig

@@ -11,13 +11,25 @@ leaves whole lines and nothing else; `pieces.py` cuts files for several readers.
 
 from paceline.records.pieces import Piece, pieces_of
 from paceline.records.reading import NotJSON, as_object, loads, numbered, objects, opened
-from paceline.records.writing import Appender, replacing, write_whole
+from paceline.records.writing import (
+    Appender,
+    check_file,
+    check_folder,
+    check_log,
+    check_new_folder,
+    replacing,
+    write_whole,
+)
 
 __all__ = [
     "Appender",
     "NotJSON",
     "Piece",
     "as_object",
+    "check_file",
+    "check_folder",
+    "check_log",
+    "check_new_folder",
     "loads",
     "numbered",
     "objects",

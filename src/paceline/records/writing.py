@@ -1,4 +1,7 @@
-"""Append JSON Lines. At any moment, and after a crash or on a full disk, the file holds whole lines."""
+"""Append JSON Lines. At any moment, and after a crash or on a full disk, the file holds whole lines.
+
+`check_file`, `check_log` and `check_folder` find out, before any work, whether its results can be written. They return
+what they are given, None too, so that they serve as callbacks of command line options."""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Protocol
 
 from paceline.errors import PacelineError
@@ -85,19 +89,76 @@ def standard_output() -> Writer:
         return _Stream()
 
 
+def check_file(path: Path | None) -> Path | None:
+    """PacelineError unless a file can be written at `path`, in place of the one there may be. Its folder must exist."""
+    if path is not None:
+        with _writing(path):
+            if path.exists() and not path.is_file():
+                what = "a folder" if path.is_dir() else "no regular file"
+                raise PacelineError(f"{path} is {what}; name a file to write")
+            _try_in(path.absolute().parent, path)
+    return path
+
+
+def check_log(path: Path | None) -> Path | None:
+    """PacelineError unless lines can be appended to `path`: to a file as in `check_file`, or to a device or a pipe."""
+    if path is None or not path.exists() or path.is_dir():
+        return check_file(path)
+    with _writing(path):
+        if path.is_file():
+            path.open("ab").close()
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(0, "Permission denied")
+    return path
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """PacelineError unless files can be written into the folder `path`, which may be made, its parents too."""
+    if path is not None:
+        with _writing(path):
+            if path.exists() and not path.is_dir():
+                raise PacelineError(f"{path} is a file; name a folder to write")
+            _try_in(next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()), path)
+    return path
+
+
+def check_new_folder(path: Path) -> Path:
+    """`check_folder`, and PacelineError if there is something at `path`."""
+    if path.exists():
+        raise PacelineError(f"{path} exists already; name a new folder")
+    check_folder(path)
+    return path
+
+
+def _try_in(folder: Path, path: Path) -> None:
+    """Write a nameless file into `folder`: permissions alone do not say that it works."""
+    if not folder.is_dir():
+        problem = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+        raise PacelineError(f"{path} cannot be written: {problem}")
+    with TemporaryFile(dir=folder):
+        pass
+
+
+@contextmanager
+def _writing(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a file to write, which then replaces `path` (its folder is made). So `path` is written whole
     or not at all, and keeps its old content if something fails. PacelineError if it cannot be written."""
     beside = path.with_name(f"{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield beside
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield beside
+            with beside.open("rb") as written:
+                os.fsync(written.fileno())
+            os.replace(beside, path)
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)

@@ -41,6 +41,7 @@ class ShardedReplay:
     template: str | None = None
     questions: Path | None = None
     categories: Sequence[str] | None = None
+    ignore: Sequence[str] = ()
 
     def shards(self) -> list[Shard]:
         """Whole recordings first, for they take longest.
@@ -64,11 +65,12 @@ class Replayer:
 
     def __call__(self, shard: Shard) -> Report:
         """The report of one shard, with its drafters alone. Raises TraceError."""
-        exchanges = (exchange for piece in shard.pieces for exchange in read_piece(piece, self.job.questions))
-        wanted = self.job.categories
+        job = self.job
+        exchanges = (exchange for piece in shard.pieces for exchange in read_piece(piece, job.questions, job.ignore))
+        wanted = job.categories
         conversations = [self.transcriber.conversation(e) for e in exchanges if wanted is None or e.category in wanted]
         # Drafters are made anew: one that replays a shard again must not remember the first time.
-        report = Report([self.job.specs[n] for n in shard.numbers], conversations)
+        report = Report([job.specs[n] for n in shard.numbers], conversations)
         for done in start(conversations, report.specs, self.recording):
             report.add(done)
         return report

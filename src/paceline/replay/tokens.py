@@ -1,7 +1,8 @@
 """From recorded text to the tokens a model would have read and written. Knows tokenizers and templates, no drafter.
 
 The prompt of a turn is the whole conversation before it, through the chat template, as a server would build it. The
-answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token.
+answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token. A
+recording in token ids stays as it is.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -67,19 +69,23 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
 class Transcriber:
     """Writes exchanges in tokens.
 
-    template  one of `template_names()`, a Jinja file, or None: the tokenizer's own.
+    template  one of `template_names()`, a Jinja file, or None: the tokenizer's own, which only messages need.
 
-    Raises ModelError if the tokenizer has no template of its own, TraceError if a template cannot be read."""
+    Raises ModelError if messages come and the tokenizer has no template of its own, TraceError if a template cannot be
+    read."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer = tokenizer
         assert tokenizer.eos_token_id is not None
         self._end = tokenizer.eos_token_id
-        self._render = _own(tokenizer) if template is None else _written(tokenizer, template)
+        self._given = None if template is None else _written(tokenizer, template)
         self._special: dict[str, int] = {}
         if isinstance(tokenizer.inner, SentencePiece):
             self._special = {str(token): id for id, token in tokenizer.inner.added_tokens_decoder.items()}
-        self._lead = self._before_an_answer()
+
+    @cached_property
+    def _render(self) -> Render:
+        return self._given or _own(self.tokenizer)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
@@ -89,7 +95,13 @@ class Transcriber:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
     def conversation(self, exchange: Exchange) -> Conversation:
-        """An exchange in tokens; TraceError if the template refuses its messages."""
+        """An exchange in tokens; without turns if its answer ended before there was a token to draft. TraceError if the
+        template refuses its messages."""
+        if exchange.tokens is not None:
+            prompt, answer = exchange.tokens
+            text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token
+            turns = [RecordedAnswer(text[:begin], text[begin:])] if len(text) > begin else []
+            return Conversation(exchange.category, turns)
         try:
             return Conversation(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
         except (jinja2.TemplateError, TypeError, KeyError) as error:
@@ -103,7 +115,8 @@ class Transcriber:
         answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.tokenizer.encode_text(said)
         return RecordedAnswer(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
 
-    def _before_an_answer(self) -> str:
+    @cached_property
+    def _lead(self) -> str:
         """The space that some templates put between the prompt and an answer; a model writes it itself."""
         asked, mark = {"role": "user", "content": "?"}, "(an answer)"
         try:

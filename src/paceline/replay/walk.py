@@ -133,7 +133,12 @@ def replayable(spec: str, target: Facts) -> Drafter:
     if wants:
         raise MethodError(
             f"{spec} asks the target for {' and '.join(wants)}, and a recording holds tokens only. "
-            f"Without a checkpoint these can be replayed: {', '.join(tokens_only(target))}."
+            f"Without a checkpoint these can be replayed: {', '.join(judged(target)[0])}."
+        )
+    if drafter.times_rounds:
+        raise MethodError(
+            f"{spec} drafts by how long rounds take, and a recording has no rounds. Replay the drafters that it "
+            "chooses from, or give it a table of `paceline tune` (its option table)."
         )
     return drafter
 
@@ -150,6 +155,16 @@ def _wants(needs: Needs) -> list[tuple[str, bool]]:
 def tokens_only(target: Facts) -> list[str]:
     """Methods that can be replayed as they are, without a checkpoint: they get through a short trial."""
     return [name for name in names() if describe(name).checkpoint != "required" and _gets_through(name, target)]
+
+
+def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
+    """`tokens_only` in two parts: those that a recording can judge, and why it cannot judge the others."""
+    reasons = {}
+    for name in tokens_only(target):
+        drafter = create(name)
+        drafter.bind(target)
+        reasons[name] = "the time that rounds take" if drafter.times_rounds else drafter.wants
+    return [name for name, why in reasons.items() if not why], {name: why for name, why in reasons.items() if why}
 
 
 def _gets_through(name: str, target: Facts) -> bool:

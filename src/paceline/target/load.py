@@ -75,7 +75,7 @@ def _load(
     trust_remote_code: bool,
 ) -> Target:
     precision, rest = quantised.split(dtype)
-    to, wanted = _device(device), _dtype(rest)
+    to, wanted = device_named(device), _dtype(rest)
     makes = precision in quantised.WORDS
     if is_gguf(model):
         path = gguf_of(model)
@@ -291,13 +291,14 @@ def _dtype(word: str | torch.dtype) -> torch.dtype | None:
     return DTYPES[word]
 
 
-def _device(word: str | torch.device) -> torch.device:
+def device_named(word: str | torch.device) -> torch.device:
+    """The device of that name, or the best one for "auto"; ModelError for one that cannot compute here."""
     if word == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(word)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # AssertionError: torch built without it
+        torch.ones(1, device=device).sum().item()  # "meta" holds no numbers
+    except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: torch built without it
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ModelError(
             f"device {str(word)!r} cannot be used; this machine has {', '.join(['cpu', *cuda])}"

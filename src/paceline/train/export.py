@@ -22,6 +22,7 @@ from paceline.errors import PacelineError
 from paceline.records import replacing, write_whole
 from paceline.target.load import open_weights, read_config
 from paceline.target.shape import Shape
+from paceline.train.options import Out
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d+)\.\d+\.weight")
@@ -76,7 +77,7 @@ def output_head(target: Path, shape: Shape) -> Tensor:
 def command(
     heads: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the Medusa heads.")],
     target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of their target.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Out,
 ) -> None:
     """Write Medusa heads in the layout that vLLM reads. (Heads of `eagle3` are in such a layout already.)
 

@@ -210,7 +210,7 @@ def kangaroo_command(
     setup: options.DrafterOptions,
     lr: options.Rate = 1e-3,
     exit: Annotated[
-        int | None, typer.Option(help="Layers of the target that draft, 0 or more; an eighth if left out.")
+        int | None, typer.Option(help="Layers of the target that draft; an eighth if left out.", min=0)
     ] = None,
     rows: options.BatchRows = 16,
 ) -> bool:

@@ -174,7 +174,9 @@ def command(
     every: Annotated[
         int, typer.Option(help="A segment for each so many tokens of an answer; 0: one an answer, as published.", min=0)
     ] = 0,
-    noised: Annotated[float, typer.Option(help="Share of the answers that get noise; the others stay clean.")] = 1.0,
+    noised: Annotated[
+        float, typer.Option(help="Share of the answers that get noise; the others stay clean.", min=0, max=1)
+    ] = 1.0,
     source: Annotated[
         str, typer.Option(help="Where noise comes from: prefix (published), vocabulary, mask.")
     ] = "prefix",

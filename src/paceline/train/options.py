@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError
-from paceline.records import objects
+from paceline.records import check_folder, objects
 
 if TYPE_CHECKING:
     from paceline.train.plan import LoopConfig
 
-Out = Annotated[Path, typer.Option(help="Folder to write.")]
+Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)]
 Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)]
 Tokens = Annotated[
     int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure without training.", min=0)
 ]
-Threads = Annotated[int, typer.Option(help="torch threads.")]
-Rate = Annotated[float, typer.Option(help="Peak learning rate.")]
-SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.")]
+Threads = Annotated[int, typer.Option(help="torch threads.", min=1)]
+Seed = Annotated[int, typer.Option(min=0)]
+Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
+SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.", min=0)]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
 BatchRows = Annotated[int, typer.Option(help="Rows of a batch.", min=1)]
 
@@ -81,7 +82,7 @@ class AnswerOptions:
     temperature: Annotated[
         float | None, typer.Option(help="Of such answers; half greedy, half at 1 if left out.", min=0)
     ] = None
-    seed: int = 0
+    seed: Seed = 0
     threads: Threads = 1
 
     def answer(self, target: Path, out: Path, recorded: list[Path] | None = None) -> Path:
@@ -115,7 +116,9 @@ class DrafterOptions(AnswerOptions):
     run: Annotated[
         Path | None,
         typer.Option(
-            "--checkpoints", help="Folder of answers, checkpoint and log, for resuming; OUT-run beside OUT if left out."
+            "--checkpoints",
+            help="Folder of answers, checkpoint and log, for resuming; OUT-run beside OUT if left out.",
+            callback=check_folder,
         ),
     ] = None
     data: Annotated[
@@ -167,7 +170,7 @@ def use_threads(count: int) -> None:
 class HeadOptions:
     """Options of every command that trains draft heads which fill a tree of fixed shape."""
 
-    heads: Annotated[int, typer.Option(help="Heads: the most tokens a draft is deep.")] = 4
+    heads: Annotated[int, typer.Option(help="Heads: the most tokens a draft is deep.", min=1)] = 4
     share: Annotated[
         float, typer.Option(help="Share of a batch's positions whose logits are computed.", min=0.001, max=1)
     ] = 0.25
@@ -189,6 +192,7 @@ class HeadOptions:
         typer.Option(
             help="Folder in which the target's states are kept, for other trainings on the same answers.",
             file_okay=False,
+            callback=check_folder,
         ),
     ] = None
 

@@ -184,7 +184,9 @@ def command(
     setup: options.DrafterOptions,
     draft: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the draft model.")],
     lr: options.Rate = 3e-4,
-    count: Annotated[int, typer.Option("--streams", help="Streams: tokens a forward says beside the next one.")] = 2,
+    count: Annotated[
+        int, typer.Option("--streams", help="Streams: tokens a forward says beside the next one.", min=1)
+    ] = 2,
     layers: Annotated[int, typer.Option(help="Last layers of the draft, that run streams.", min=1)] = 1,
     rank: Annotated[int, typer.Option(help="Of the projection that begins a stream.", min=1)] = 32,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the draft as it is; the streams alone learn.")] = False,

@@ -21,6 +21,7 @@ from paceline.draft.neural.heads.drafting import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.errors import PacelineError
+from paceline.records import check_folder
 from paceline.round import Segment
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
@@ -72,6 +73,7 @@ def command(
     drafter = create(heads)
     if not isinstance(drafter, StaticHeads):
         raise PacelineError(f"{heads} does not fill a tree of fixed shape: there is nothing to measure for it")
+    check_folder(Path(drafter.folder))
     console = Console(stderr=True)
     model = load(target)
     model.tokenizer = load_tokenizer(target)

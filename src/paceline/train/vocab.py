@@ -30,6 +30,7 @@ from paceline.draft.neural.vocab import (
     vocab_size,
 )
 from paceline.errors import PacelineError
+from paceline.records import check_folder
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
 from paceline.train import options
@@ -251,6 +252,7 @@ def command(
     options.use_threads(setup.threads)
     if bool(out) == bool(check_file):
         raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")
+    check_folder(place_of(out).parent if out else None)
     files = [*(text or []), *(more or [])]
     if setup.generate and out:
         files.append(setup.answer(target, place_of(out).with_suffix(".answers.jsonl")))

@@ -30,6 +30,7 @@ from paceline.evals.vision.objects import HELD_OUT, KINDS
 from paceline.evals.vision.providers import Cutout
 from paceline.evals.vision.words import Noun
 from paceline.spec import parse, values
+from paceline.target.load import device_named
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"
 BACKGROUND = "a plain indoor scene, out of focus"
@@ -62,7 +63,7 @@ class Painter:
             raise PacelineError(f"diffusers cannot be used ({error}); {install('diffusion')}") from error
         self.options = options
         try:
-            self._draw = AutoPipelineForText2Image.from_pretrained(options.checkpoint).to(options.device)
+            self._draw = AutoPipelineForText2Image.from_pretrained(options.checkpoint).to(device_named(options.device))
         except (OSError, ValueError) as error:
             raise PacelineError(
                 f"{options.checkpoint} is no text-to-image model: {str(error).splitlines()[0]}"

@@ -19,7 +19,8 @@ from paceline.evals.vision.models.towers import Towers
 from paceline.evals.vision.retention import PairFile, read_pairs
 from paceline.evals.vision.tune import Config, tune
 from paceline.evals.vision.wise import Weights, choose, frontier, mix, weights
-from paceline.records import Appender, write_whole
+from paceline.records import Appender, check_folder, write_whole
+from paceline.train.options import Out, Rate, Seed
 
 EVERY = 20
 """Steps between two lines of the log."""
@@ -29,7 +30,7 @@ def train_command(
     model: Annotated[
         str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Out,
     data: Annotated[
         Path | None, typer.Option(help="Cases to learn from: what `eval vision build --split train` wrote.")
     ] = None,
@@ -39,12 +40,13 @@ def train_command(
         Path | None, typer.Option(help="Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")
     ] = None,
     checkpoints: Annotated[
-        Path | None, typer.Option(help="Folder of the checkpoint and the log; OUT-run if left out.")
+        Path | None,
+        typer.Option(help="Folder of the checkpoint and the log; OUT-run if left out.", callback=check_folder),
     ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 1000,
     batch: Annotated[int, typer.Option(help="Plain pairs a step.", min=1)] = 256,
     cases: Annotated[int, typer.Option(help="Cases a step.", min=1)] = 32,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 5e-6,
+    lr: Rate = 5e-6,
     warmup: Annotated[int, typer.Option(help="Steps until the peak.", min=1)] = 50,
     mu: Annotated[float, typer.Option(help="Weight of the hard negatives.", min=0)] = 0.2,
     scope: Annotated[
@@ -53,7 +55,7 @@ def train_command(
     negatives: Annotated[Literal["both", "text", "image"], typer.Option(help="Of which modality.")] = "both",
     lora: Annotated[int, typer.Option(help="Train adapters of this rank; 0 trains the weights.", min=0)] = 0,
     tolerance: Annotated[float, typer.Option(help="Points of zero-shot accuracy that may be lost.", min=0)] = 2.0,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "cpu",
     threads: Annotated[int, typer.Option(help="torch threads.", min=1)] = 1,
 ) -> None:

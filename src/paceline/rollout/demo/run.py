@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
-from paceline.records import write_whole
+from paceline.records import check_folder, write_whole
 from paceline.rollout.demo import grpo
 from paceline.rollout.demo.grpo import Plan, Run
 from paceline.rollout.demo.start import supervised
@@ -39,6 +39,7 @@ def plans(task: str, rules: Sequence[str], seeds: Sequence[int], epochs: int, dr
 
 def run(wanted: Sequence[Plan], start_steps: int, folder: Path, progress: Progress) -> list[dict[str, Any]]:
     """Do what is not done yet; a record for every epoch of every run."""
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed, of_seed in groupby(wanted, key=lambda plan: plan.seed):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.errors import ModelError
+from paceline.target.load import device_named
 
 
 class OpenClip:
@@ -22,10 +23,10 @@ class OpenClip:
             import open_clip
         except ImportError as error:
             raise ModelError(f"open_clip cannot be used ({error}): pip install open_clip_torch") from error
-        self._quick_gelu, self._device = quick_gelu, device
+        self._quick_gelu, self._device = quick_gelu, device_named(device)
         try:
             self._model, _, self._preprocess = open_clip.create_model_and_transforms(
-                architecture, pretrained=pretrained, force_quick_gelu=quick_gelu, device=device
+                architecture, pretrained=pretrained, force_quick_gelu=quick_gelu, device=self._device
             )
             self._tokenizer = open_clip.get_tokenizer(architecture)
         except (RuntimeError, OSError) as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.errors import ModelError
+from paceline.target.load import device_named
 
 KNOWN = ("clip", "siglip", "siglip2", "blip", "chinese_clip", "align", "flava", "metaclip_2")
 
@@ -34,6 +35,7 @@ class Towers:
     def load(cls, path: str, device: str = "cpu", dtype: str = "float32") -> Towers:
         """A folder, or a name on the hub. Raises ModelError if it is no dual encoder."""
         transformers.logging.set_verbosity_error()
+        where = device_named(device)
         try:
             config = transformers.AutoConfig.from_pretrained(path)
         except (OSError, ValueError) as error:
@@ -47,7 +49,7 @@ class Towers:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
-        return cls(model.to(device), tokenizer, processor, path)
+        return cls(model.to(where), tokenizer, processor, path)
 
     def save(self, folder: Path) -> None:
         for part in (self.model, self.tokenizer, self.processor):

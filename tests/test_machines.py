@@ -1,0 +1,82 @@
+"""Standard output while work is shared out over a cluster, with a Ray that prints all it can. Its own slow tests are in
+cli/test_ray_slow.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.machines import LOCAL, spread
+
+
+class Rows:
+    """What Ray Data makes of items: results one after another, and a word from everybody before each."""
+
+    def __init__(self, items: list[dict[str, Any]]):
+        self.items = items
+
+    def map(self, work: Any, **_: Any) -> Rows:
+        self.work = work()
+        return self
+
+    def iter_rows(self) -> Iterator[dict[str, Any]]:
+        for item in self.items:
+            say("(raylet) A worker died")
+            yield self.work(item)
+
+
+def say(text: str) -> None:
+    """From this thread, and from one of Ray's."""
+    print(f"{text}, here")
+    thread = Thread(target=print, args=(f"{text}, in a thread",))
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def _ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda *_, **__: say("started"),
+        shutdown=lambda: say("ended"),
+        cluster_resources=lambda: {"CPU": 2},
+    )
+    context = SimpleNamespace(execution_options=SimpleNamespace())
+    data = SimpleNamespace(
+        ActorPoolStrategy=lambda **_: None,
+        DataContext=SimpleNamespace(get_current=lambda: context),
+        from_items=lambda items, **_: Rows(items),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.data", data)
+
+
+class Doubling:
+    def __call__(self, item: int) -> int:
+        print("at work")
+        return 2 * item
+
+
+@pytest.mark.usefixtures("_ray")
+def test_what_ray_prints_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(spread(Doubling, (), [1, 2, 3], LOCAL)) as results:
+        for result in results:
+            print(f"result {result}")
+            thread = Thread(target=print, args=("(raylet) later",))  # while a result is in use
+            thread.start()
+            thread.join()
+            if result == 4:
+                break
+    print("the end")
+    told = capsys.readouterr()
+    assert told.out == "result 2\nresult 4\nthe end\n"
+    for text in ("started", "(raylet) A worker died", "ended"):
+        assert f"{text}, here\n" in told.err
+        assert f"{text}, in a thread\n" in told.err
+    assert told.err.count("(raylet) later\n") == 2
