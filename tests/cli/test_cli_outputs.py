@@ -29,12 +29,9 @@ FOLDERS = [
     ("train", "draft", HERE, "--out", OUT),
     ("train", "draft", HERE, "--out", "out", "--checkpoints", OUT),
     ("train", "medusa", HERE, "--out", "out", "--states", OUT),
-    ("train", "pretrain", "a.txt", "--tokenizer", HERE, "--out", "out", "--checkpoints", OUT),
-    ("train", "tokenizer", "a.txt", "--out", OUT),
     ("train", "vllm", HERE, HERE, "--out", OUT),
     ("train", "vocab", HERE, "--text", "nowhere.jsonl", "--out", OUT + "/in"),
     ("train", "vision", NOWHERE, "--out", OUT),
-    ("train", "zoo", "nowhere.toml", "--out", OUT),
 ]
 FILES = [
     ("generate", NOWHERE, "hi", "--out", OUT),
@@ -43,9 +40,6 @@ FILES = [
     ("tune", NOWHERE, "--out", OUT),
     ("serve", NOWHERE, "--log", OUT),
     ("eval", "vision", "report", NOWHERE, "--out", OUT),
-    ("train", "held-out", "a.txt", "--out", OUT),
-    ("train", "evaluate", HERE, "a.txt", "--out", OUT),
-    ("train", "card", HERE, "--out", OUT),
 ]
 
 

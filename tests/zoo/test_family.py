@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from paceline.errors import PacelineError
 from zoo.__main__ import app
@@ -89,3 +90,21 @@ def test_every_stage_is_a_command() -> None:
     listed = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     plan = steps(Zoo(("a=b",), TOKENS, 1, (), ""), Path("o"), Path("c"))
     assert {step.name for step in plan if step.module == "zoo"} | {"family", "sources", "synth"} == listed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pretrain", "a.txt", "--tokenizer", ".", "--out", "out", "--checkpoints", "/dev/null/x"),
+        ("tokenizer", "a.txt", "--out", "/dev/null/x"),
+        ("family", "nowhere.toml", "--out", "/dev/null/x"),
+        ("held-out", "a.txt", "--out", "/dev/null/x"),
+        ("evaluate", ".", "a.txt", "--out", "/dev/null/x"),
+        ("card", ".", "--out", "/dev/null/x"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_cannot_be_written_is_said_at_once(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, PacelineError)
+    assert "/dev/null/x" in str(result.exception)

@@ -20,7 +20,6 @@ from paceline.evals.vision.retention import PairFile, read_pairs
 from paceline.evals.vision.tune import Config, tune
 from paceline.evals.vision.wise import Weights, choose, frontier, mix, weights
 from paceline.records import Appender, check_folder, write_whole
-from paceline.train.options import Out, Rate, Seed
 
 EVERY = 20
 """Steps between two lines of the log."""
@@ -30,7 +29,7 @@ def train_command(
     model: Annotated[
         str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
     ],
-    out: Out,
+    out: Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)],
     data: Annotated[
         Path | None, typer.Option(help="Cases to learn from: what `eval vision build --split train` wrote.")
     ] = None,
@@ -46,7 +45,7 @@ def train_command(
     steps: Annotated[int, typer.Option(min=1)] = 1000,
     batch: Annotated[int, typer.Option(help="Plain pairs a step.", min=1)] = 256,
     cases: Annotated[int, typer.Option(help="Cases a step.", min=1)] = 32,
-    lr: Rate = 5e-6,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.", min=0)] = 5e-6,
     warmup: Annotated[int, typer.Option(help="Steps until the peak.", min=1)] = 50,
     mu: Annotated[float, typer.Option(help="Weight of the hard negatives.", min=0)] = 0.2,
     scope: Annotated[
@@ -55,7 +54,7 @@ def train_command(
     negatives: Annotated[Literal["both", "text", "image"], typer.Option(help="Of which modality.")] = "both",
     lora: Annotated[int, typer.Option(help="Train adapters of this rank; 0 trains the weights.", min=0)] = 0,
     tolerance: Annotated[float, typer.Option(help="Points of zero-shot accuracy that may be lost.", min=0)] = 2.0,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     device: str = "cpu",
     threads: Annotated[int, typer.Option(help="torch threads.", min=1)] = 1,
 ) -> None:
