@@ -42,6 +42,7 @@ CALLS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "mistral": (f"[TOOL_CALLS] [{ADD}, {SUB}]", "", [X, Y]),
     "mistral, a name": ('ok[TOOL_CALLS]add[ARGS]{"x": 2}[TOOL_CALLS]sub{}', "ok", [("add", '{"x": 2}'), Y]),
     "mistral, an id": ('[TOOL_CALLS]add[CALL_ID]ab1[ARGS]{"x": 2}', "", [("add", '{"x": 2}')]),
+    "two braces": ('{{"name": "add", "arguments": {"x": 2}}}', "", [("add", '{"x": 2}')]),
     "arguments first": ('<tool_call>{"arguments": {"x":2}, "name": "add"}</tool_call>', "", [("add", '{"x": 2}')]),
     "arguments as text": (
         '<tool_call>{"name": "add", "arguments": "{\\"x\\": 2}"}</tool_call>', "", [("add", '{"x": 2}')]

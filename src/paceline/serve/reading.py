@@ -51,11 +51,11 @@ REASONING = {
     "seed": ("<seed:think>", "</seed:think>"),
 }
 
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD = re.compile(r'\{\{?\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?(?=\{)")
 _NAMED_MARKS = ("[CALL_ID]", "[ARGS]")
 _NAMED_SO_FAR = re.compile(r"[\w.-]*(?:\[[A-Z_]*(?:\]\w*)?)*")
-_KEY = re.compile(r'\{\s*(?:"(name|arguments|parameters|type|id)"|("[^"]*"|[^\s"]))')
+_KEY = re.compile(r'\{\{?\s*(?:"(name|arguments|parameters|type|id)"|("[^"]*"|[^\s"{]))')
 _LIST_END = re.compile(r"^\s*\]")
 _BETWEEN = re.compile(r"[\s,;\[\]]*")
 
@@ -312,6 +312,8 @@ class Reader:
 
 def _parsed(text: str, named: re.Match[str] | None) -> tuple[str, str] | None:
     """Name and arguments of a call, as JSON text; None if it is broken. named: what stands before its arguments."""
+    if text.startswith("{{"):  # as the template of Qwen2.5-Coder shows calls, and the model writes them
+        text = text[1:-1]
     try:
         value = loads(text if named is None else text[named.end() :])
         if named is not None:

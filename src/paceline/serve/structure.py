@@ -39,7 +39,7 @@ class Matched:
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
         """Which of `size` tokens may come after the answer, bool [size]. PacelineError if the grammar fails there."""
         for _ in range(2):  # a draft may have brought the matcher into an error, which it never leaves
-            bits = self._matcher.compute_bitmask() if self._goes_on(answer) else None
+            bits = self._matcher.compute_bitmask() if self.goes_on(answer) else None
             if not self._matcher.is_error():
                 return _only(self._ends, size) if bits is None else _mask(bits, size)
             error = _reason(self._matcher)
@@ -49,12 +49,12 @@ class Matched:
     def forced(self, answer: Sequence[int]) -> list[int]:
         """Tokens that must come next, as far as only one text is possible; a guess, for a text may be written in
         other tokens."""
-        return list(self._matcher.compute_ff_tokens()) if self._goes_on(answer) else []
+        return list(self._matcher.compute_ff_tokens()) if self.goes_on(answer) else []
 
     def _begin(self) -> None:
         self._matcher, self._read = self._new.deep_copy(), list[int]()
 
-    def _goes_on(self, answer: Sequence[int]) -> bool:
+    def goes_on(self, answer: Sequence[int]) -> bool:
         """Bring the matcher to the end of the answer; False where the answer is not of the grammar, or is all of it."""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._read, answer, strict=False)))
         if same < len(self._read) and not self._matcher.rollback(len(self._read) - same):
@@ -94,7 +94,10 @@ class AfterReasoning:
 
     def forced(self, answer: Sequence[int]) -> list[int]:
         """Tokens that must come next."""
-        rest, optional = self._after(answer)
+        try:
+            rest, optional = self._after(answer)
+        except PacelineError:  # `allowed` will say so
+            return []
         return [] if rest is None or optional else self._grammar.forced(rest)
 
     def _after(self, answer: Sequence[int]) -> tuple[list[int] | None, list[int]]:
@@ -108,6 +111,8 @@ class AfterReasoning:
         if found is None:
             return None, []
         at, rest = found
+        if rest and not self._grammar.goes_on(rest):
+            raise PacelineError(f"the answer's grammar failed: a token joins {self._end} to what cannot follow it")
         answer = answer[len(opening) + at :]
         if not rest and answer == self._gap[: len(answer)] and len(answer) < len(self._gap):
             return (None if answer else []), [self._gap[len(answer)]]

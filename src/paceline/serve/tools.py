@@ -45,12 +45,13 @@ def schema(tools: Sequence[Tool]) -> dict[str, Any]:
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                "arguments": tool.function.parameters or {"type": "object"},
+                # An $id of its own: references such as #/$defs/X are to the function's schema, not to this one.
+                "arguments": {"$id": f"tool:{i}", **(tool.function.parameters or {"type": "object"})},
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for i, tool in enumerate(tools)
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
