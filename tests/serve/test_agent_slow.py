@@ -30,6 +30,7 @@ TOOLS = [
 ASK = {"model": "agent", "temperature": 0, "max_tokens": 60, "extra_body": {"return_token_ids": True}}
 
 
+@pytest.mark.timeout(1800)
 def test_five_turns_with_tools() -> None:
     """The first call is the model's own idea, and the others are asked for: a small model soon answers without."""
     name = os.environ.get("PACELINE_AGENT")

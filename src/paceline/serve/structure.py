@@ -13,14 +13,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
 
-WHITE_SPACE: dict[str, dict[str, Any]] = {
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+WHITE_SPACE: dict[str, JsonCompileOptions] = {
     "limited": {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"},
     "any": {},
     "none": {"whitespace_flexible": False},
@@ -56,7 +59,7 @@ class Matched:
 
     def goes_on(self, answer: Sequence[int]) -> bool:
         """Bring the matcher to the end of the answer; False where the answer is not of the grammar, or is all of it."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._read, answer, strict=False)))
+        same = _shared(self._read, answer)
         if same < len(self._read) and not self._matcher.rollback(len(self._read) - same):
             self._begin()
             same = 0
@@ -122,7 +125,7 @@ class AfterReasoning:
 
     def _end_of(self, tokens: list[int]) -> tuple[int, list[int]] | None:
         """How many tokens there are to the end of the closing mark, and what their text has after it, as tokens."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._read, tokens, strict=False)))
+        same = _shared(self._read, tokens)
         del self._read[same:], self._tails[same:]
         for token in tokens[same:]:
             tail = self._tails[-1] if self._tails else ""
@@ -135,6 +138,14 @@ class AfterReasoning:
         if not self._tails or self._end not in self._tails[-1]:
             return None
         return len(self._read), self._tokenizer.encode_text(self._tails[-1].partition(self._end)[2].lstrip())
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two lists have in common at their beginnings."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:  # nearly always, and fast for a long answer
+        return shorter
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _written(mark: str, tokenizer: Tokenizer) -> list[int]:
@@ -195,9 +206,9 @@ class Grammars:
         return AfterReasoning(grammar, self._tokenizer, "" if inside else marks[0], marks[1], self._ends)
 
     def _matched(self, grammar: str) -> Matched:
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokens, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
         for text in ("", "{"):  # many a grammar fails at its first token only
             begun = matcher.deep_copy()
             begun.try_consume_tokens(self._tokens.tokenize_str(text))
