@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
 from paceline.serve.reading import BARE, REASONING, Reader, delta, described, message, reasoning_marks, tool_formats
@@ -175,3 +177,52 @@ def test_what_is_split_off_is_guessed_from_the_template() -> None:
     for names in (("xml", "auto"), ("auto", "xml")):
         with pytest.raises(PacelineError, match="is 'xml'; it can be auto"):
             described(*names, "")
+
+
+FRAGMENTS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "```json",
+        "```",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+    ),
+    *(
+        "\n",
+        " ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ";",
+        '"',
+        "add",
+        "rm",
+        "text",
+        ADD,
+        SUB,
+        '{"name": "add", "arguments": {',
+        "{{",
+    ),
+    *('"name"', ":", '{"arguments": {}, "name": "sub"}', '"parameters": {}', "\\", "<", "`"),
+]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=10), st.integers(1, 7), st.booleans(), st.sampled_from([None, 1]))
+def test_any_text_is_read_alike_however_it_is_cut(parts: list[str], size: int, inside: bool, most: int | None) -> None:
+    text = "".join(parts)
+    found = []
+    for cut in (len(text) or 1, size, 1):
+        reader = made(reasoning=REASONING["think"], inside=inside, most=most)
+        whole = streamed(reader, [text[at : at + cut] for at in range(0, len(text), cut)])
+        found.append((whole["content"], whole["reasoning_content"], reader.called))
+    assert found[0] == found[1] == found[2]
+    if not found[0][2]:  # without calls nothing is lost but white space and the marks of reasoning
+        lost = len("".join(text.split())) - len("".join((found[0][0] + found[0][1]).split()))
+        assert lost in (0, len("<think>"), len("</think>"), len("<think></think>"))
