@@ -296,7 +296,7 @@ class Row:
         While the row runs, a tail that may turn out to be the beginning of a stop string is held back."""
         safe = len(self.text)
         if self.finish_reason is None:
-            safe -= max((_overlap(self.text, stop) for stop in self.params.stop), default=0)
+            safe -= max((overlap(self.text, stop) for stop in self.params.stop), default=0)
         pieces: list[tuple[str, str]] = []
         while self._sent < safe:
             # Text that a stop string cut short has no entry.
@@ -316,6 +316,6 @@ class Row:
         return "".join(text for _, text in self.take_pieces())
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

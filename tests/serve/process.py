@@ -15,10 +15,12 @@ def start(model: Path, *options: str, port: int = 0) -> tuple[subprocess.Popen[s
     command = [*(sys.executable, "-m", "paceline", "serve", str(model), "--port", str(port)), *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    line = server.stdout.readline()
-    where = re.search(r"http://\S+", line)
-    assert where, line
-    return server, where[0]
+    lines = []
+    for line in server.stdout:
+        if where := re.search(r"http://\S+", line):
+            return server, where[0]
+        lines.append(line)
+    raise AssertionError("".join(lines))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from paceline.errors import RowError
 from paceline.sampling import SamplingParams
 from paceline.serve.fields import Tool
 from paceline.serve.structure import Grammars
-from paceline.serve.tools import schema, split_calls
+from paceline.serve.tools import schema
 from tests import models, native
 from tests.serve.live import engine, serving
 
@@ -189,15 +189,6 @@ def test_a_tool_must_be_called(client, served):
             assert json.loads(done.message.tool_calls[0].function.arguments)["x"] in (1, 2)
     with pytest.raises(openai.BadRequestError, match="names the function 'sub'"):
         client.chat.completions.create(**ask, tool_choice={"type": "function", "function": {"name": "sub"}})
-
-
-def test_calls_are_found_in_answers():
-    text, (call,) = split_calls('{"name": "add", "arguments": {"x": 1}}')
-    assert (text, call["function"]) == ("", {"name": "add", "arguments": '{"x": 1}'})
-    text, calls = split_calls('Well. <tool_call>{"name": "a", "arguments": {}}</tool_call>')
-    assert (text, [call["function"]["name"] for call in calls]) == ("Well.", ["a"])
-    assert split_calls("no call") == ("no call", [])
-    assert split_calls('{"name": 3}') == ('{"name": 3}', [])
 
 
 def test_a_prediction_is_copied_and_counted(client, alone):

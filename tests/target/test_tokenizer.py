@@ -103,6 +103,17 @@ def test_special_tokens_never_show(tokenizer: Tokenizer) -> None:
     assert "".join(streamed(tokenizer, [end, *ids, end, *ids[-1:], end])) == tokenizer.decode([*ids, *ids[-1:]])
 
 
+def test_special_tokens_that_are_looked_for_show() -> None:
+    made = Tokenizer(models.tokenizer())
+    ids = [*made.encode("the cat"), 2, 3, *made.encode_text("and")]
+    assert made.decode(ids) == "the catand"
+    made.show(["<|user|>", "<tool_call>"])  # the second is no token
+    made.show(["<tool_call>"])
+    detokenizer = made.detokenizer(ids[:1])
+    assert made.decode(ids) == "the cat<|user|>and"
+    assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == "the cat<|user|>and"
+
+
 def word_pieces() -> Tokenizer:
     words = ["[UNK]", "the", "dog", "##s", "sat", "un", "##like", "##ly", ".", "ü"]
     backend = Backend(backends.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))

@@ -42,6 +42,16 @@ def serve(
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that running answers get at shutdown.", min=0, max=1e6)] = 30.0,
     max_body: Annotated[int, typer.Option(help="Most bytes of a request.", min=1)] = 16 << 20,
+    tool_parser: Annotated[
+        str, typer.Option(help="How tool calls are read: auto (every format), hermes, json, llama3, mistral or none.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="Marks of reasoning: auto (by the chat template), think, mistral, seed or none.")
+    ] = "auto",
+    json_whitespace: Annotated[
+        str,
+        typer.Option(help="Between the parts of JSON: limited (a space, or a line break and indentation), any, none."),
+    ] = "limited",
     metrics_prefix: Annotated[
         str, typer.Option(help="Of the names in /metrics; vllm gives vLLM's names.")
     ] = "paceline",
@@ -74,6 +84,7 @@ def serve(
     from paceline.engine import Engine
     from paceline.serve.app import Settings, create_app
     from paceline.serve.log import RequestLog
+    from paceline.serve.reading import described
     from paceline.serve.worker import Worker
     from paceline.target.load import tokenizer_for
 
@@ -94,7 +105,19 @@ def serve(
     )
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
-    settings = Settings(name or Path(model).expanduser().resolve().name, keys, metrics_prefix, max_body, grace, names)
+    template = engine.tokenizer.chat_template
+    parsers = described(tool_parser, reasoning_parser, template)
+    settings = Settings(
+        name or Path(model).expanduser().resolve().name,
+        keys,
+        metrics_prefix,
+        max_body,
+        grace,
+        names,
+        tool_parser,
+        reasoning_parser,
+        json_whitespace,
+    )
     requests = RequestLog(log) if log is not None else None
     worker = Worker(engine, max_waiting, deadline)
     app = create_app(worker, settings, requests)
@@ -102,6 +125,7 @@ def serve(
         print(line, flush=True)
     where = f"[{host}]" if ":" in host else host
     print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)
+    print(parsers, flush=True)
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)
     uvicorn.Server(config).run(sockets=[listening])

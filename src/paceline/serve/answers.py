@@ -12,10 +12,17 @@ from uuid import uuid4
 from paceline.completion import Completion
 from paceline.row import RowStats
 from paceline.sampling import TokenLogprob
-from paceline.serve.tools import split_calls
+from paceline.serve import reading
+from paceline.serve.reading import Reader
 from paceline.target.tokenizer import Tokenizer
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "abort": "abort", "error": "error"}
+
+
+def reason_of(done: Completion, reader: Reader) -> str:
+    """Why the answer to a chat ended, once `reader` has read it."""
+    reason = REASONS[done.finish_reason]
+    return "tool_calls" if reader.called and reason == "stop" else reason
 
 
 @dataclass
@@ -62,17 +69,14 @@ class Frame:
 
     # Choices --------------------------------------------------------------------------------------------------
 
-    def message(self, index: int, done: Completion, *, logprobs: bool, calls: bool, ids: bool) -> dict[str, Any]:
-        """One choice of a chat. calls: whether the answer may be tool calls; ids: with token ids."""
-        text, made = split_calls(done.text) if calls else (done.text, [])
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not made else None, "refusal": None}
-        if made:
-            message["tool_calls"] = made
+    def message(self, index: int, done: Completion, reader: Reader, *, logprobs: bool, ids: bool) -> dict[str, Any]:
+        """One choice of a chat. ids: with token ids."""
+        message = reading.message(reader.push(done.text) + reader.end())
         choice: dict[str, Any] = {
             "index": index,
             "message": message,
             "logprobs": {"content": self.entries(done.logprobs), "refusal": None} if logprobs else None,
-            "finish_reason": "tool_calls" if made and done.finish_reason == "stop" else REASONS[done.finish_reason],
+            "finish_reason": reason_of(done, reader),
         }
         return choice | ({"token_ids": done.tokens} if ids else {})
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from time import time
 from typing import Any
@@ -23,6 +24,7 @@ from paceline import __version__
 from paceline.completion import Completion
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
+from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest
@@ -46,7 +48,12 @@ class Server:
         assert self.engine.tokenizer is not None
         self.tokenizer = self.engine.tokenizer
         target = self.engine.target
-        self.grammars = Grammars(self.tokenizer, target.vocab_size, target.eos_token_ids)
+        self.grammars = Grammars(
+            self.tokenizer, target.vocab_size, target.eos_token_ids, white_space=settings.json_whitespace
+        )
+        self.formats = reading.tool_formats(settings.tool_parser)
+        self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
+        self.tokenizer.show(reading.all_marks(self.formats, self.marks))
         self.metrics = Metrics(worker, settings.prefix)
 
     def check(self, request: Common) -> None:
@@ -59,27 +66,49 @@ class Server:
     def prompt_of(self, request: ChatRequest) -> list[int]:
         """Token ids of a conversation and its tools."""
         tools = tool.chosen(request)
-        options = dict(request.chat_template_kwargs or {})
-        messages = [_plain(message) for message in request.messages]
-        if tools and "tools" in str(self.tokenizer.inner.chat_template):
+        options = {**(request.chat_template_kwargs or {}), **tool.thinking(request, self.tokenizer.chat_template)}
+        reads_tools = "tools" in self.tokenizer.chat_template
+        messages = tool.history([_plain(message) for message in request.messages], reads_tools)
+        if tools and reads_tools:
             options["tools"] = [one.model_dump(exclude_none=True) for one in tools]
         elif tools:
             messages = [{"role": "system", "content": tool.described(tools)}, *messages]
         self.tokenizer.refuse_long(messages, self.engine.target.max_context)  # megabytes would hold up everybody
         return self.tokenizer.encode_chat(messages, **options)
 
+    def reasoning_of(self, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
+        """What begins and ends the reasoning of an answer, None where there can be none, and whether the prompt has
+        begun it."""
+        if self.marks is None:
+            return None, False
+        end = str(self.tokenizer.inner.decode(prompt[-16:])).rstrip()
+        return (None if end.endswith(self.marks[1]) else self.marks), end.endswith(self.marks[0])
+
+    def reader(self, request: ChatRequest, prompt: list[int]) -> reading.Reader:
+        """What reads one answer to a chat."""
+        tools = tool.chosen(request)
+        formats = (reading.BARE,) if tool.must_call(request) else self.formats if tools else ()
+        names, most = [one.function.name for one in tools], 1 if request.parallel_tool_calls is False else None
+        marks, inside = self.reasoning_of(prompt)
+        return reading.Reader(formats, names, marks, inside=inside, most=most)
+
     def params(self, request: Common, prompt: list[int], logprobs: int | None) -> SamplingParams:
         """The engine's parameters; every one that a grammar or a prediction changes among them."""
         room = max(self.engine.target.max_context - len(prompt), 1)
-        more: dict[str, Any] = {"logprobs": logprobs, "grammar": self.grammar(request)}
+        more: dict[str, Any] = {"logprobs": logprobs, "grammar": self.grammar(request, prompt)}
         if request.prediction is not None:
             expected = request.prediction.text
             self.tokenizer.refuse_long(expected, self.engine.target.max_context)
             more["prediction"] = tuple(self.tokenizer.encode_text(expected))
         return request.sampling(room, **more)
 
-    def grammar(self, request: Common) -> Any:
-        """A grammar of its own for each answer, or None."""
+    def grammar(self, request: Common, prompt: list[int]) -> Any:
+        """A grammar of its own for each answer, or None. That of a chat begins after the reasoning."""
+        grammar = self._grammar(request)
+        marks, inside = self.reasoning_of(prompt) if isinstance(request, ChatRequest) else (None, False)
+        return self.grammars.after_reasoning(grammar, marks, inside) if grammar and marks else grammar
+
+    def _grammar(self, request: Common) -> Any:
         if isinstance(request, ChatRequest) and tool.must_call(request):
             return self.grammars.json_schema(tool.schema(tool.chosen(request)))
         wanted = request.response_format
@@ -189,13 +218,13 @@ def _completions(app: FastAPI, server: Server) -> None:
         prompt = server.prompt_of(request)
         jobs = server.submit(request, prompt, (request.top_logprobs or 0) if request.logprobs else None)
         frame = Frame("chat.completion", server.settings.model, server.tokenizer)
-        calls = bool(tool.chosen(request))
+        reader = partial(server.reader, request, prompt)
         if request.stream:
-            style = Style(frame, request, chat=True, logprobs=request.logprobs, calls=calls, pieces=_pieces(http))
+            style = Style(frame, request, reader, logprobs=request.logprobs, pieces=_pieces(http))
             return _events(server, jobs, style)
         done = await server.finished(http, jobs)
         choices = [
-            frame.message(i, one, logprobs=request.logprobs, calls=calls, ids=request.return_token_ids)
+            frame.message(i, one, reader(), logprobs=request.logprobs, ids=request.return_token_ids)
             for i, one in enumerate(done)
         ]
         return JSONResponse(_with_ids(frame.whole(choices, done, _predicted(jobs)), request, prompt))
@@ -212,7 +241,7 @@ def _completions(app: FastAPI, server: Server) -> None:
         if request.stream:
             echo = await _echo(server, request, prompts[0])
             jobs = server.submit(request, prompts[0], request.logprobs)
-            style = Style(frame, request, chat=False, logprobs=logprobs, echo=echo, pieces=_pieces(http))
+            style = Style(frame, request, logprobs=logprobs, echo=echo, pieces=_pieces(http))
             return _events(server, jobs, style)
         choices: list[dict[str, Any]] = []
         every: list[Completion] = []

@@ -119,6 +119,8 @@ class ChatRequest(Common):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
 
     @property
     def most_tokens(self) -> int | None:

@@ -19,7 +19,8 @@ from paceline.serve.worker import Busy
 @dataclass(frozen=True)
 class Settings:
     """model: its name in answers; api_keys: any of them opens the server, none leaves it open; body: most bytes of a
-    request; drafts: names that requests may choose from, the first is the default."""
+    request; drafts: names that requests may choose from, the first is the default. The last three: options of
+    `paceline serve` with these names."""
 
     model: str
     api_keys: tuple[str, ...] = ()
@@ -27,6 +28,9 @@ class Settings:
     body: int = 16 << 20
     grace_s: float = 30.0
     drafts: tuple[str, ...] = ()
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    json_whitespace: str = "limited"
 
 
 class Gone(Exception):

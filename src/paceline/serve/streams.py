@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.completion import Delta
 from paceline.errors import PacelineError
-from paceline.serve.answers import REASONS, Echo, Frame, speculation, usage
+from paceline.serve import reading
+from paceline.serve.answers import REASONS, Echo, Frame, reason_of, speculation, usage
 from paceline.serve.fields import Common
-from paceline.serve.tools import split_calls
+from paceline.serve.reading import Reader
 from paceline.serve.worker import Job
 
 if TYPE_CHECKING:
@@ -23,21 +24,22 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass
 class Style:
-    """How an answer is to be streamed. calls: it may be tool calls; pieces: say which drafter wrote what."""
+    """How an answer is to be streamed. reader: makes what reads one answer to a chat; pieces: say which drafter wrote
+    what."""
 
     frame: Frame
     request: Common
-    chat: bool
+    reader: Callable[[], Reader] | None = None
     logprobs: bool = False
-    calls: bool = False
     pieces: bool = False
     echo: Echo | None = None
 
-    def piece(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
+    def piece(self, index: int, delta: Delta, offset: int, reader: Reader | None) -> dict[str, Any]:
         """What one round adds to choice `index`, whose text has `offset` characters so far."""
         choice: dict[str, Any] = {"index": index, "finish_reason": None}
-        if self.chat:
-            choice |= {"delta": {"content": delta.text}, "logprobs": None}
+        if reader is not None:
+            said = reading.delta(reader.push(delta.text))
+            choice |= {"delta": said or {"content": ""}, "logprobs": None}
             if self.logprobs:
                 choice["logprobs"] = {"content": self.frame.entries(delta.logprobs), "refusal": None}
         else:
@@ -50,7 +52,7 @@ class Style:
 
     def end(self, index: int, reason: str) -> dict[str, Any]:
         """The choice that says how answer `index` ended."""
-        empty: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
+        empty: dict[str, Any] = {"delta": {}} if self.reader else {"text": ""}
         return {"index": index, **empty, "logprobs": None, "finish_reason": reason}
 
 
@@ -61,34 +63,30 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
     none: dict[str, Any] = {"usage": None} if counted else {}
     try:
         for i in range(len(jobs)):
-            if style.chat:
+            if style.reader:
                 yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none)
             elif style.echo is not None:
                 logs = frame.columns(style.echo.logprobs) if style.logprobs else None
                 yield frame.chunk(
                     {"index": i, "text": style.echo.text, "logprobs": logs, "finish_reason": None}, **none
                 )
+        readers = [style.reader() if style.reader else None for _ in jobs]
         offsets = [len(style.echo.text) if style.echo else 0] * len(jobs)
         async for i, delta in _merged(jobs):
-            if style.calls:
-                continue
             if delta.text or delta.tokens:
                 so_far = usage([job.completion for job in jobs]) if options and options.continuous_usage_stats else None
                 more = {"usage": so_far} if so_far else none
-                yield frame.chunk(style.piece(i, delta, offsets[i]), **more)
+                yield frame.chunk(style.piece(i, delta, offsets[i], readers[i]), **more)
                 offsets[i] += len(delta.text)
         for i, job in enumerate(jobs):
             done = job.completion
             if done.finish_reason == "error":
                 raise PacelineError(done.error)
             reason = REASONS[done.finish_reason]
-            if style.calls:
-                text, made = split_calls(done.text)
-                if text:
-                    yield frame.chunk(_added(i, {"content": text}), **none)
-                for n, call in enumerate(made):
-                    yield frame.chunk(_added(i, {"tool_calls": [{"index": n, **call}]}), **none)
-                reason = "tool_calls" if made and reason == "stop" else reason
+            if (reader := readers[i]) is not None:
+                if last := reading.delta(reader.end()):
+                    yield frame.chunk(_added(i, last), **none)
+                reason = reason_of(done, reader)
             yield frame.chunk(style.end(i, reason), **none)
         if counted:
             completions = [job.completion for job in jobs]

@@ -13,62 +13,173 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+WHITE_SPACE: dict[str, JsonCompileOptions] = {
+    "limited": {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"},
+    "any": {},
+    "none": {"whitespace_flexible": False},
+}
+"""What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
+likes, which a small one may fill its budget with; nothing. llguidance's options."""
+
 
 class Matched:
-    """A `sampling.Grammar` for one answer."""
+    """A `sampling.Grammar` for one answer, and a `draft.grammar.Forcing`."""
 
     def __init__(self, matcher: Any, ends: Sequence[int]):
-        self._matcher, self._ends = matcher, tuple(ends)
-        self._read: list[int] = []
-        self._kept: dict[tuple[int, ...], torch.Tensor] = {}
+        self._new, self._ends = matcher, tuple(ends)
+        self._begin()
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
-        """Which of `size` tokens may come after the answer, bool [size]."""
-        if not self._go_to(answer):
-            return self._only_ends(size)
-        if self._matcher.is_stopped():
-            return self._only_ends(size)
-        bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
-        mask = (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)).bitwise_and(1).flatten().bool()
-        return torch.nn.functional.pad(mask[:size], (0, max(0, size - len(mask))))
+        """Which of `size` tokens may come after the answer, bool [size]. PacelineError if the grammar fails there."""
+        for _ in range(2):  # a draft may have brought the matcher into an error, which it never leaves
+            bits = self._matcher.compute_bitmask() if self.goes_on(answer) else None
+            if not self._matcher.is_error():
+                return _only(self._ends, size) if bits is None else _mask(bits, size)
+            error = _reason(self._matcher)
+            self._begin()
+        raise PacelineError(f"the answer's grammar failed: {error}")
 
     def forced(self, answer: Sequence[int]) -> list[int]:
         """Tokens that must come next, as far as only one text is possible; a guess, for a text may be written in
         other tokens."""
-        return list(self._matcher.compute_ff_tokens()) if self._go_to(answer) and not self._matcher.is_stopped() else []
+        return list(self._matcher.compute_ff_tokens()) if self.goes_on(answer) else []
 
-    def _go_to(self, answer: Sequence[int]) -> bool:
-        """Bring the matcher to the end of the answer; False where the answer is not of the grammar."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._read, answer, strict=False)))
-        if back := len(self._read) - same:
-            self._matcher.rollback(back)
-            del self._read[same:]
+    def _begin(self) -> None:
+        self._matcher, self._read = self._new.deep_copy(), list[int]()
+
+    def goes_on(self, answer: Sequence[int]) -> bool:
+        """Bring the matcher to the end of the answer; False where the answer is not of the grammar, or is all of it."""
+        same = _shared(self._read, answer)
+        if same < len(self._read) and not self._matcher.rollback(len(self._read) - same):
+            self._begin()
+            same = 0
+        del self._read[same:]
         for token in answer[same:]:
             if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([token]):
                 return False
             self._read.append(token)
-        return True
+        return not self._matcher.is_stopped()
 
-    def _only_ends(self, size: int) -> torch.Tensor:
-        mask = torch.zeros(size, dtype=torch.bool)
-        mask[[end for end in self._ends if end < size]] = True
+
+class AfterReasoning:
+    """A grammar of what follows the reasoning. Reasoning is free, but the answer cannot end in it.
+
+    begin, end   the marks of reasoning. begin "": the prompt has begun it; else the answer may, or not."""
+
+    def __init__(self, grammar: Matched, tokenizer: Tokenizer, begin: str, end: str, ends: Sequence[int]):
+        self._grammar, self._tokenizer, self._end, self._ends = grammar, tokenizer, end, list(ends)
+        self._opening = _written(begin, tokenizer) if begin else []
+        self._gap = tokenizer.encode_text("\n\n")
+        self._spelled: dict[int, str] = {}
+        self._read: list[int] = []
+        self._tails: list[str] = []  # the text's end after each token that was read
+
+    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+        """Which of `size` tokens may come after the answer, bool [size]."""
+        rest, optional = self._after(answer)
+        if rest is None:
+            mask = torch.full((size,), not optional)
+            mask[[end for end in self._ends if end < size]] = False
+        else:
+            mask = self._grammar.allowed(rest, size)
+        mask[optional] = True
         return mask
+
+    def forced(self, answer: Sequence[int]) -> list[int]:
+        """Tokens that must come next."""
+        try:
+            rest, optional = self._after(answer)
+        except PacelineError:  # `allowed` will say so
+            return []
+        return [] if rest is None or optional else self._grammar.forced(rest)
+
+    def _after(self, answer: Sequence[int]) -> tuple[list[int] | None, list[int]]:
+        """What the grammar is to read, None within reasoning and its marks; and a token that may come beside what it
+        allows, or alone: the next one of the opening mark, or of the empty line after reasoning."""
+        opening, answer = self._opening, list(answer)
+        if answer[: len(opening)] != opening:
+            begun = answer == opening[: len(answer)]
+            return (None if begun and answer else answer), ([opening[len(answer)]] if begun else [])
+        found = self._end_of(answer[len(opening) :])
+        if found is None:
+            return None, []
+        at, rest = found
+        if rest and not self._grammar.goes_on(rest):
+            raise PacelineError(f"the answer's grammar failed: a token joins {self._end} to what cannot follow it")
+        answer = answer[len(opening) + at :]
+        if not rest and answer == self._gap[: len(answer)] and len(answer) < len(self._gap):
+            return (None if answer else []), [self._gap[len(answer)]]
+        if not rest and answer[: len(self._gap)] == self._gap:
+            answer = answer[len(self._gap) :]
+        return rest + answer, []
+
+    def _end_of(self, tokens: list[int]) -> tuple[int, list[int]] | None:
+        """How many tokens there are to the end of the closing mark, and what their text has after it, as tokens."""
+        same = _shared(self._read, tokens)
+        del self._read[same:], self._tails[same:]
+        for token in tokens[same:]:
+            tail = self._tails[-1] if self._tails else ""
+            if self._end in tail:
+                break
+            if token not in self._spelled:
+                self._spelled[token] = str(self._tokenizer.inner.decode([token]))
+            self._read.append(token)
+            self._tails.append(tail[1 - len(self._end) :] + self._spelled[token])
+        if not self._tails or self._end not in self._tails[-1]:
+            return None
+        return len(self._read), self._tokenizer.encode_text(self._tails[-1].partition(self._end)[2].lstrip())
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two lists have in common at their beginnings."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:  # nearly always, and fast for a long answer
+        return shorter
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def _written(mark: str, tokenizer: Tokenizer) -> list[int]:
+    """A mark's tokens: one of its own, if there is one."""
+    own = tokenizer.inner.convert_tokens_to_ids(mark)
+    return [own] if own is not None and tokenizer.inner.decode([own]) == mark else tokenizer.encode_text(mark)
+
+
+def _only(tokens: Sequence[int], size: int) -> torch.Tensor:
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[[token for token in tokens if token < size]] = True
+    return mask
+
+
+def _mask(bits: bytes, size: int) -> torch.Tensor:
+    flat = torch.frombuffer(bytearray(bits), dtype=torch.uint8)
+    mask = (flat.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)).bitwise_and(1).flatten().bool()
+    return torch.nn.functional.pad(mask[:size], (0, max(0, size - len(mask))))
+
+
+def _reason(matcher: Any) -> str:
+    """Why a matcher failed, in one line without its state."""
+    return " ".join(matcher.get_error().split("<state>")[0].split())
 
 
 class Grammars:
     """Makes grammars for one tokenizer. PacelineError, with the library's reason, for a schema it cannot keep to."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]):
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int], white_space: str = "limited"):
         from llguidance.hf import from_tokenizer
 
-        self._ends = tuple(ends)
+        if white_space not in WHITE_SPACE:
+            raise PacelineError(f"--json-whitespace is {white_space!r}; it can be {', '.join(WHITE_SPACE)}")
+        self._ends, self._white_space, self._tokenizer = tuple(ends), WHITE_SPACE[white_space], tokenizer
         self._tokens = from_tokenizer(tokenizer.inner, n_vocab=vocab_size, eos_token=list(ends) or None)
 
     def json_object(self) -> Matched:
@@ -80,7 +191,7 @@ class Grammars:
         from llguidance import LLMatcher
 
         try:
-            return self._matched(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+            return self._matched(LLMatcher.grammar_from_json_schema(json.dumps(schema), self._white_space))
         except (ValueError, TypeError) as error:
             raise PacelineError(f"the JSON schema cannot be kept to: {error}") from None
 
@@ -90,10 +201,18 @@ class Grammars:
 
         return self._matched(LLMatcher.grammar_from_regex(pattern))
 
+    def after_reasoning(self, grammar: Matched, marks: tuple[str, str], inside: bool) -> AfterReasoning:
+        """A grammar that begins where reasoning ends."""
+        return AfterReasoning(grammar, self._tokenizer, "" if inside else marks[0], marks[1], self._ends)
+
     def _matched(self, grammar: str) -> Matched:
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokens, grammar)
-        if matcher.is_error():
-            raise PacelineError(f"the JSON schema cannot be kept to: {' '.join(matcher.get_error().split())}")
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        for text in ("", "{"):  # many a grammar fails at its first token only
+            begun = matcher.deep_copy()
+            begun.try_consume_tokens(self._tokens.tokenize_str(text))
+            begun.compute_bitmask()
+            if begun.is_error():
+                raise PacelineError(f"the JSON schema cannot be kept to: {_reason(begun)}")
         return Matched(matcher, self._ends)

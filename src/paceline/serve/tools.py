@@ -1,18 +1,16 @@
-"""Tool calls: how a model learns of tools, the grammar that makes it call one, and calls found in its answer."""
+"""Tools: how a model learns of them and of its earlier calls, and the grammar that makes it call one."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 from paceline.errors import PacelineError
 from paceline.records import NotJSON, loads
 from paceline.serve.fields import ChatRequest, Tool
 
-_BLOCK = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 INTRODUCTION = (
     'You can call these functions. To call one, answer with nothing but JSON: {"name": function, "arguments": {...}}.\n'
 )
@@ -47,12 +45,13 @@ def schema(tools: Sequence[Tool]) -> dict[str, Any]:
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                "arguments": tool.function.parameters or {"type": "object"},
+                # An $id of its own: references such as #/$defs/X are to the function's schema, not to this one.
+                "arguments": {"$id": f"tool:{i}", **(tool.function.parameters or {"type": "object"})},
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for i, tool in enumerate(tools)
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
@@ -62,22 +61,68 @@ def described(tools: Sequence[Tool]) -> str:
     return INTRODUCTION + "\n".join(json.dumps(tool.function.model_dump(exclude_none=True)) for tool in tools)
 
 
-def split_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """An answer's text without the calls in it, and the calls."""
-    blocks = _BLOCK.findall(text)
-    rest = _BLOCK.sub("", text).strip() if blocks else text
-    calls = [call for call in map(_call, blocks or [text]) if call is not None]
-    return (rest if blocks or not calls else "", calls)
+def history(messages: Sequence[dict[str, Any]], reads_tools: bool) -> list[dict[str, Any]]:
+    """Messages as a chat template wants them: the arguments of earlier calls as objects. A template that knows no tools
+    gets the calls, and what came of them, as text."""
+    return [_with_objects(message) if reads_tools else _as_text(message) for message in messages]
 
 
-def _call(text: str) -> dict[str, Any] | None:
-    try:
-        value = loads(text.strip())
-    except NotJSON:
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or "arguments" not in value:
-        return None
-    arguments = value["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    function = {"name": value["name"], "arguments": written}
-    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "function": _with_object(call["function"])} for call in _calls(message)]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The earlier calls of a message; PacelineError for what is none."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(
+        isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
+    ):
+        raise PacelineError("messages: tool_calls is a list of objects with a function, its name and arguments")
+    return calls
+
+
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        with suppress(NotJSON):  # a call that was broken stays as it is
+            arguments = loads(arguments)
+    return {**function, "arguments": Arguments(arguments) if isinstance(arguments, dict) else arguments}
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of a call for chat templates: an object for those that turn it into JSON, which is JSON where one
+    joins it to text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without tools in it: a call as INTRODUCTION asks for it, its result as the user's words."""
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"Result: {message.get('content', '')}"}
+    calls = [_with_object(call["function"]) for call in _calls(message)]
+    if not calls:
+        return message
+    written = [str(Arguments(name=call.get("name"), arguments=call["arguments"])) for call in calls]
+    return {"role": message.get("role"), "content": "\n".join(filter(None, [message.get("content"), *written]))}
+
+
+def thinking(request: ChatRequest, template: str) -> dict[str, Any]:
+    """reasoning_effort and enable_thinking for a template; PacelineError where it does not read them. An effort of
+    "none" turns thinking off where that is all the template knows."""
+    asked = {"reasoning_effort": request.reasoning_effort, "enable_thinking": request.enable_thinking}
+    if asked["reasoning_effort"] == "none" and "enable_thinking" in template and "reasoning_effort" not in template:
+        asked = {"enable_thinking": False}
+    given = {name: value for name, value in asked.items() if value is not None}
+    for name in given:
+        if name not in template:
+            raise PacelineError(f"{name} is not read by this model's chat template; leave it out")
+    return given

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,7 @@ class Tokenizer:
     def __init__(self, inner: Any, name: str = "tokenizer"):
         self.inner = inner
         self.name = name
+        self._shows = False
 
     @property
     def vocab_size(self) -> int:
@@ -53,6 +54,20 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` works."""
         return bool(self.inner.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template's text, all of them where there are several; empty if there is none."""
+        template = self.inner.chat_template or ""
+        return "\n".join(template.values()) if isinstance(template, dict) else str(template)
+
+    def show(self, texts: Iterable[str]) -> None:
+        """Let special tokens with these texts show in answers: marks of tool calls, which are read from the text."""
+        texts = set(texts)
+        shown = {i for i, token in self.inner.added_tokens_decoder.items() if token.content in texts}
+        if shown & self._special:
+            self._shows, self._special = True, self._special - shown
+            vars(self).pop("_pieces", None)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with the beginning token if the model wants one.
@@ -117,9 +132,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
-        return str(
-            self.inner.decode([int(i) for i in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        ids = [int(i) for i in ids if not self._shows or i not in self._special]
+        return str(self.inner.decode(ids, skip_special_tokens=not self._shows, clean_up_tokenization_spaces=False))
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """For one answer: `push` every token, `flush` at the end; the texts joined are `decode` of all tokens.

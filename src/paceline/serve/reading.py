@@ -1,0 +1,358 @@
+"""Reads what a model writes: its reasoning, its text and its tool calls, whole or as a stream.
+
+    reader = Reader(formats=tool_formats("auto"), names=["add"])
+    pieces = reader.push("I add.\\n<tool_call>") + ... + reader.end()
+    message = whole(pieces)
+
+One reader serves whole answers and streams, so both say the same however the text is cut. What looks like a call and
+is none comes back as text: JSON that is broken, a function that was not offered. A stream may have sent arguments
+before they turn out broken. The call then comes back as text too, and finish_reason is not "tool_calls".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from paceline.errors import PacelineError
+from paceline.records import NotJSON, loads
+from paceline.row import overlap
+
+
+@dataclass(frozen=True)
+class Format:
+    """How models write calls: after one of `opens` JSON objects with a name and arguments (or parameters), alone or in
+    a list, up to `close`, which may be missing.
+
+    bare   an answer that begins with such an object is a call too.
+    named  calls are also written as a name, [ARGS] and the arguments."""
+
+    opens: tuple[str, ...]
+    close: str = ""
+    bare: bool = False
+    named: bool = False
+
+
+FORMATS = {
+    "hermes": Format(("<tool_call>",), "</tool_call>"),
+    "json": Format(("```json", "```\n"), "```", bare=True),
+    "llama3": Format(("<|python_tag|>",), bare=True),
+    "mistral": Format(("[TOOL_CALLS]",), named=True),
+}
+BARE = Format((), bare=True)
+"""What a grammar forces: a call and nothing else."""
+REASONING = {
+    "think": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed": ("<seed:think>", "</seed:think>"),
+}
+
+_HEAD = re.compile(r'\{\{?\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?(?=\{)")
+_NAMED_MARKS = ("[CALL_ID]", "[ARGS]")
+_NAMED_SO_FAR = re.compile(r"[\w.-]*(?:\[[A-Z_]*(?:\]\w*)?)*")
+_KEY = re.compile(r'\{\{?\s*(?:"(name|arguments|parameters|type|id)"|("[^"]*"|[^\s"{]))')
+_LIST_END = re.compile(r"^\s*\]")
+_BETWEEN = re.compile(r"[\s,;\[\]]*")
+
+
+def tool_formats(parser: str) -> tuple[Format, ...]:
+    """The formats that --tool-parser names; PacelineError if it names none."""
+    if parser == "auto":
+        return tuple(FORMATS.values())
+    if parser != "none" and parser not in FORMATS:
+        raise PacelineError(f"--tool-parser is {parser!r}; it can be auto, {', '.join(FORMATS)} or none")
+    return () if parser == "none" else (FORMATS[parser],)
+
+
+def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
+    """What begins and ends reasoning, by --reasoning-parser; auto: what the chat template mentions."""
+    if parser == "auto":
+        return next((marks for marks in REASONING.values() if marks[1] in template), None)
+    if parser != "none" and parser not in REASONING:
+        raise PacelineError(f"--reasoning-parser is {parser!r}; it can be auto, {', '.join(REASONING)} or none")
+    return REASONING.get(parser)
+
+
+def all_marks(formats: Iterable[Format], reasoning: tuple[str, str] | None) -> list[str]:
+    """Every text that is looked for."""
+    return [*(mark for one in formats for mark in (*one.opens, one.close)), *_NAMED_MARKS, *(reasoning or ())]
+
+
+def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
+    """What the server says of both at its start."""
+    tool_formats(tool_parser)  # refuses a name that is none
+    read = tool_parser
+    if read == "auto":
+        own = [name for name, one in FORMATS.items() if any(mark in template for mark in one.opens)]
+        read = f"auto ({', '.join(FORMATS)}; the chat template has {own[0] if own else 'none of them'})"
+    marks = reasoning_marks(reasoning_parser, template)
+    split = f"from {marks[0]} to {marks[1]}" if marks else "is not split off"
+    return f"tool calls are read as {read}; reasoning {split}"
+
+
+class Piece(NamedTuple):
+    """kind: "reasoning" or "content" with text; "call" with a function's name, "arguments" with a part of them, then
+    "called" if the call is whole. number: which call of the answer."""
+
+    kind: str
+    text: str = ""
+    number: int = 0
+
+
+class _Nesting:
+    """Finds the end of a JSON object or list in a text that grows. end: index after it, once it is there."""
+
+    def __init__(self, at: int):
+        self.at, self.end = at, 0
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def read(self, text: str) -> None:
+        while not self.end and self.at < len(text):
+            char = text[self.at]
+            self.at += 1
+            if self._quoted:
+                self._quoted = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                self.end = 0 if self._depth else self.at
+
+
+Waiting = Generator[None, None, None]
+
+
+class Reader:
+    """Reads one answer.
+
+    formats    of calls; names: the functions that were offered. most: calls that are wanted, what follows is left out.
+    reasoning  what begins and ends reasoning; inside: the prompt has begun it.
+    called     how many calls have been read."""
+
+    def __init__(
+        self,
+        formats: Sequence[Format] = (),
+        names: Iterable[str] = (),
+        reasoning: tuple[str, str] | None = None,
+        *,
+        inside: bool = False,
+        most: int | None = None,
+    ):
+        self._formats, self._names, self._most = formats, frozenset(names), most
+        self._marks, self._inside = reasoning, inside
+        self._text, self._over = "", False  # what is not read yet; whether no more comes
+        self._held = ""  # white space, which is dropped beside calls and reasoning
+        self._begun, self.called, self._said = 0, 0, False
+        self._out: list[Piece] = []
+        self._steps = self._read()
+
+    def push(self, text: str) -> list[Piece]:
+        """What more of the answer's text says."""
+        self._text += text
+        next(self._steps, None)
+        out, self._out = self._out, []
+        return out
+
+    def end(self) -> list[Piece]:
+        """What the end of the answer says."""
+        self._over = True
+        return self.push("")
+
+    # Each of these yields where it has to wait for more text ------------------------------------------------------
+
+    def _read(self) -> Waiting:
+        if self._marks is not None:
+            yield from self._reasoning(*self._marks)
+        if any(one.bare for one in self._formats):
+            yield from self._space()
+            if self._text.startswith(("{", "[")):
+                yield from self._calls("", BARE)
+        opens = {mark: one for one in self._formats for mark in one.opens}
+        while self._most is None or self.called < self._most:
+            mark = yield from self._until("content", tuple(opens))
+            if not mark:
+                break
+            yield from self._calls(mark, opens[mark])
+        if self._held and not self.called:
+            self._out.append(Piece("content", self._held))
+
+    def _reasoning(self, begin: str, end: str) -> Waiting:
+        """Reasoning, if the answer begins with it, without the white space around it."""
+        if not self._inside:
+            yield from self._space()
+            while begin != self._text and begin.startswith(self._text) and not self._over:
+                yield
+            if not self._text.startswith(begin):
+                return
+            self._text = self._text[len(begin) :]
+        yield from self._space()
+        self._held = ""
+        yield from self._until("reasoning", (end,))
+        yield from self._space()
+        self._held = ""
+
+    def _space(self) -> Waiting:
+        """Hold white space back, up to something else or the end."""
+        while True:
+            rest = self._text.lstrip()
+            self._held += self._text[: len(self._text) - len(rest)]
+            self._text = rest
+            if rest or self._over:
+                return
+            yield
+
+    def _until(self, kind: str, marks: tuple[str, ...]) -> Generator[None, None, str]:
+        """Hand out text up to the first of some marks, which is returned; "" where the answer ends without."""
+        while True:
+            at, mark = min(((at, mark) for mark in marks if (at := self._text.find(mark)) >= 0), default=(-1, ""))
+            if mark:
+                self._say(kind, self._text[:at])
+                self._text = self._text[at + len(mark) :]
+                return mark
+            may_begin = 0 if self._over else max((overlap(self._text, mark) for mark in marks), default=0)
+            safe = len(self._text) - may_begin
+            self._say(kind, self._text[:safe], hold=bool(marks))
+            self._text = self._text[safe:]
+            if self._over:
+                return ""
+            yield
+
+    def _say(self, kind: str, text: str, hold: bool = True) -> None:
+        """Hand out text; white space at its end is held back."""
+        text = self._held + text
+        if kind == "content" and self.called and not self._said:
+            text = text.lstrip()
+        safe = len(text.rstrip()) if hold else len(text)
+        self._held = text[safe:]
+        if safe:
+            self._out.append(Piece(kind, text[:safe]))
+            self._said = self._said or kind == "content"
+
+    def _calls(self, mark: str, form: Format) -> Waiting:
+        """The calls after a mark. Where there is none, the mark is text, and so is what follows it."""
+        while self._most is None or self.called < self._most:
+            between = yield from self._between(form.close)
+            if not mark and form.close and self._text.startswith(form.close):
+                self._text = self._text[len(form.close) :]
+                return
+            if not (yield from self._call(form)):
+                if mark:
+                    self._say("content", mark)
+                elif self.called:
+                    between = _LIST_END.sub("", between)
+                self._text = between + self._text
+                return
+            mark, self._held = "", ""
+
+    def _between(self, close: str) -> Generator[None, None, str]:
+        """Skip what stands between calls, and return it."""
+        skipped = ""
+        while True:
+            end = _BETWEEN.match(self._text).end()  # type: ignore[union-attr]
+            skipped, self._text = skipped + self._text[:end], self._text[end:]
+            if self._over or (self._text and (close == self._text or not close.startswith(self._text))):
+                return skipped
+            yield
+
+    def _call(self, form: Format) -> Generator[None, None, bool]:
+        """Take one call from the beginning of the text; False, and nothing is taken, where there is none."""
+        head, key = None, None
+        if self._text.startswith("{"):
+            while (key := _KEY.match(self._text)) is None and not self._over:
+                yield
+        elif form.named:
+            while _NAMED_SO_FAR.fullmatch(self._text) and not self._over:
+                yield
+            head = _NAMED.match(self._text)
+        if head is None and (key is None or not key[1]):
+            return False
+        object_ = _Nesting(head.end() if head else 0)
+        arguments, sent = None, 0
+        while True:
+            object_.read(self._text)
+            head = head or _HEAD.match(self._text)
+            if head and arguments is None and head[1] in self._names:
+                arguments, sent = _Nesting(head.end()), head.end()
+                self._begin(head[1])
+            if arguments is not None:
+                arguments.read(self._text)
+                safe = arguments.end or len(self._text)
+                self._pass_on(self._text[sent:safe])
+                sent = safe
+            if object_.end or self._over:
+                break
+            yield
+        call = None if not object_.end else _parsed(self._text[: object_.end], head if key is None else None)
+        if call is None or call[0] not in self._names or (arguments and head and head[1] != call[0]):
+            return False
+        if arguments is None:
+            self._begin(call[0])
+            self._pass_on(call[1])
+        self._out.append(Piece("called", "", self._begun - 1))
+        self.called += 1
+        self._text = self._text[object_.end :]
+        return True
+
+    def _begin(self, name: str) -> None:
+        self._out.append(Piece("call", name, self._begun))
+        self._begun += 1
+
+    def _pass_on(self, arguments: str) -> None:
+        if arguments:
+            self._out.append(Piece("arguments", arguments, self._begun - 1))
+
+
+def _parsed(text: str, named: re.Match[str] | None) -> tuple[str, str] | None:
+    """Name and arguments of a call, as JSON text; None if it is broken. named: what stands before its arguments."""
+    if text.startswith("{{"):  # as the template of Qwen2.5-Coder shows calls, and the model writes them
+        text = text[1:-1]
+    try:
+        value = loads(text if named is None else text[named.end() :])
+        if named is not None:
+            value = {"name": named[1], "arguments": value}
+        name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+        if isinstance(arguments, str):
+            arguments = loads(arguments)
+    except NotJSON:
+        return None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return name, json.dumps(arguments, ensure_ascii=False)
+
+
+# What clients get ------------------------------------------------------------------------------------------------
+
+
+def delta(pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Pieces as the delta of a stream's chunk."""
+    made: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for kind, text, number in pieces:
+        if kind in ("content", "reasoning"):
+            field = "content" if kind == "content" else "reasoning_content"
+            made[field] = made.get(field, "") + text
+        elif kind == "call":
+            # Templates of Mistral take ids of nine letters and digits only.
+            function = {"name": text, "arguments": ""}
+            calls[number] = {"index": number, "id": uuid4().hex[:9], "type": "function", "function": function}
+        elif kind == "arguments":
+            call = calls.setdefault(number, {"index": number, "function": {"arguments": ""}})
+            call["function"]["arguments"] += text
+    return made | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+def message(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """Pieces of a whole answer as an assistant's message; without calls that are broken."""
+    called = {piece.number for piece in pieces if piece.kind == "called"}
+    made = delta(piece for piece in pieces if piece.kind in ("content", "reasoning") or piece.number in called)
+    calls = [{key: call[key] for key in ("id", "type", "function")} for call in made.pop("tool_calls", [])]
+    nothing = None if calls or made else ""
+    return {"role": "assistant", "content": nothing, "refusal": None, **made} | ({"tool_calls": calls} if calls else {})

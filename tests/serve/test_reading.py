@@ -1,0 +1,228 @@
+"""What is read out of an answer: reasoning, text and calls, whole and cut at every character."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import PacelineError
+from paceline.serve.reading import BARE, REASONING, Reader, delta, described, message, reasoning_marks, tool_formats
+
+ADD = '{"name": "add", "arguments": {"x": 1, "y": "}]"}}'
+SUB = '{"name": "sub", "arguments": {}}'
+X, Y = ("add", '{"x": 1, "y": "}]"}'), ("sub", "{}")
+HERMES = f"<tool_call>\n{ADD}\n</tool_call>"
+
+CALLS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
+    # text of the answer: what its content is, and which calls it has
+    "none": (" just text, a < b [1] `c`\n", " just text, a < b [1] `c`\n", []),
+    "empty": ("", "", []),
+    "hermes": (HERMES, "", [X]),
+    "hermes after text": (f"I add. \n{HERMES}", "I add.", [X]),
+    "hermes twice": (f"{HERMES}\n<tool_call>{SUB}</tool_call>\n", "", [X, Y]),
+    "hermes, two in one": (f"<tool_call>\n{ADD}\n{SUB}\n</tool_call>", "", [X, Y]),
+    "hermes, not closed": (f"<tool_call>\n{ADD}", "", [X]),
+    "text between": (f"a {HERMES}\nb\n<tool_call>{SUB}</tool_call> c", "a\nb c", [X, Y]),
+    "text after alone": (f"{HERMES}\n\nDone.", "Done.", [X]),
+    "fenced": (f"Sure:\n```json\n{ADD}\n```\nDone.", "Sure:\nDone.", [X]),
+    "fenced without a name": (f"```\n{SUB}\n```", "", [Y]),
+    "other fences": ("```json\n{\"a\": 1}\n```\n```python\nx\n```", "```json\n{\"a\": 1}\n```\n```python\nx\n```", []),
+    "bare": (f"\n{ADD}\n", "", [X]),
+    "bare list, then text": (f"[{ADD}]\nSo.", "So.", [X]),
+    "a list with one not offered": (f"[{ADD}, {ADD.replace('add', 'rm')}]", f", {ADD.replace('add', 'rm')}]", [X]),
+    "bare list": (f"[{ADD}, {SUB}]", "", [X, Y]),
+    "bare, not first": (f"So: {ADD}", f"So: {ADD}", []),
+    "llama 3": ('{"name": "add", "parameters": {"x": 2}}; ' + SUB, "", [("add", '{"x": 2}'), Y]),
+    "llama 3, a type": (
+        '{"type": "function", "name": "add", "parameters": {"x": 2}}', "", [("add", '{"x": 2}')]
+    ),
+    "llama 3, tag": (f"<|python_tag|>{ADD}", "", [X]),
+    "python, tag": ("<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
+    "mistral": (f"[TOOL_CALLS] [{ADD}, {SUB}]", "", [X, Y]),
+    "mistral, a name": ('ok[TOOL_CALLS]add[ARGS]{"x": 2}[TOOL_CALLS]sub{}', "ok", [("add", '{"x": 2}'), Y]),
+    "mistral, an id": ('[TOOL_CALLS]add[CALL_ID]ab1[ARGS]{"x": 2}', "", [("add", '{"x": 2}')]),
+    "two braces": ('{{"name": "add", "arguments": {"x": 2}}}', "", [("add", '{"x": 2}')]),
+    "arguments first": ('<tool_call>{"arguments": {"x":2}, "name": "add"}</tool_call>', "", [("add", '{"x": 2}')]),
+    "arguments as text": (
+        '<tool_call>{"name": "add", "arguments": "{\\"x\\": 2}"}</tool_call>', "", [("add", '{"x": 2}')]
+    ),
+    "as it was written": ('{"name":"add","arguments":{"x":  2}}', "", [("add", '{"x":  2}')]),
+    "not offered": (HERMES.replace("add", "rm"), HERMES.replace("add", "rm"), []),
+    "not offered, named": ("[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
+    "not offered, bare": (ADD.replace("add", "rm"), ADD.replace("add", "rm"), []),
+    "offered after not offered": (f"{HERMES.replace('add', 'rm')}{HERMES}", HERMES.replace("add", "rm"), [X]),
+    "broken": ("<tool_call>{name: add}</tool_call>", "<tool_call>{name: add}</tool_call>", []),
+    "broken, then well": (f"a\n<tool_call>{{\"x\": 1}}</tool_call>{HERMES}", 'a\n<tool_call>{"x": 1}</tool_call>', [X]),
+    "no arguments": ('<tool_call>{"name": "add"}</tool_call>', '<tool_call>{"name": "add"}</tool_call>', []),
+    "an answer in JSON": ('{"a": {"name": "add"}}', '{"a": {"name": "add"}}', []),
+    "a list in JSON": ("[1, 2] ", "[1, 2] ", []),
+    "the beginning of a mark": ("a <tool_", "a <tool_", []),
+    "a mark alone": ("a <tool_call>", "a <tool_call>", []),
+}  # fmt: skip
+CUT = ['<tool_call>{"name": "add", "arguments": {"x": 1', '{"name": "add", "arguments": {"x": 1,}} ',
+       '[TOOL_CALLS]add[ARGS]{"x": [1}', '<tool_call>{"name": "add", "arguments": {}</tool_call>']  # fmt: skip
+"""Calls that turn out broken when some of their arguments have been read."""
+
+
+def made(parser: str = "auto", **options: Any) -> Reader:
+    return Reader(tool_formats(parser), ["add", "sub"], **options)
+
+
+def read(reader: Reader, text: str) -> dict[str, Any]:
+    return message([*reader.push(text), *reader.end()])
+
+
+def streamed(reader: Reader, parts: list[str]) -> dict[str, Any]:
+    """The chunks of a stream, put together as clients do."""
+    whole: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": {}}
+    for pieces in (*map(reader.push, parts), reader.end()):
+        chunk = delta(pieces)
+        for field in ("content", "reasoning_content"):
+            whole[field] += chunk.get(field, "")
+        for call in chunk.get("tool_calls", []):
+            one = whole["tool_calls"].setdefault(call["index"], {"name": "", "arguments": ""})
+            one["name"] += call["function"].get("name", "")
+            one["arguments"] += call["function"]["arguments"]
+    return whole
+
+
+def facts(one: dict[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
+    calls = one.get("tool_calls") or []
+    functions = calls.values() if isinstance(calls, dict) else [call["function"] for call in calls]
+    listed = [(function["name"], function["arguments"]) for function in functions]
+    return one["content"] or "", one.get("reasoning_content") or "", listed
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_calls_are_read_alike_whole_and_in_pieces(case: str) -> None:
+    text, content, calls = CALLS[case]
+    reader = made()
+    assert facts(read(reader, text)) == (content, "", calls)
+    assert reader.called == len(calls)
+    assert facts(streamed(made(), list(text))) == (content, "", calls)
+    for at in range(len(text)):
+        assert facts(streamed(made(), [text[:at], text[at:]])) == (content, "", calls)
+
+
+@pytest.mark.parametrize("text", CUT)
+def test_a_broken_call_comes_back_as_text(text: str) -> None:
+    whole = read(made(), text)
+    assert facts(whole) == (text, "", [])
+    for parts in ([text], list(text)):
+        reader = made()
+        assert streamed(reader, parts)["content"] == text
+        assert not reader.called  # so that the stream does not end with tool_calls
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    reader = made()
+    chunks = [
+        delta(reader.push(part)) for part in ("I ad", 'd <tool_call>{"name": "add", "argu', 'ments": {"x', '": 1', "}}")
+    ]
+    assert chunks[:2] == [{"content": "I ad"}, {"content": "d"}]
+    (begun,) = chunks[2]["tool_calls"]
+    assert (begun["index"], begun["type"], begun["function"]) == (0, "function", {"name": "add", "arguments": '{"x'})
+    assert begun["id"].isalnum()
+    assert chunks[3:] == [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in ('": 1', "}")]
+
+
+def test_one_format_reads_no_other() -> None:
+    assert facts(read(made("mistral"), HERMES)) == (HERMES, "", [])
+    assert facts(read(made("hermes"), ADD)) == (ADD, "", [])
+    assert facts(read(made("none"), HERMES)) == (HERMES, "", [])
+    assert facts(read(Reader([BARE], ["add"]), ADD)) == ("", "", [X])
+
+
+def test_one_call_where_one_is_wanted() -> None:
+    for text in (f"[TOOL_CALLS] [{ADD}, {SUB}]", f"{HERMES}\n<tool_call>{SUB}</tool_call>", f"{ADD};{SUB}"):
+        assert facts(read(made(most=1), text)) == ("", "", [X])
+        assert facts(streamed(made(most=1), list(text))) == ("", "", [X])
+
+
+THOUGHTS: dict[str, tuple[str, bool, tuple[str, str, int]]] = {
+    # text, whether the prompt began the reasoning: content, reasoning, number of calls
+    "closed": ("<think>\na < b\n</think>\n\nYes. ", False, ("Yes. ", "a < b", 0)),
+    "begun by the prompt": ("a</think>b", True, ("b", "a", 0)),
+    "not closed": ("<think>a\n", False, ("", "a", 0)),
+    "not closed, begun": ("a <", True, ("", "a <", 0)),
+    "none": (" well <think>a</think>", False, (" well <think>a</think>", "", 0)),
+    "nearly": ("<thin", False, ("<thin", "", 0)),
+    "empty": ("<think>\n\n</think>\n\nYes", False, ("Yes", "", 0)),
+    "a call within": (f"<think>{HERMES}</think>no", False, ("no", HERMES, 0)),
+    "a call after": (f"<think>so</think>\n{HERMES}", False, ("", "so", 1)),
+    "a bare call after": (f"so</think>\n{ADD}", True, ("", "so", 1)),
+}
+
+
+@pytest.mark.parametrize("case", THOUGHTS)
+def test_reasoning_is_split_off_alike_whole_and_in_pieces(case: str) -> None:
+    text, inside, (content, reasoning, calls) = THOUGHTS[case]
+    for parts in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        found = facts(streamed(made(reasoning=REASONING["think"], inside=inside), parts))
+        assert (*found[:2], len(found[2])) == (content, reasoning, calls)
+    whole = facts(read(made(reasoning=REASONING["think"], inside=inside), text))
+    assert (*whole[:2], len(whole[2])) == (content, reasoning, calls)
+
+
+def test_what_is_split_off_is_guessed_from_the_template() -> None:
+    assert reasoning_marks("auto", "{{ x.split('</think>') }}") == ("<think>", "</think>")
+    assert reasoning_marks("auto", "{{ x }}") is None
+    assert reasoning_marks("none", "</think>") is None
+    assert reasoning_marks("mistral", "")[0] == "[THINK]"
+    assert "the chat template has hermes" in described("auto", "auto", "<tool_call>")
+    assert described("llama3", "none", "") == "tool calls are read as llama3; reasoning is not split off"
+    for names in (("xml", "auto"), ("auto", "xml")):
+        with pytest.raises(PacelineError, match="is 'xml'; it can be auto"):
+            described(*names, "")
+
+
+FRAGMENTS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "```json",
+        "```",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+    ),
+    *(
+        "\n",
+        " ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ";",
+        '"',
+        "add",
+        "rm",
+        "text",
+        ADD,
+        SUB,
+        '{"name": "add", "arguments": {',
+        "{{",
+    ),
+    *('"name"', ":", '{"arguments": {}, "name": "sub"}', '"parameters": {}', "\\", "<", "`"),
+]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=10), st.integers(1, 7), st.booleans(), st.sampled_from([None, 1]))
+def test_any_text_is_read_alike_however_it_is_cut(parts: list[str], size: int, inside: bool, most: int | None) -> None:
+    text = "".join(parts)
+    found = []
+    for cut in (len(text) or 1, size, 1):
+        reader = made(reasoning=REASONING["think"], inside=inside, most=most)
+        whole = streamed(reader, [text[at : at + cut] for at in range(0, len(text), cut)])
+        found.append((whole["content"], whole["reasoning_content"], reader.called))
+    assert found[0] == found[1] == found[2]
+    if not found[0][2]:  # without calls nothing is lost but white space and the marks of reasoning
+        lost = len("".join(text.split())) - len("".join((found[0][0] + found[0][1]).split()))
+        assert lost in (0, len("<think>"), len("</think>"), len("<think></think>"))

@@ -1,0 +1,219 @@
+"""Tools and reasoning through the server, by OpenAI's own client. What the model writes is scripted by a grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.serve.app import Server
+from paceline.serve.tools import history
+from tests import models, native
+from tests.serve.live import engine, serving
+
+openai = pytest.importorskip("openai")
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}"
+    '{% for call in m.tool_calls or [] %}<tool_call>\n{{ \'{\' }}"name": "{{ call.function.name }}", "arguments": '
+    "{{ call.function.arguments | tojson }}{{ '}' }}\n</tool_call>{% endfor %}</s>{% endfor %}<|assistant|>"
+    "{% if enable_thinking is defined %}{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}"
+)
+USER: Any = [{"role": "user", "content": "the cat"}]
+TAKES = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": TAKES}} for name in ("add", "sub")]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
+SHAPE = {"type": "json_schema", "json_schema": {"name": "shape", "schema": TAKES}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=2048, **native.TINY)
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    made = engine(folder, max_batch=8)
+    made.tokenizer.inner.chat_template = TEMPLATE
+    with serving(made) as where:
+        yield where
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Any:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Says what the model writes next. Nothing is drafted, so that it comes in small pieces."""
+
+    def script(text: str) -> None:
+        def grammar(server: Server, *_: Any) -> Any:
+            return SimpleNamespace(allowed=server.grammars.regex(re.escape(text)).allowed)
+
+        monkeypatch.setattr(Server, "grammar", grammar)
+
+    return script
+
+
+def put_together(chunks: list[Any]) -> tuple[str, str, list[tuple[str, str]], str, int]:
+    """Content, reasoning, calls, how it ended, and the number of log-probabilities of a stream."""
+    content, reasoning, calls, reason, count = "", "", [], "", 0
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or []:
+            if call.id:
+                calls.append((call.function.name, ""))
+            name, arguments = calls[call.index]
+            calls[call.index] = (name, arguments + call.function.arguments)
+        reason = choice.finish_reason or reason
+        count += len(choice.logprobs.content) if choice.logprobs else 0
+    return content, reasoning, calls, reason, count
+
+
+ANSWERS: dict[str, tuple[str, dict[str, Any], tuple[str, str, list[tuple[str, str]], str]]] = {
+    "a call": (f"I add.\n{CALL}", {}, ("I add.", "", [("add", '{"x": 1}')], "tool_calls")),
+    "two": (f"{CALL}\n{CALL}", {}, ("", "", [("add", '{"x": 1}')] * 2, "tool_calls")),
+    "one of two": (f"{CALL}\n{CALL}", {"parallel_tool_calls": False}, ("", "", [("add", '{"x": 1}')], "tool_calls")),
+    "not offered": (CALL.replace("add", "rm"), {}, (CALL.replace("add", "rm"), "", [], "stop")),
+    "no tools wanted": (CALL, {"tool_choice": "none"}, (CALL, "", [], "stop")),
+    "reasoning": (f"<think>\n{CALL}</think>\n\nno", {}, ("no", CALL, [], "stop")),
+    "reasoning, a call": (f"<think>so</think>{CALL}", {}, ("", "so", [("add", '{"x": 1}')], "tool_calls")),
+    "begun by the template": (
+        f"so\n</think>\n\n{CALL}",
+        {"extra_body": {"enable_thinking": True}},
+        ("", "so", [("add", '{"x": 1}')], "tool_calls"),
+    ),
+    "closed by the template": ("<think>", {"extra_body": {"enable_thinking": False}}, ("<think>", "", [], "stop")),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_whole_answers_and_streams_say_the_same(client: Any, writes: Any, case: str) -> None:
+    text, more, expected = ANSWERS[case]
+    writes(text)
+    ask = {"model": "tiny", "messages": USER, "tools": TOOLS, "max_tokens": 200, "logprobs": True, **more}
+    done = client.chat.completions.create(**ask)
+    (choice,) = done.choices
+    message = choice.message
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    reasoning = getattr(message, "reasoning_content", None) or ""
+    assert (message.content or "", reasoning, calls, choice.finish_reason) == expected
+    chunks = list(client.chat.completions.create(**ask, stream=True))
+    assert put_together(chunks) == (*expected, len(choice.logprobs.content))
+    assert len(choice.logprobs.content) == done.usage.completion_tokens
+
+
+def test_arguments_come_before_the_call_is_whole(client: Any, writes: Any) -> None:
+    writes(f"Well. {CALL}")
+    ask = {"model": "tiny", "messages": USER, "tools": TOOLS, "max_tokens": 200, "stream": True}
+    chunks = list(client.chat.completions.create(**ask, extra_body={"draft": "none"}))
+    assert sum(bool(chunk.choices[0].delta.tool_calls) for chunk in chunks) > 2
+    assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 2
+
+
+def test_a_broken_call_is_text_in_both(client: Any, writes: Any) -> None:
+    text = CALL.replace("1}}", "1,}}")
+    writes(text)
+    ask = {"model": "tiny", "messages": USER, "tools": TOOLS, "max_tokens": 200}
+    (choice,) = client.chat.completions.create(**ask).choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
+    content, _, _, reason, _ = put_together(list(client.chat.completions.create(**ask, stream=True)))
+    assert (content, reason) == (text, "stop")
+
+
+def prompt_of(address: str, body: dict[str, Any]) -> str:
+    """What the model reads of a request."""
+    ask = {"messages": USER, "max_tokens": 1, "return_token_ids": True, **body}
+    reply = httpx.post(f"{address}/v1/chat/completions", json=ask).json()
+    assert "prompt_token_ids" in reply, reply
+    return str(httpx.post(f"{address}/detokenize", json={"tokens": reply["prompt_token_ids"]}).json()["prompt"])
+
+
+def test_a_model_reads_its_calls_as_it_wrote_them(client: Any, address: str, writes: Any) -> None:
+    writes(CALL)
+    (choice,) = client.chat.completions.create(model="tiny", messages=USER, tools=TOOLS, max_tokens=200).choices
+    earlier = choice.message.model_dump(exclude_none=True)
+    result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}
+    assert f"<|assistant|>{CALL}</s><|tool|>3</s>" in prompt_of(address, {"messages": [*USER, earlier, result]})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reads"),
+    [('{"a": "ü"}', '{"a": "ü"}'), ("", "{}"), ({"a": 1}, '{"a": 1}'), ("{broken", '"{broken"'), ("[1]", "[1]")],
+)
+def test_arguments_reach_the_template_as_what_they_are(address: str, arguments: Any, reads: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert f'"arguments": {reads}}}' in prompt_of(address, {"messages": messages})
+
+
+def test_templates_without_tools_and_templates_that_join_text() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "3"}]
+    assert history(messages, reads_tools=False) == [
+        {"role": "assistant", "content": '{"name": "add", "arguments": {"x": 1}}'},
+        {"role": "user", "content": "Result: 3"},
+    ]
+    arguments = history(messages, reads_tools=True)[0]["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"x": 1}
+    assert f"```{arguments}" == "```" + arguments == '```{"x": 1}'
+    for wrong in ("x", [1], [{"function": "x"}], [{}]):
+        with pytest.raises(PacelineError, match="tool_calls is a list"):
+            history([{"role": "assistant", "tool_calls": wrong}], reads_tools=True)
+
+
+@pytest.mark.parametrize("choice", ["none", "required"])
+@pytest.mark.parametrize("draft", ["none", "sam"])
+def test_json_begins_after_the_reasoning(client: Any, choice: str, draft: str) -> None:
+    """Where the template has closed it, at once; where it has begun it, not before its end."""
+    ask = {"model": "tiny", "messages": USER, "temperature": 0, "max_tokens": 60}
+    ask |= {"response_format": SHAPE} if choice == "none" else {"tools": TOOLS, "tool_choice": choice}
+    closed = client.chat.completions.create(**ask, extra_body={"enable_thinking": False, "draft": draft}).choices[0]
+    text = closed.message.content or closed.message.tool_calls[0].function.arguments
+    assert json.loads(text)["x"] in (1, 2)
+    begun = client.chat.completions.create(**ask, extra_body={"enable_thinking": True, "draft": draft}).choices[0]
+    assert (begun.finish_reason, begun.message.content) == ("length", None)  # this model never stops thinking
+    assert len(begun.message.reasoning_content) > 20
+
+
+def test_what_a_template_does_not_read_is_refused(address: str) -> None:
+    ask = {"messages": USER, "max_tokens": 1, "reasoning_effort": "high"}
+    reply = httpx.post(f"{address}/v1/chat/completions", json=ask)
+    assert reply.status_code == 400
+    assert "reasoning_effort is not read by this model's chat template" in reply.json()["error"]["message"]
+    assert prompt_of(address, {"enable_thinking": True}).endswith("<think>\n")
+    assert prompt_of(address, {"reasoning_effort": "none"}).endswith("</think>\n\n")
+
+
+MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
+LATE = {"type": "object", "properties": {"a": MANY}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_fails_ends_as_an_error(address: str, stream: bool) -> None:
+    ask = {"messages": USER, "max_tokens": 60, "stream": stream, "enable_thinking": False}
+    replies = [
+        httpx.post(
+            f"{address}/v1/chat/completions",
+            json={**ask, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        )
+        for schema in (MANY, {"$ref": "#"}, LATE)
+    ]
+    assert [reply.status_code for reply in replies] == [400, 400, 200 if stream else 500]
+    assert all("cannot be kept to" in reply.json()["error"]["message"] for reply in replies[:2])
+    if stream:
+        *_, error, done = [line[6:] for line in replies[2].text.splitlines() if line]
+        assert done == "[DONE]"
+    else:
+        error = replies[2].text
+    assert "grammar failed" in json.loads(error)["error"]["message"]
