@@ -25,6 +25,7 @@ from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
+from paceline.serve.ending import CutOff
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest
 from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
 from paceline.serve.log import RequestLog
@@ -32,7 +33,7 @@ from paceline.serve.metrics import Metrics
 from paceline.serve.scoring import prompt_logprobs
 from paceline.serve.streams import Style, stream
 from paceline.serve.structure import Grammars
-from paceline.serve.worker import Job, Worker
+from paceline.serve.worker import Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
 
@@ -126,9 +127,11 @@ class Server:
                 if not work.done() and await http.is_disconnected():
                     raise Gone
             completions = work.result()
-        except BaseException:
+        except BaseException as error:
             self.abort(jobs)
             work.cancel()
+            if isinstance(error, Unavailable):
+                self.note(jobs)
             raise
         for done in completions:
             if done.finish_reason == "error":
@@ -137,10 +140,14 @@ class Server:
         return completions
 
     def note(self, jobs: list[Job]) -> None:
-        """Write down what was asked and answered, if there is a log. A full disk costs the line, not the answer."""
+        """Write down what was asked and answered, once, if there is a log. A full disk costs the line, not the
+        answer."""
         if self.log is None:
             return
         for job in jobs:
+            if job.logged:
+                continue
+            job.logged = True
             try:
                 self.log.write(job)
             except PacelineError as error:
@@ -170,12 +177,13 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(worker.stop, settings.grace_s)
+        await asyncio.to_thread(worker.stop)
 
     app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
     app.state.server = server
     add_errors(app)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(CutOff)
     _completions(app, server)
     _facts(app, server)
     return app
@@ -226,6 +234,9 @@ def _completions(app: FastAPI, server: Server) -> None:
                         frame.text(len(choices), one, logprobs=logprobs, ids=request.return_token_ids, echo=echo)
                     )
                 every += done
+        except Unavailable:
+            server.note([job for jobs in submitted for job in jobs])
+            raise
         finally:  # where one fails or the client leaves, nobody waits for the others
             server.abort([job for jobs in submitted for job in jobs])
         body = frame.whole(choices, every)
@@ -316,6 +327,8 @@ def _facts(app: FastAPI, server: Server) -> None:
 
     @app.get("/health")
     async def health() -> Response:
+        """200 while requests are taken."""
+        server.worker.check()
         return Response(status_code=200)
 
     @app.get("/version")

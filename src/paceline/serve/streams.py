@@ -12,8 +12,9 @@ from paceline.completion import Delta
 from paceline.errors import PacelineError
 from paceline.serve.answers import REASONS, Echo, Frame, speculation, usage
 from paceline.serve.fields import Common
+from paceline.serve.guard import problem
 from paceline.serve.tools import split_calls
-from paceline.serve.worker import Job
+from paceline.serve.worker import EngineFailed, Job, Unavailable
 
 if TYPE_CHECKING:
     from paceline.serve.app import Server
@@ -59,6 +60,7 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
     frame, options = style.frame, style.request.stream_options
     counted = options is not None and options.include_usage
     none: dict[str, Any] = {"usage": None} if counted else {}
+    unfinished = dict(enumerate(jobs))
     try:
         for i in range(len(jobs)):
             if style.chat:
@@ -80,7 +82,7 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
         for i, job in enumerate(jobs):
             done = job.completion
             if done.finish_reason == "error":
-                raise PacelineError(done.error)
+                raise EngineFailed(done.error)
             reason = REASONS[done.finish_reason]
             if style.calls:
                 text, made = split_calls(done.text)
@@ -90,6 +92,7 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
                     yield frame.chunk(_added(i, {"tool_calls": [{"index": n, **call}]}), **none)
                 reason = "tool_calls" if made and reason == "stop" else reason
             yield frame.chunk(style.end(i, reason), **none)
+            del unfinished[i]
         if counted:
             completions = [job.completion for job in jobs]
             statistics = speculation(completions[0].stats) if len(jobs) == 1 else None
@@ -98,8 +101,11 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
         server.note(jobs)
         yield DONE
     except PacelineError as error:
-        problem = {"message": str(error), "type": "server_error", "param": None, "code": None}
-        yield f"data: {json.dumps({'error': problem}, ensure_ascii=False)}\n\n"
+        yield f"data: {json.dumps(problem(error, 'server_error'), ensure_ascii=False)}\n\n"
+        for i, job in unfinished.items():  # for clients that look for nothing else
+            yield frame.chunk(style.end(i, REASONS[job.completion.finish_reason]), **none)
+        if isinstance(error, Unavailable):
+            server.note(jobs)
         yield DONE
     finally:
         server.abort(jobs)
