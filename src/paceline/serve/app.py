@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from time import time
 from typing import Any
@@ -26,7 +27,7 @@ from paceline.sampling import SamplingParams
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
 from paceline.serve.ending import CutOff
-from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest
+from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool
 from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
 from paceline.serve.log import RequestLog
 from paceline.serve.metrics import Metrics
@@ -50,10 +51,14 @@ class Server:
         self.grammars = Grammars(self.tokenizer, target.vocab_size, target.eos_token_ids)
         self.metrics = Metrics(worker, settings.prefix)
 
+    def check_model(self, model: str | None) -> None:
+        """PacelineError for a model that is not here."""
+        if model not in (None, self.settings.model):
+            raise PacelineError(f"model is {model!r}; this server has {self.settings.model!r}")
+
     def check(self, request: Common) -> None:
         """PacelineError for a model or drafter that is not here."""
-        if request.model not in (None, self.settings.model):
-            raise PacelineError(f"model is {request.model!r}; this server has {self.settings.model!r}")
+        self.check_model(request.model)
         if request.draft is not None and request.draft not in self.settings.drafts:
             raise PacelineError(f"draft is {request.draft!r}; requests may choose {', '.join(self.settings.drafts)}")
 
@@ -81,8 +86,9 @@ class Server:
 
     def grammar(self, request: Common) -> Any:
         """A grammar of its own for each answer, or None."""
-        if isinstance(request, ChatRequest) and tool.must_call(request):
-            return self.grammars.json_schema(tool.schema(tool.chosen(request)))
+        tools = tool.chosen(request) if isinstance(request, ChatRequest) else []
+        if isinstance(request, ChatRequest) and request.must_call:
+            return self.grammars.json_schema(tool.schema(tools))
         wanted = request.response_format
         if wanted is None or wanted.type == "text":
             return None
@@ -90,7 +96,14 @@ class Server:
             return self.grammars.json_object()
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise PacelineError("response_format is json_schema, and json_schema.schema is missing")
+        if tools:
+            return self.grammars.either(tool.schema(tools), wanted.json_schema.schema_)
         return self.grammars.json_schema(wanted.json_schema.schema_)
+
+    def strict(self, tools: list[Tool]) -> tool.Strict:
+        """By function, whether a call's arguments fit: of those that are to be kept to strictly."""
+        functions = [one.function for one in tools if one.function.strict]
+        return {f.name: partial(self.grammars.fits, f.parameters or {"type": "object"}) for f in functions}
 
     def submit(self, request: Common, prompt: list[int], logprobs: int | None) -> list[Job]:
         """One job for each of the n answers."""
@@ -196,10 +209,14 @@ def _completions(app: FastAPI, server: Server) -> None:
         server.check(request)
         prompt = server.prompt_of(request)
         jobs = server.submit(request, prompt, (request.top_logprobs or 0) if request.logprobs else None)
-        frame = Frame("chat.completion", server.settings.model, server.tokenizer)
-        calls = bool(tool.chosen(request))
+        tools = tool.chosen(request)
+        calls = bool(tools)
+        strict = server.strict(tools)
+        frame = Frame("chat.completion", server.settings.model, server.tokenizer, strict=strict)
         if request.stream:
-            style = Style(frame, request, chat=True, logprobs=request.logprobs, calls=calls, pieces=_pieces(http))
+            style = Style(
+                frame, request, prompt, chat=True, logprobs=request.logprobs, calls=calls, pieces=_pieces(http)
+            )
             return _events(server, jobs, style)
         done = await server.finished(http, jobs)
         choices = [
@@ -220,7 +237,7 @@ def _completions(app: FastAPI, server: Server) -> None:
         if request.stream:
             echo = await _echo(server, request, prompts[0])
             jobs = server.submit(request, prompts[0], request.logprobs)
-            style = Style(frame, request, chat=False, logprobs=logprobs, echo=echo, pieces=_pieces(http))
+            style = Style(frame, request, prompts[0], chat=False, logprobs=logprobs, echo=echo, pieces=_pieces(http))
             return _events(server, jobs, style)
         choices: list[dict[str, Any]] = []
         every: list[Completion] = []
@@ -231,7 +248,9 @@ def _completions(app: FastAPI, server: Server) -> None:
                 echo = await _echo(server, request, prompt)
                 for one in done:
                     choices.append(
-                        frame.text(len(choices), one, logprobs=logprobs, ids=request.return_token_ids, echo=echo)
+                        frame.text(
+                            len(choices), one, prompt, logprobs=logprobs, ids=request.return_token_ids, echo=echo
+                        )
                     )
                 every += done
         except Unavailable:
@@ -271,7 +290,7 @@ def _prompts(server: Server, request: TextRequest) -> list[list[int]]:
 async def _echo(server: Server, request: TextRequest, prompt: list[int]) -> Echo | None:
     if not request.echo:
         return None
-    text = str(server.tokenizer.inner.decode(prompt, skip_special_tokens=True))
+    text = server.tokenizer.decode(prompt)
     if request.logprobs is None:
         return Echo(text, [])
     top = request.logprobs
@@ -312,15 +331,18 @@ def _facts(app: FastAPI, server: Server) -> None:
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+        server.check_model(request.model)
         if request.messages is not None:
             tokens = await asyncio.to_thread(server.tokenizer.encode_chat, request.messages)
         else:
-            encode = server.tokenizer.encode if request.add_special_tokens else server.tokenizer.encode_text
+            plain = request.add_special_tokens is False
+            encode = server.tokenizer.encode_text if plain else server.tokenizer.encode
             tokens = await asyncio.to_thread(encode, request.prompt or "")
         return {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
 
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+        server.check_model(request.model)
         if any(not 0 <= token < engine.target.vocab_size for token in request.tokens):
             raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
         return {"prompt": str(server.tokenizer.inner.decode(request.tokens))}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.completion import Delta
 from paceline.errors import PacelineError
-from paceline.serve.answers import REASONS, Echo, Frame, speculation, usage
+from paceline.sampling import TokenLogprob
+from paceline.serve.answers import REASONS, Echo, Frame, Places, speculation, usage
 from paceline.serve.fields import Common
 from paceline.serve.guard import problem
 from paceline.serve.tools import split_calls
@@ -28,14 +29,26 @@ class Style:
 
     frame: Frame
     request: Common
+    prompt: list[int]
     chat: bool
     logprobs: bool = False
     calls: bool = False
     pieces: bool = False
     echo: Echo | None = None
+    places: dict[int, Places] = field(default_factory=dict)
 
-    def piece(self, index: int, delta: Delta, offset: int) -> dict[str, Any]:
-        """What one round adds to choice `index`, whose text has `offset` characters so far."""
+    def echoed(self, index: int, echo: Echo) -> dict[str, Any]:
+        """The choice that brings the prompt back."""
+        logs = self._columns(index, echo.logprobs) if self.logprobs else None
+        return {"index": index, "text": echo.text, "logprobs": logs, "finish_reason": None}
+
+    def _columns(self, index: int, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+        if index not in self.places:
+            self.places[index] = Places(self.frame.tokenizer, () if self.echo else self.prompt)
+        return self.frame.columns(logprobs, self.places[index], self.prompt[0])
+
+    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What one round adds to choice `index`."""
         choice: dict[str, Any] = {"index": index, "finish_reason": None}
         if self.chat:
             choice |= {"delta": {"content": delta.text}, "logprobs": None}
@@ -44,13 +57,13 @@ class Style:
         else:
             choice |= {"text": delta.text, "logprobs": None}
             if self.logprobs:
-                choice["logprobs"] = self.frame.columns(delta.logprobs, offset)
+                choice["logprobs"] = self._columns(index, delta.logprobs)
         if self.request.return_token_ids:
             choice["token_ids"] = delta.tokens
         return choice | ({"pieces": delta.pieces} if self.pieces else {})
 
-    def end(self, index: int, reason: str) -> dict[str, Any]:
-        """The choice that says how answer `index` ended."""
+    def end(self, index: int, reason: str | None) -> dict[str, Any]:
+        """The choice that says how answer `index` ended; None: that it has not."""
         empty: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
         return {"index": index, **empty, "logprobs": None, "finish_reason": reason}
 
@@ -60,32 +73,30 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
     frame, options = style.frame, style.request.stream_options
     counted = options is not None and options.include_usage
     none: dict[str, Any] = {"usage": None} if counted else {}
+    ids = {"prompt_token_ids": style.prompt} if style.request.return_token_ids else {}
     unfinished = dict(enumerate(jobs))
     try:
         for i in range(len(jobs)):
             if style.chat:
-                yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none)
+                yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none, **ids)
             elif style.echo is not None:
-                logs = frame.columns(style.echo.logprobs) if style.logprobs else None
-                yield frame.chunk(
-                    {"index": i, "text": style.echo.text, "logprobs": logs, "finish_reason": None}, **none
-                )
-        offsets = [len(style.echo.text) if style.echo else 0] * len(jobs)
+                yield frame.chunk(style.echoed(i, style.echo), **none, **ids)
+            elif ids:
+                yield frame.chunk(style.end(i, None), **none, **ids)
         async for i, delta in _merged(jobs):
             if style.calls:
                 continue
             if delta.text or delta.tokens:
                 so_far = usage([job.completion for job in jobs]) if options and options.continuous_usage_stats else None
                 more = {"usage": so_far} if so_far else none
-                yield frame.chunk(style.piece(i, delta, offsets[i]), **more)
-                offsets[i] += len(delta.text)
+                yield frame.chunk(style.piece(i, delta), **more)
         for i, job in enumerate(jobs):
             done = job.completion
             if done.finish_reason == "error":
                 raise EngineFailed(done.error)
             reason = REASONS[done.finish_reason]
             if style.calls:
-                text, made = split_calls(done.text)
+                text, made = split_calls(done.text, frame.strict)
                 if text:
                     yield frame.chunk(_added(i, {"content": text}), **none)
                 for n, call in enumerate(made):

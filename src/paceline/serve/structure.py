@@ -44,6 +44,10 @@ class Matched:
         other tokens."""
         return list(self._matcher.compute_ff_tokens()) if self._go_to(answer) and not self._matcher.is_stopped() else []
 
+    def is_whole(self, answer: Sequence[int]) -> bool:
+        """Whether the answer may end here."""
+        return self._go_to(answer) and bool(self._matcher.is_accepting())
+
     def _go_to(self, answer: Sequence[int]) -> bool:
         """Bring the matcher to the end of the answer; False where the answer is not of the grammar."""
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._read, answer, strict=False)))
@@ -68,7 +72,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]):
         from llguidance.hf import from_tokenizer
 
-        self._ends = tuple(ends)
+        self._ends, self._encode = tuple(ends), tokenizer.encode_text
         self._tokens = from_tokenizer(tokenizer.inner, n_vocab=vocab_size, eos_token=list(ends) or None)
 
     def json_object(self) -> Matched:
@@ -83,6 +87,18 @@ class Grammars:
             return self._matched(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
         except (ValueError, TypeError) as error:
             raise PacelineError(f"the JSON schema cannot be kept to: {error}") from None
+
+    def either(self, *schemas: Any) -> Matched:
+        """JSON that fits one of several schemas, each with definitions of its own."""
+        from llguidance import LLMatcher
+
+        names = [f"form_{i}" for i in range(len(schemas))]
+        forms = [f"{name}: %json {json.dumps(schema)}" for name, schema in zip(names, schemas, strict=True)]
+        return self._matched(LLMatcher.grammar_from_lark("\n".join([f"start: {' | '.join(names)}", *forms])))
+
+    def fits(self, schema: Any, text: str) -> bool:
+        """Whether a text is JSON that fits a schema."""
+        return self.json_schema(schema).is_whole(self._encode(text))
 
     def regex(self, pattern: str) -> Matched:
         """Text that a regular expression matches whole."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from paceline.records import NotJSON, loads
 from paceline.serve.fields import ChatRequest, Tool
 
 _BLOCK = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+Strict = Mapping[str, Callable[[str], bool]]
 INTRODUCTION = (
     'You can call these functions. To call one, answer with nothing but JSON: {"name": function, "arguments": {...}}.\n'
 )
@@ -33,11 +35,6 @@ def chosen(request: ChatRequest) -> list[Tool]:
     if choice == "required" and not tools:
         raise PacelineError("tool_choice is required, and tools is empty")
     return tools
-
-
-def must_call(request: ChatRequest) -> bool:
-    """Whether the answer has to be a call."""
-    return request.tool_choice == "required" or isinstance(request.tool_choice, dict)
 
 
 def schema(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -62,15 +59,15 @@ def described(tools: Sequence[Tool]) -> str:
     return INTRODUCTION + "\n".join(json.dumps(tool.function.model_dump(exclude_none=True)) for tool in tools)
 
 
-def split_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """An answer's text without the calls in it, and the calls."""
+def split_calls(text: str, strict: Strict = MappingProxyType({})) -> tuple[str, list[dict[str, Any]]]:
+    """An answer's text without the calls in it, and the calls. strict: by function, whether arguments fit."""
     blocks = _BLOCK.findall(text)
     rest = _BLOCK.sub("", text).strip() if blocks else text
-    calls = [call for call in map(_call, blocks or [text]) if call is not None]
+    calls = [call for call in (_call(block, strict) for block in blocks or [text]) if call is not None]
     return (rest if blocks or not calls else "", calls)
 
 
-def _call(text: str) -> dict[str, Any] | None:
+def _call(text: str, strict: Strict) -> dict[str, Any] | None:
     try:
         value = loads(text.strip())
     except NotJSON:
@@ -79,5 +76,7 @@ def _call(text: str) -> dict[str, Any] | None:
         return None
     arguments = value["arguments"]
     written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if value["name"] in strict and not strict[value["name"]](written):
+        return None
     function = {"name": value["name"], "arguments": written}
     return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
