@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from paceline.engine import Engine
 from paceline.sampling import SamplingParams
 from tests import models, native
 from tests.serve.live import ending, engine
+from tests.serve.process import start
 
 LONG = {"prompt": "the cat", "max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
 HTTP = httpx.Client(timeout=60)
@@ -243,3 +246,104 @@ def test_the_status_of_the_command(folder, capsys, monkeypatch, sent, status):
         assert errors[-1] == "error: the engine failed: RuntimeError: the bus is off"
     else:
         assert not [line for line in errors if "model shards" not in line]
+
+
+# Many clients --------------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Clients of every kind while the server ends. heard: by number of the request, what became of it."""
+
+    def __init__(self, address: str, count: int, stop: Callable[[], None]):
+        self.address, self.count, self.stop = address, count, stop
+        self.heard: dict[int, str] = {}
+
+    @staticmethod
+    def body(number: int) -> dict[str, Any]:
+        """Its prompt is its number, so that the log says which requests the engine had."""
+        digits = [20 + int(digit) for digit in f"{number:05}"]
+        long = {"max_tokens": 900, "min_tokens": 900} if number % 7 == 0 else {"max_tokens": 1 + number % 20}
+        body = {"prompt": digits, "stream": number % 2 == 0, "n": 1 + (number % 5 == 0), "temperature": 1, **long}
+        return body | ({"prompt": [digits, digits]} if number % 9 == 1 else {})
+
+    async def run(self, clients: int) -> None:
+        left = iter(range(self.count))
+        async with httpx.AsyncClient(base_url=self.address, timeout=120) as http:
+
+            async def client() -> None:
+                for number in left:
+                    self.heard[number] = await self.ask(http, self.body(number))
+                    if len(self.heard) == self.count // 3:
+                        self.stop()
+
+            await asyncio.gather(*(client() for _ in range(clients)))
+
+    async def ask(self, http: httpx.AsyncClient, body: dict[str, Any]) -> str:
+        """What becomes of a request; AssertionError for an answer that breaks off."""
+        began = False
+        try:
+            async with http.stream("POST", "/v1/completions", json=body) as reply:
+                began = True
+                text = (await reply.aread()).decode()
+        except httpx.TransportError:
+            assert not began, "an answer broke off"
+            return "no connection"
+        if reply.status_code != 200:
+            assert json.loads(text)["error"]["message"]
+            return str(reply.status_code)
+        if not body["stream"]:
+            choices = json.loads(text)["choices"]
+        else:
+            lines = [line[6:] for line in text.splitlines() if line]
+            assert lines.pop() == "[DONE]"
+            made = [json.loads(line) for line in lines]
+            choices = [one for event in made for one in event.get("choices", []) if one["finish_reason"]]
+            if any("error" in event for event in made):
+                assert len(choices) == body["n"]
+                return "cut"
+        assert {one["finish_reason"] for one in choices} <= {"stop", "length"}
+        assert len(choices) == body["n"] * (2 if isinstance(body["prompt"][0], list) else 1)
+        return "whole"
+
+    def check(self, log: Path) -> Counter[str]:
+        """Whoever had an answer begun has heard of its end."""
+        begun = set()
+        for line in log.read_text().splitlines():
+            record = json.loads(line)
+            begun.add(int("".join(str(token - 20) for token in record["prompt_tokens"])))
+        assert sorted(self.heard) == list(range(self.count))
+        lost = [number for number in begun if self.heard[number] == "no connection"]
+        assert not lost, "answers were lost without a word"
+        assert all(number in begun for number, what in self.heard.items() if what in ("whole", "cut"))
+        return Counter(self.heard.values())
+
+
+def test_mixed_requests_and_a_signal_in_the_middle(folder, tmp_path):
+    log = tmp_path / "log.jsonl"
+    with ending(slowly(engine(folder, max_batch=8), 0.005), log, grace_s=0.5) as (address, server, thread):
+        crowd = Crowd(address, 150, lambda: server.handle_exit(signal.SIGTERM, None))
+        asyncio.run(crowd.run(24))
+        thread.join(10)
+        assert not thread.is_alive()
+    outcomes = crowd.check(log)
+    assert outcomes["whole"] >= 40
+    assert outcomes["cut"]
+    assert outcomes["503"]
+
+
+@pytest.mark.slow
+def test_two_thousand_mixed_requests_and_a_signal_in_the_middle(folder, tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    server, address = start(folder, "--log", str(log), "--threads", "1", "--max-batch", "16", "--grace", "3")
+    try:
+        crowd = Crowd(address, 2000, server.terminate)
+        asyncio.run(crowd.run(64))
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
+    outcomes = crowd.check(log)
+    with capsys.disabled():
+        print(f"\n{dict(outcomes)}")
+    assert outcomes["whole"] >= 600
+    assert outcomes["cut"]
+    assert outcomes["503"]

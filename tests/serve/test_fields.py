@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -299,7 +298,7 @@ def test_offsets_are_places_in_the_text(http, stream, echo, prompt):
         made = [choice for event in events(http, body) for choice in event["choices"]]
         text = "".join(choice["text"] for choice in made)
         listed = [choice["logprobs"] for choice in made if choice["logprobs"]]
-        columns = {name: sum((one[name] for one in listed), []) for name in ("tokens", "text_offset")}
+        columns = {name: [value for one in listed for value in one[name]] for name in ("tokens", "text_offset")}
     else:
         choice = answer(http, body)["choices"][0]
         text, columns = choice["text"], choice["logprobs"]
