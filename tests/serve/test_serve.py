@@ -15,6 +15,8 @@ import pytest
 from jsonschema import validate
 
 from paceline.errors import RowError
+from paceline.replay.record import read_trace
+from paceline.replay.tokens import Transcriber, open_tokenizer
 from paceline.sampling import SamplingParams
 from paceline.serve.fields import Tool
 from paceline.serve.structure import Grammars
@@ -382,10 +384,17 @@ def test_mixed_load_is_answered_like_lone_requests(folder, address, alone):
     assert "paceline:spec_decode_num_drafts_total" in metrics
 
 
-def test_the_log_can_be_replayed(address, log, client):
+def test_the_log_can_be_replayed(folder, address, log, client):
     client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=4)
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert all(record["prompt_tokens"] and record["tokens"] for record in records)
+    with log.open("a") as lines:  # an answer that was ended before its first token
+        lines.write(json.dumps({**records[-1], "tokens": []}) + "\n")
+    *others, last, empty = map(Transcriber(open_tokenizer(folder)).conversation, read_trace(log))
+    assert len(others) == len(records) - 1
+    assert [turn.answer.tolist() for turn in last.turns] == [records[-1]["tokens"]]
+    assert [turn.prompt.tolist() for turn in last.turns] == [records[-1]["prompt_tokens"]]
+    assert not empty.turns
 
 
 def test_facts_and_the_page(address, client):

@@ -41,12 +41,14 @@ class Exchange:
 
     messages  all of it, from the system's or the user's first to the assistant's last.
     answers   which of the messages are replayed: indices of the assistant's.
-    where     "file, line 3", for error messages."""
+    where     "file, line 3", for error messages.
+    tokens    ids of prompt and answer instead of messages, as `paceline serve --log` writes them."""
 
     messages: Sequence[Message]
     answers: Sequence[int]
     category: str = ""
     where: str = ""
+    tokens: tuple[Sequence[int], Sequence[int]] | None = None
 
 
 def read_trace(
@@ -140,6 +142,8 @@ def _texts(value: object) -> list[str]:
 def _exchange(record: Mapping[str, Any], where: str) -> Exchange:
     """A server's log: a prompt or messages, and what came back."""
     category = _category(record, where)
+    if "prompt_tokens" in record:
+        return Exchange([], [], category, where, (_ids(record, "prompt_tokens", where), _ids(record, "tokens", where)))
     if "messages" in record:
         messages = _messages(record["messages"], where)
         if "response" in record:
@@ -169,6 +173,13 @@ def _text(record: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(record[key], str):
         raise TraceError(f'{where}: "{key}" must be a text, not a {type(record[key]).__name__}')
     return str(record[key])
+
+
+def _ids(record: Mapping[str, Any], key: str, where: str) -> list[int]:
+    ids = record.get(key)
+    if not isinstance(ids, list) or not all(type(id) is int and id >= 0 for id in ids):
+        raise TraceError(f'{where}: "{key}" must be a list of token ids')
+    return ids
 
 
 def _messages(value: object, where: str) -> list[Message]:

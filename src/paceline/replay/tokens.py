@@ -90,6 +90,9 @@ class Transcriber:
 
     def conversation(self, exchange: Exchange) -> Conversation:
         """An exchange in tokens; TraceError if the template refuses its messages."""
+        if exchange.tokens is not None:
+            prompt, answer = (np.array(ids, np.int64) for ids in exchange.tokens)
+            return Conversation(exchange.category, [RecordedAnswer(prompt, answer)] if len(answer) else [])
         try:
             return Conversation(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
         except (jinja2.TemplateError, TypeError, KeyError) as error:
