@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGTERM
 from threading import Thread
 from time import sleep
 from typing import Any
@@ -19,6 +20,7 @@ from paceline.draft.prediction import Prediction
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.serve.app import Settings, create_app
+from paceline.serve.ending import Ending
 from paceline.serve.log import RequestLog
 from paceline.serve.worker import Worker
 
@@ -30,23 +32,36 @@ def engine(model: Path | str, **options: Any) -> Engine:
 
 
 @contextmanager
-def serving(
-    made: Engine, log: Path | None = None, most_waiting: int = 64, deadline_s: float | None = None, **settings: Any
-) -> Iterator[str]:
-    """The address of a running server."""
+def serving(made: Engine, *options: Any, **more: Any) -> Iterator[str]:
+    """The address of a running server; options as `ending` takes them."""
+    with ending(made, *options, **more) as (address, _, _):
+        yield address
+
+
+@contextmanager
+def ending(
+    made: Engine,
+    log: Path | None = None,
+    most_waiting: int = 64,
+    deadline_s: float | None = None,
+    grace_s: float = 0.0,
+    **settings: Any,
+) -> Iterator[tuple[str, Ending, Thread]]:
+    """The address of a running server, the server, and its thread."""
     worker = Worker(made, most_waiting, deadline_s)
     requests = RequestLog(log) if log else None
-    app = create_app(worker, Settings("tiny", drafts=("sam", "suffix", "none"), grace_s=5, **settings), requests)
+    app = create_app(worker, Settings("tiny", drafts=("sam", "suffix", "none"), **settings), requests)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=5))
+    server = Ending(uvicorn.Config(app, port=port, log_level="error"), worker, grace_s)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", server, thread
     finally:
-        server.should_exit = True
+        server.handle_exit(SIGTERM, None)
         thread.join(20)
+        worker.stop()

@@ -336,7 +336,8 @@ def test_a_request_that_fails_fails_alone(folder, alone):
     assert well.json()["choices"][0]["text"] == expected
     assert (ill.status_code, ill.json()["error"]["type"]) == (500, "server_error")
     events = [line[6:] for line in cut.text.splitlines() if line]
-    assert "no draft" in json.loads(events[-2])["error"]["message"]
+    assert "no draft" in json.loads(events[-3])["error"]["message"]
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "error"
     assert events[-1] == "[DONE]"
     assert not made.rows
 

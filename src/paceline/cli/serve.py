@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline import interrupt
 from paceline.cli import options
 from paceline.errors import PacelineError
 from paceline.records import check_log
@@ -83,6 +86,7 @@ def serve(
     from paceline.draft.registry import create
     from paceline.engine import Engine
     from paceline.serve.app import Settings, create_app
+    from paceline.serve.ending import Ending
     from paceline.serve.log import RequestLog
     from paceline.serve.reading import described
     from paceline.serve.worker import Worker
@@ -127,11 +131,19 @@ def serve(
     print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)
     print(parsers, flush=True)
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=int(grace) + 5)
-    uvicorn.Server(config).run(sockets=[listening])
+    server = Ending(uvicorn.Config(app, log_level="warning"), worker, grace)
+    server.run(sockets=[listening])
     if requests is not None:
         requests.close()
-    return 0
+    status = interrupt.STATUS if signal.SIGINT in server.signals else 0
+    if worker.error is not None:
+        line = options.one_line(f"{type(worker.error).__name__}: {worker.error}")
+        print(f"error: the engine failed: {line}", file=sys.stderr)
+        status = 1
+    if not worker.stop():  # a round that takes long: the interpreter must not end beside it
+        sys.stdout.flush()
+        os._exit(status)
+    return status
 
 
 def _listen(host: str, port: int) -> socket.socket:

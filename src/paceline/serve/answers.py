@@ -33,6 +33,21 @@ class Echo:
     logprobs: list[TokenLogprob | None]
 
 
+class Places:
+    """Where each token of an answer begins in its text. prompt: of a text that goes on; empty for one that echoes."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
+        self._detokenizer = tokenizer.detokenizer(prompt)
+        self._at = 0
+
+    def next(self, token: int) -> int:
+        """Of the next token."""
+        new, at = self._detokenizer.push(token), self._at
+        self._at += len(new)
+        broken = len(new) - len(new.lstrip("\ufffd"))  # bytes of earlier tokens that made no character
+        return at + broken if broken < len(new) else at
+
+
 @dataclass
 class Frame:
     """What every object of one answer has."""
@@ -80,16 +95,19 @@ class Frame:
         }
         return choice | ({"token_ids": done.tokens} if ids else {})
 
-    def text(self, index: int, done: Completion, *, logprobs: bool, ids: bool, echo: Echo | None) -> dict[str, Any]:
+    def text(
+        self, index: int, done: Completion, prompt: list[int], *, logprobs: bool, ids: bool, echo: Echo | None
+    ) -> dict[str, Any]:
         """One choice of a text completion. echo: the prompt, where it is to come back."""
-        listed = list(done.logprobs) if logprobs else []
+        places = Places(self.tokenizer, () if echo else prompt)
+        scored = [*(echo.logprobs if echo else []), *done.logprobs]
         choice: dict[str, Any] = {
             "index": index,
             "text": (echo.text if echo else "") + done.text,
-            "logprobs": self.columns([*(echo.logprobs if echo else []), *listed]) if logprobs else None,
+            "logprobs": self.columns(scored, places, prompt[0]) if logprobs else None,
             "finish_reason": REASONS[done.finish_reason],
         }
-        return choice | ({"token_ids": done.tokens} if ids else {})
+        return choice | ({"token_ids": done.tokens, "prompt_token_ids": prompt} if ids else {})
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         """Log-probabilities as chats have them."""
@@ -102,13 +120,10 @@ class Frame:
         text = self.spelled(token)
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
 
-    def columns(self, logprobs: Sequence[TokenLogprob | None], offset: int = 0) -> dict[str, Any]:
+    def columns(self, logprobs: Sequence[TokenLogprob | None], places: Places, first: int) -> dict[str, Any]:
         """Log-probabilities as text completions have them; None: the prompt's first token, which nothing predicts."""
-        texts, offsets = [], []
-        for one in logprobs:
-            texts.append(self.spelled(one.token) if one is not None else "")
-            offsets.append(offset)
-            offset += len(texts[-1])
+        texts = [self.tokenizer.decode([first]) if one is None else self.spelled(one.token) for one in logprobs]
+        offsets = [places.next(first if one is None else one.token) for one in logprobs]
         values = [None if one is None else max(one.logprob, -9999.0) for one in logprobs]
         tops = [None if one is None else {self.spelled(token): p for token, p in one.top} for one in logprobs]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

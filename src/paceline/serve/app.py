@@ -27,14 +27,15 @@ from paceline.sampling import SamplingParams
 from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
-from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest
+from paceline.serve.ending import CutOff
+from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool
 from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
 from paceline.serve.log import RequestLog
 from paceline.serve.metrics import Metrics
 from paceline.serve.scoring import prompt_logprobs
 from paceline.serve.streams import Style, stream
 from paceline.serve.structure import Grammars
-from paceline.serve.worker import Job, Worker
+from paceline.serve.worker import Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
 
@@ -56,10 +57,14 @@ class Server:
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
         self.metrics = Metrics(worker, settings.prefix)
 
+    def check_model(self, model: str | None) -> None:
+        """PacelineError for a model that is not here."""
+        if model not in (None, self.settings.model):
+            raise PacelineError(f"model is {model!r}; this server has {self.settings.model!r}")
+
     def check(self, request: Common) -> None:
         """PacelineError for a model or drafter that is not here."""
-        if request.model not in (None, self.settings.model):
-            raise PacelineError(f"model is {request.model!r}; this server has {self.settings.model!r}")
+        self.check_model(request.model)
         if request.draft is not None and request.draft not in self.settings.drafts:
             raise PacelineError(f"draft is {request.draft!r}; requests may choose {', '.join(self.settings.drafts)}")
 
@@ -87,10 +92,12 @@ class Server:
     def reader(self, request: ChatRequest, prompt: list[int]) -> reading.Reader:
         """What reads one answer to a chat."""
         tools = tool.chosen(request)
-        formats = (reading.BARE,) if tool.must_call(request) else self.formats if tools else ()
+        formats = self.formats if tools and not request.must_call else ()
+        if tools and request.is_constrained:
+            formats = (*formats, reading.BARE)
         names, most = [one.function.name for one in tools], 1 if request.parallel_tool_calls is False else None
         marks, inside = self.reasoning_of(prompt)
-        return reading.Reader(formats, names, marks, inside=inside, most=most)
+        return reading.Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
 
     def params(self, request: Common, prompt: list[int], logprobs: int | None) -> SamplingParams:
         """The engine's parameters; every one that a grammar or a prediction changes among them."""
@@ -109,8 +116,9 @@ class Server:
         return self.grammars.after_reasoning(grammar, marks, inside) if grammar and marks else grammar
 
     def _grammar(self, request: Common) -> Any:
-        if isinstance(request, ChatRequest) and tool.must_call(request):
-            return self.grammars.json_schema(tool.schema(tool.chosen(request)))
+        tools = tool.chosen(request) if isinstance(request, ChatRequest) else []
+        if isinstance(request, ChatRequest) and request.must_call:
+            return self.grammars.json_schema(tool.schema(tools))
         wanted = request.response_format
         if wanted is None or wanted.type == "text":
             return None
@@ -118,7 +126,14 @@ class Server:
             return self.grammars.json_object()
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise PacelineError("response_format is json_schema, and json_schema.schema is missing")
+        if tools:
+            return self.grammars.either(tool.schema(tools), wanted.json_schema.schema_)
         return self.grammars.json_schema(wanted.json_schema.schema_)
+
+    def strict(self, tools: list[Tool]) -> reading.Strict:
+        """By function, whether a call's arguments fit: of those that are to be kept to strictly."""
+        functions = [one.function for one in tools if one.function.strict]
+        return {f.name: partial(self.grammars.fits, f.parameters or {"type": "object"}) for f in functions}
 
     def submit(self, request: Common, prompt: list[int], logprobs: int | None) -> list[Job]:
         """One job for each of the n answers."""
@@ -155,9 +170,11 @@ class Server:
                 if not work.done() and await http.is_disconnected():
                     raise Gone
             completions = work.result()
-        except BaseException:
+        except BaseException as error:
             self.abort(jobs)
             work.cancel()
+            if isinstance(error, Unavailable):
+                self.note(jobs)
             raise
         for done in completions:
             if done.finish_reason == "error":
@@ -166,10 +183,14 @@ class Server:
         return completions
 
     def note(self, jobs: list[Job]) -> None:
-        """Write down what was asked and answered, if there is a log. A full disk costs the line, not the answer."""
+        """Write down what was asked and answered, once, if there is a log. A full disk costs the line, not the
+        answer."""
         if self.log is None:
             return
         for job in jobs:
+            if job.logged:
+                continue
+            job.logged = True
             try:
                 self.log.write(job)
             except PacelineError as error:
@@ -199,12 +220,13 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(worker.stop, settings.grace_s)
+        await asyncio.to_thread(worker.stop)
 
     app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
     app.state.server = server
     add_errors(app)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(CutOff)
     _completions(app, server)
     _facts(app, server)
     return app
@@ -220,7 +242,7 @@ def _completions(app: FastAPI, server: Server) -> None:
         frame = Frame("chat.completion", server.settings.model, server.tokenizer)
         reader = partial(server.reader, request, prompt)
         if request.stream:
-            style = Style(frame, request, reader, logprobs=request.logprobs, pieces=_pieces(http))
+            style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
             return _events(server, jobs, style)
         done = await server.finished(http, jobs)
         choices = [
@@ -241,7 +263,7 @@ def _completions(app: FastAPI, server: Server) -> None:
         if request.stream:
             echo = await _echo(server, request, prompts[0])
             jobs = server.submit(request, prompts[0], request.logprobs)
-            style = Style(frame, request, logprobs=logprobs, echo=echo, pieces=_pieces(http))
+            style = Style(frame, request, prompts[0], logprobs=logprobs, echo=echo, pieces=_pieces(http))
             return _events(server, jobs, style)
         choices: list[dict[str, Any]] = []
         every: list[Completion] = []
@@ -252,9 +274,14 @@ def _completions(app: FastAPI, server: Server) -> None:
                 echo = await _echo(server, request, prompt)
                 for one in done:
                     choices.append(
-                        frame.text(len(choices), one, logprobs=logprobs, ids=request.return_token_ids, echo=echo)
+                        frame.text(
+                            len(choices), one, prompt, logprobs=logprobs, ids=request.return_token_ids, echo=echo
+                        )
                     )
                 every += done
+        except Unavailable:
+            server.note([job for jobs in submitted for job in jobs])
+            raise
         finally:  # where one fails or the client leaves, nobody waits for the others
             server.abort([job for jobs in submitted for job in jobs])
         body = frame.whole(choices, every)
@@ -289,7 +316,7 @@ def _prompts(server: Server, request: TextRequest) -> list[list[int]]:
 async def _echo(server: Server, request: TextRequest, prompt: list[int]) -> Echo | None:
     if not request.echo:
         return None
-    text = str(server.tokenizer.inner.decode(prompt, skip_special_tokens=True))
+    text = server.tokenizer.decode(prompt)
     if request.logprobs is None:
         return Echo(text, [])
     top = request.logprobs
@@ -330,21 +357,26 @@ def _facts(app: FastAPI, server: Server) -> None:
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+        server.check_model(request.model)
         if request.messages is not None:
             tokens = await asyncio.to_thread(server.tokenizer.encode_chat, request.messages)
         else:
-            encode = server.tokenizer.encode if request.add_special_tokens else server.tokenizer.encode_text
+            plain = request.add_special_tokens is False
+            encode = server.tokenizer.encode_text if plain else server.tokenizer.encode
             tokens = await asyncio.to_thread(encode, request.prompt or "")
         return {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
 
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+        server.check_model(request.model)
         if any(not 0 <= token < engine.target.vocab_size for token in request.tokens):
             raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
         return {"prompt": str(server.tokenizer.inner.decode(request.tokens))}
 
     @app.get("/health")
     async def health() -> Response:
+        """200 while requests are taken."""
+        server.worker.check()
         return Response(status_code=200)
 
     @app.get("/version")

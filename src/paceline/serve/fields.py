@@ -5,10 +5,11 @@ A field that is not here is refused by name. `sampling` turns a request into the
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
 
 
@@ -59,8 +60,12 @@ class Tool(Strict):
     function: Function
 
 
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+"""Fields that name things for the caller and change nothing."""
+
+
 class Common(Strict):
-    """What chats and texts have in common. user, metadata and store name things for the caller and change nothing."""
+    """What chats and texts have in common."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -86,7 +91,35 @@ class Common(Strict):
     return_token_ids: bool = False
     user: str | None = None
     metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     store: bool | None = None
+
+    @model_validator(mode="after")
+    def refuse_what_cannot_be(self) -> Self:
+        """PacelineError for fields that would be ignored beside others."""
+        for is_ignored, why in self.ignored():
+            if is_ignored:
+                raise PacelineError(why)
+        return self
+
+    def ignored(self) -> list[tuple[bool, str]]:
+        """What must not be, and what to say then."""
+        form = self.response_format
+        return [
+            (self.stream_options is not None and not self.stream, "stream_options is for streams; set stream to true"),
+            (bool(self.store), "store is true, and this server keeps no answers; leave it out"),
+            (self.ignore_eos and self.is_constrained, "ignore_eos cannot go on past the end of JSON; leave it out"),
+            (
+                form is not None and form.type != "json_schema" and form.json_schema is not None,
+                "response_format has a json_schema; set its type to json_schema",
+            ),
+        ]
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer has to be JSON."""
+        return self.response_format is not None and self.response_format.type != "text"
 
     def sampling(self, most: int, **more: Any) -> SamplingParams:
         """The engine's parameters; PacelineError for values that make no sense. most: tokens there is room for."""
@@ -122,6 +155,30 @@ class ChatRequest(Common):
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
 
+    def ignored(self) -> list[tuple[bool, str]]:
+        formed, most = super().is_constrained, (self.max_tokens, self.max_completion_tokens)
+        return [
+            *super().ignored(),
+            (bool(self.top_logprobs) and not self.logprobs, "top_logprobs needs logprobs; set logprobs to true"),
+            (
+                formed and self.must_call,
+                "response_format cannot be kept to where tool_choice asks for a call; leave one of them out",
+            ),
+            (
+                None not in most and most[0] != most[1],
+                f"max_tokens is {most[0]} and max_completion_tokens {most[1]}; give one of them",
+            ),
+        ]
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, dict)
+
+    @property
+    def is_constrained(self) -> bool:
+        return super().is_constrained or self.must_call
+
     @property
     def most_tokens(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
@@ -141,7 +198,16 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def refuse_what_cannot_be(self) -> Self:
+        """PacelineError unless there is one thing to encode, in one way."""
+        if (self.prompt is None) == (self.messages is None):
+            raise PacelineError("give either prompt or messages")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise PacelineError("add_special_tokens is for a prompt; the chat template decides for messages")
+        return self
 
 
 class DetokenizeRequest(Strict):

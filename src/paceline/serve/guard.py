@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
-from paceline.serve.worker import Busy
+from paceline.serve.worker import Busy, EngineFailed, Unavailable
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,29 @@ class RequestFailed(Exception):
     """The engine ended this request with an error of its own."""
 
 
+KINDS: dict[type[Exception], tuple[int, str]] = {
+    Busy: (429, "rate_limit_error"),
+    Unavailable: (503, "server_error"),
+    EngineFailed: (500, "server_error"),
+}
+"""Status and type of refusals that are not the request's fault."""
+
+
+def problem(error: Exception, kind: str = "invalid_request_error", param: str | None = None) -> dict[str, Any]:
+    """An error object in OpenAI's shape."""
+    about = {"message": str(error), "type": kind, "param": param, "code": getattr(error, "code", None)}
+    return {"error": about}
+
+
+def refused(error: Exception) -> JSONResponse:
+    """The answer to a request that was refused, or ended by the server."""
+    status, kind = KINDS.get(type(error), (400, "invalid_request_error"))
+    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5", "Connection": "close"}}
+    return JSONResponse(problem(error, kind), status, headers=headers.get(status))
+
+
 def _error(status: int, message: str, kind: str = "invalid_request_error", param: str | None = None) -> JSONResponse:
-    body = {"error": {"message": message, "type": kind, "param": param, "code": None}}
-    return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 429 else None)
+    return JSONResponse(problem(Exception(message), kind, param), status)
 
 
 def add_errors(app: FastAPI) -> None:
@@ -64,8 +85,8 @@ def add_errors(app: FastAPI) -> None:
         return _error(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
 
     @app.exception_handler(PacelineError)
-    async def refused(http: Request, error: PacelineError) -> JSONResponse:
-        return _error(429, str(error), "rate_limit_error") if isinstance(error, Busy) else _error(400, str(error))
+    async def of_ours(http: Request, error: PacelineError) -> JSONResponse:
+        return refused(error)
 
     @app.exception_handler(RequestFailed)
     async def failed(http: Request, error: RequestFailed) -> JSONResponse:

@@ -32,7 +32,7 @@ class RequestLog:
         done = job.completion
         record = {
             "time": round(time(), 3),
-            "prompt_tokens": job.row.tokens[: job.row.prompt_length].tolist() if job.row else [],
+            "prompt_tokens": job.row.tokens[: job.row.prompt_length].tolist() if job.row else job.prompt,
             "tokens": done.tokens,
             "finish_reason": done.finish_reason,
             "seconds": round(done.seconds, 4),

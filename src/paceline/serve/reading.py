@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -128,6 +129,8 @@ class _Nesting:
 
 
 Waiting = Generator[None, None, None]
+Strict = Mapping[str, Callable[[str], bool]]
+NOT_STRICT: Strict = MappingProxyType({})
 
 
 class Reader:
@@ -135,6 +138,8 @@ class Reader:
 
     formats    of calls; names: the functions that were offered. most: calls that are wanted, what follows is left out.
     reasoning  what begins and ends reasoning; inside: the prompt has begun it.
+    strict     by function, whether arguments fit; a call whose arguments do not is none, so these are held back until
+               they are whole.
     called     how many calls have been read."""
 
     def __init__(
@@ -145,8 +150,10 @@ class Reader:
         *,
         inside: bool = False,
         most: int | None = None,
+        strict: Strict = NOT_STRICT,
     ):
         self._formats, self._names, self._most = formats, frozenset(names), most
+        self._strict = strict
         self._marks, self._inside = reasoning, inside
         self._text, self._over = "", False  # what is not read yet; whether no more comes
         self._held = ""  # white space, which is dropped beside calls and reasoning
@@ -279,7 +286,7 @@ class Reader:
         while True:
             object_.read(self._text)
             head = head or _HEAD.match(self._text)
-            if head and arguments is None and head[1] in self._names:
+            if head and arguments is None and head[1] in self._names and head[1] not in self._strict:
                 arguments, sent = _Nesting(head.end()), head.end()
                 self._begin(head[1])
             if arguments is not None:
@@ -292,6 +299,8 @@ class Reader:
             yield
         call = None if not object_.end else _parsed(self._text[: object_.end], head if key is None else None)
         if call is None or call[0] not in self._names or (arguments and head and head[1] != call[0]):
+            return False
+        if call[0] in self._strict and not self._strict[call[0]](call[1]):
             return False
         if arguments is None:
             self._begin(call[0])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.completion import Delta
 from paceline.errors import PacelineError
+from paceline.sampling import TokenLogprob
 from paceline.serve import reading
-from paceline.serve.answers import REASONS, Echo, Frame, reason_of, speculation, usage
+from paceline.serve.answers import REASONS, Echo, Frame, Places, reason_of, speculation, usage
 from paceline.serve.fields import Common
+from paceline.serve.guard import problem
 from paceline.serve.reading import Reader
-from paceline.serve.worker import Job
+from paceline.serve.worker import EngineFailed, Job, Unavailable
 
 if TYPE_CHECKING:
     from paceline.serve.app import Server
@@ -29,13 +31,25 @@ class Style:
 
     frame: Frame
     request: Common
+    prompt: list[int]
     reader: Callable[[], Reader] | None = None
     logprobs: bool = False
     pieces: bool = False
     echo: Echo | None = None
+    places: dict[int, Places] = field(default_factory=dict)
 
-    def piece(self, index: int, delta: Delta, offset: int, reader: Reader | None) -> dict[str, Any]:
-        """What one round adds to choice `index`, whose text has `offset` characters so far."""
+    def echoed(self, index: int, echo: Echo) -> dict[str, Any]:
+        """The choice that brings the prompt back."""
+        logs = self._columns(index, echo.logprobs) if self.logprobs else None
+        return {"index": index, "text": echo.text, "logprobs": logs, "finish_reason": None}
+
+    def _columns(self, index: int, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+        if index not in self.places:
+            self.places[index] = Places(self.frame.tokenizer, () if self.echo else self.prompt)
+        return self.frame.columns(logprobs, self.places[index], self.prompt[0])
+
+    def piece(self, index: int, delta: Delta, reader: Reader | None) -> dict[str, Any]:
+        """What one round adds to choice `index`."""
         choice: dict[str, Any] = {"index": index, "finish_reason": None}
         if reader is not None:
             said = reading.delta(reader.push(delta.text))
@@ -45,13 +59,13 @@ class Style:
         else:
             choice |= {"text": delta.text, "logprobs": None}
             if self.logprobs:
-                choice["logprobs"] = self.frame.columns(delta.logprobs, offset)
+                choice["logprobs"] = self._columns(index, delta.logprobs)
         if self.request.return_token_ids:
             choice["token_ids"] = delta.tokens
         return choice | ({"pieces": delta.pieces} if self.pieces else {})
 
-    def end(self, index: int, reason: str) -> dict[str, Any]:
-        """The choice that says how answer `index` ended."""
+    def end(self, index: int, reason: str | None) -> dict[str, Any]:
+        """The choice that says how answer `index` ended; None: that it has not."""
         empty: dict[str, Any] = {"delta": {}} if self.reader else {"text": ""}
         return {"index": index, **empty, "logprobs": None, "finish_reason": reason}
 
@@ -61,33 +75,33 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
     frame, options = style.frame, style.request.stream_options
     counted = options is not None and options.include_usage
     none: dict[str, Any] = {"usage": None} if counted else {}
+    ids = {"prompt_token_ids": style.prompt} if style.request.return_token_ids else {}
+    unfinished = dict(enumerate(jobs))
     try:
         for i in range(len(jobs)):
             if style.reader:
-                yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none)
+                yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none, **ids)
             elif style.echo is not None:
-                logs = frame.columns(style.echo.logprobs) if style.logprobs else None
-                yield frame.chunk(
-                    {"index": i, "text": style.echo.text, "logprobs": logs, "finish_reason": None}, **none
-                )
+                yield frame.chunk(style.echoed(i, style.echo), **none, **ids)
+            elif ids:
+                yield frame.chunk(style.end(i, None), **none, **ids)
         readers = [style.reader() if style.reader else None for _ in jobs]
-        offsets = [len(style.echo.text) if style.echo else 0] * len(jobs)
         async for i, delta in _merged(jobs):
             if delta.text or delta.tokens:
                 so_far = usage([job.completion for job in jobs]) if options and options.continuous_usage_stats else None
                 more = {"usage": so_far} if so_far else none
-                yield frame.chunk(style.piece(i, delta, offsets[i], readers[i]), **more)
-                offsets[i] += len(delta.text)
+                yield frame.chunk(style.piece(i, delta, readers[i]), **more)
         for i, job in enumerate(jobs):
             done = job.completion
             if done.finish_reason == "error":
-                raise PacelineError(done.error)
+                raise EngineFailed(done.error)
             reason = REASONS[done.finish_reason]
             if (reader := readers[i]) is not None:
                 if last := reading.delta(reader.end()):
                     yield frame.chunk(_added(i, last), **none)
                 reason = reason_of(done, reader)
             yield frame.chunk(style.end(i, reason), **none)
+            del unfinished[i]
         if counted:
             completions = [job.completion for job in jobs]
             statistics = speculation(completions[0].stats) if len(jobs) == 1 else None
@@ -96,8 +110,11 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
         server.note(jobs)
         yield DONE
     except PacelineError as error:
-        problem = {"message": str(error), "type": "server_error", "param": None, "code": None}
-        yield f"data: {json.dumps({'error': problem}, ensure_ascii=False)}\n\n"
+        yield f"data: {json.dumps(problem(error, 'server_error'), ensure_ascii=False)}\n\n"
+        for i, job in unfinished.items():  # for clients that look for nothing else
+            yield frame.chunk(style.end(i, REASONS[job.completion.finish_reason]), **none)
+        if isinstance(error, Unavailable):
+            server.note(jobs)
         yield DONE
     finally:
         server.abort(jobs)

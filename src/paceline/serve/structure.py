@@ -54,6 +54,12 @@ class Matched:
         other tokens."""
         return list(self._matcher.compute_ff_tokens()) if self.goes_on(answer) else []
 
+    def is_whole(self, answer: Sequence[int]) -> bool:
+        """Whether the answer may end here."""
+        self.goes_on(answer)
+        read = len(self._read) == len(answer) and not self._matcher.is_error()
+        return read and bool(self._matcher.is_accepting())
+
     def _begin(self) -> None:
         self._matcher, self._read = self._new.deep_copy(), list[int]()
 
@@ -186,14 +192,31 @@ class Grammars:
         """Any JSON object."""
         return self.json_schema({"type": "object"})
 
-    def json_schema(self, schema: Any) -> Matched:
-        """JSON that fits a schema."""
+    def json_schema(self, schema: Any, white_space: JsonCompileOptions | None = None) -> Matched:
+        """JSON that fits a schema. white_space: other rules than the server's."""
         from llguidance import LLMatcher
 
+        options = self._white_space if white_space is None else white_space
         try:
-            return self._matched(LLMatcher.grammar_from_json_schema(json.dumps(schema), self._white_space))
+            return self._matched(LLMatcher.grammar_from_json_schema(json.dumps(schema), options))
         except (ValueError, TypeError) as error:
             raise PacelineError(f"the JSON schema cannot be kept to: {error}") from None
+
+    def either(self, *schemas: dict[str, Any]) -> Matched:
+        """JSON that fits one of several schemas, each with definitions of its own."""
+        from llguidance import LLMatcher
+
+        forms = [json.dumps({"x-guidance": self._white_space, **schema}) for schema in schemas]
+        names = [f"form_{i}" for i in range(len(forms))]
+        rules = [f"{name}: %json {form}" for name, form in zip(names, forms, strict=True)]
+        try:
+            return self._matched(LLMatcher.grammar_from_lark("\n".join([f"start: {' | '.join(names)}", *rules])))
+        except (ValueError, TypeError) as error:
+            raise PacelineError(f"the JSON schema cannot be kept to: {error}") from None
+
+    def fits(self, schema: Any, text: str) -> bool:
+        """Whether a text is JSON that fits a schema, whatever its white space."""
+        return self.json_schema(schema, WHITE_SPACE["any"]).is_whole(self._tokenizer.encode_text(text))
 
     def regex(self, pattern: str) -> Matched:
         """Text that a regular expression matches whole."""

@@ -33,11 +33,6 @@ def chosen(request: ChatRequest) -> list[Tool]:
     return tools
 
 
-def must_call(request: ChatRequest) -> bool:
-    """Whether the answer has to be a call."""
-    return request.tool_choice == "required" or isinstance(request.tool_choice, dict)
-
-
 def schema(tools: Sequence[Tool]) -> dict[str, Any]:
     """JSON schema of a call of one of `tools`."""
     calls = [

@@ -7,7 +7,7 @@
     worker.abort(job)
 
 Commands reach the engine between two rounds. A client that is slow has its deltas kept; one that is gone is aborted by
-whoever served it. Knows no HTTP.
+whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -26,10 +26,13 @@ from paceline.completion import Completion, Delta
 from paceline.engine import Engine
 from paceline.errors import PacelineError
 from paceline.prompt import Prompt
-from paceline.row import Row
+from paceline.row import Row, RowStats
 from paceline.sampling import SamplingParams
 
 log = logging.getLogger("paceline")
+
+FAILED_ROUNDS = 3
+"""Rounds in a row that may fail as a whole before the worker gives up."""
 
 Item = Delta | Exception | None
 """What a job hears: a round's tokens, why it ended, or that it did."""
@@ -37,6 +40,18 @@ Item = Delta | Exception | None
 
 class Busy(PacelineError):
     """As many requests wait as may."""
+
+
+class EngineFailed(PacelineError):
+    """A bug in the engine ended this request."""
+
+
+class Unavailable(PacelineError):
+    """The worker answers no more requests. code: why, for programs."""
+
+    def __init__(self, message: str, code: str):
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(eq=False)
@@ -48,6 +63,7 @@ class Job:
     loop: asyncio.AbstractEventLoop
     arrived: float = field(default_factory=perf_counter)
     row: Row | None = None
+    logged: bool = False
     _deltas: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
     def put(self, item: Item) -> None:
@@ -62,31 +78,33 @@ class Job:
 
     @property
     def completion(self) -> Completion:
-        """The answer as it stands."""
-        assert self.row is not None
+        """The answer as it stands; it counts as given up until it has ended."""
+        if self.row is None:
+            return Completion(0, "", [], len(self.prompt), "abort", 0.0, RowStats(), [])
         return Completion.of(0, self.row)
-
-
-def _hear(news: list[tuple[Job, Item]]) -> None:
-    for job, item in news:
-        job.put(item)
 
 
 class Worker:
     """Owns the engine.
 
     most_waiting  jobs that may wait. deadline_s: seconds from arrival after which an answer is ended where it is.
-    on_round      called with the deltas of every round; on_end: with every job that has ended."""
+    on_round      called with the deltas of every round; on_end: with every job that has ended.
+    jobs          by row id, those that the engine has. open: those that have not heard of their end yet.
+    closed        why no more requests are taken, and its code; None: they are. error: the bug that ended the thread."""
 
     def __init__(self, engine: Engine, most_waiting: int = 256, deadline_s: float | None = None):
         self.engine, self.most_waiting, self.deadline_s = engine, most_waiting, deadline_s
         self.on_round: Callable[[list[Delta]], None] = lambda deltas: None
         self.on_end: Callable[[Job], None] = lambda job: None
         self.jobs: dict[int, Job] = {}
+        self.open: set[Job] = set()
+        self.closed: tuple[str, str] | None = None
+        self.error: Exception | None = None
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._failed_rounds = 0
         self._submitted = self._added = 0  # each is written by one thread alone
         self._news: list[tuple[Job, Item]] = []
         self._inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
-        self._stopped = Event()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -101,12 +119,11 @@ class Worker:
         return self._submitted - self._added + len(self.engine.waiting)
 
     def submit(self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop) -> Job:
-        """Queue a request. Busy if too many wait."""
-        if self._stopped.is_set():
-            raise Busy("the server is shutting down")
+        """Queue a request. Busy if too many wait, Unavailable once the worker is closed."""
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
         job = Job(prompt, params, loop)
+        self._enter(self.open, job)
         self._submitted += 1
         self._inbox.put(("add", job))
         return job
@@ -128,45 +145,81 @@ class Worker:
             else:
                 loop.call_soon_threadsafe(settle, future.set_result, value)
 
+        self._enter(self._calls, future)
         self._inbox.put(("call", run))
-        return await future
+        try:
+            return await future
+        finally:
+            self._calls.discard(future)
 
     def abort(self, job: Job) -> None:
         """End a request where it is; nothing happens if it has ended."""
         self._inbox.put(("abort", job))
 
-    def stop(self, seconds: float = 30.0) -> None:
-        """Take no more requests; give those that run this long to end, then end them."""
-        self._stopped.set()
-        self._inbox.put(("stop", perf_counter() + seconds))
-        self._thread.join(seconds + 10)
+    def close(self, message: str, code: str) -> None:
+        """Take no more requests; those that are open go on."""
+        self.closed = message, code
+
+    def check(self) -> None:
+        """Unavailable if the worker is closed."""
+        if self.closed is not None:
+            raise Unavailable(*self.closed)
+
+    def end_all(self) -> None:
+        """End every open job now, in the middle of a round too. From the thread of the loop, after `close`."""
+        assert self.closed is not None
+        for job in self.open:
+            job.put(Unavailable(*self.closed))
+        for future in self._calls:
+            if not future.done():
+                future.set_exception(Unavailable(*self.closed))
+        self.open.clear()
+
+    def stop(self, seconds: float = 1.0) -> bool:
+        """End the thread after the round that runs, and what is open with it; whether it ended within `seconds`."""
+        if self.closed is None:
+            self.close("the server is shutting down", "shutting_down")
+        self._inbox.put(("stop", None))
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _enter(self, those: set[Any], one: Any) -> None:
+        """Note who waits, before looking whether the worker is closed: the thread closes it before it looks who waits,
+        so nobody is missed."""
+        those.add(one)
+        try:
+            self.check()
+        except Unavailable:
+            those.discard(one)
+            raise
 
     # In the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        deadline: float | None = None
-        while deadline is None or self.engine.has_work:
+        try:
+            self._work()
+        except Exception as error:
+            log.exception("the engine failed")
+            self.error = error
+            self.close("the engine failed", "engine_failed")
+        for loop in {job.loop for job in list(self.open)} | {future.get_loop() for future in list(self._calls)}:
+            with suppress(RuntimeError):  # the loop has gone, and its clients with it
+                loop.call_soon_threadsafe(self.end_all)
+
+    def _work(self) -> None:
+        while True:
             while not self._inbox.empty() or not self.engine.has_work:
                 self._tell()  # before there may be nothing to do for long
                 what, about = self._inbox.get()
                 if what == "stop":
-                    deadline = about
-                    break
+                    for job in list(self.jobs.values()):
+                        self._abort(job)
+                    return
                 self._obey(what, about)
-            if deadline is not None and perf_counter() > deadline:
-                for job in list(self.jobs.values()):
-                    self._abort(job)
             self._end_late()
             if self.engine.has_work:
                 self._step()
             self._tell()
-        while not self._inbox.empty():  # what came while it stopped
-            what, about = self._inbox.get()
-            if what == "add":
-                self._news.append((about, PacelineError("the server is shutting down")))
-            elif what == "call":
-                about(self.engine)
-        self._tell()
 
     def _obey(self, what: str, about: Any) -> None:
         if what == "call":
@@ -179,7 +232,14 @@ class Worker:
         news, self._news = self._news, []
         for loop in {job.loop for job, _ in news}:
             with suppress(RuntimeError):  # the loop has gone, and its clients with it
-                loop.call_soon_threadsafe(_hear, [(job, item) for job, item in news if job.loop is loop])
+                loop.call_soon_threadsafe(self._hear, [(job, item) for job, item in news if job.loop is loop])
+
+    def _hear(self, news: list[tuple[Job, Item]]) -> None:
+        """In the thread of the loop."""
+        for job, item in news:
+            job.put(item)
+            if not isinstance(item, Delta):
+                self.open.discard(job)
 
     def _end_late(self) -> None:
         """End the answers whose time is up."""
@@ -191,13 +251,15 @@ class Worker:
     def _step(self) -> None:
         try:
             deltas = self.engine.step()
-        except Exception as error:  # outside any request: a bug, and those who wait must hear of it
+        except Exception:  # outside any request: a bug, and those who wait must hear of it
+            self._failed_rounds += 1
+            if self._failed_rounds == FAILED_ROUNDS:
+                raise
             log.exception("a round failed")
             for job in list(self.jobs.values()):
-                self._end(job, PacelineError(f"the engine failed: {type(error).__name__}: {error}"))
-                assert job.row is not None
-                self.engine.abort(job.row)
+                self._abort(job, EngineFailed("the engine failed at this request"))
             return
+        self._failed_rounds = 0
         heard = [(self.jobs[delta.row.id], delta) for delta in deltas if delta.row.id in self.jobs]
         self._news += heard
         self._tell()  # before the counters, so that tokens do not wait for them
@@ -215,14 +277,14 @@ class Worker:
             return
         except Exception as error:
             log.exception("a request could not be added")
-            self._news.append((job, PacelineError(f"{type(error).__name__}: {error}")))
+            self._news.append((job, EngineFailed(f"{type(error).__name__}: {error}")))
             return
         self.jobs[job.row.id] = job
 
-    def _abort(self, job: Job) -> None:
+    def _abort(self, job: Job, item: Exception | None = None) -> None:
         if job.row is not None and job.row.id in self.jobs:
             self.engine.abort(job.row)
-            self._end(job, None)
+            self._end(job, item)
 
     def _end(self, job: Job, item: Exception | None) -> None:
         assert job.row is not None

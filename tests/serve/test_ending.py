@@ -1,0 +1,352 @@
+"""How the server ends: a signal, a grace, and an engine that fails. Nobody who was promised an answer hears nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from paceline.cli import main
+from paceline.engine import Engine
+from paceline.sampling import SamplingParams
+from tests import models, native
+from tests.serve.live import ending, engine
+from tests.serve.process import start
+
+LONG = {"prompt": "the cat", "max_tokens": 900, "min_tokens": 900, "ignore_eos": True}
+HTTP = httpx.Client(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
+    engine(made).generate(["the cat"], SamplingParams(max_tokens=8))  # what has to be compiled is compiled
+    return made
+
+
+def slowly(made: Engine, seconds: float = 0.02) -> Engine:
+    """An engine whose rounds take at least this long."""
+    step = made.step
+    made.step = lambda: (sleep(seconds), step())[1]  # type: ignore[method-assign]
+    return made
+
+
+@contextmanager
+def asked(address: str, *bodies: dict[str, Any]) -> Iterator[list[Future[httpx.Response]]]:
+    """The replies to completions that are all asked at once, and that the server has begun."""
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        replies = [pool.submit(HTTP.post, f"{address}/v1/completions", json=body) for body in bodies]
+        while sum(HTTP.get(f"{address}/stats").json()[what] for what in ("running", "waiting")) < len(bodies):
+            sleep(0.01)
+        yield replies
+
+
+def events(reply: httpx.Response) -> list[Any]:
+    """The events of a stream, which ends as streams must."""
+    lines = [line[6:] for line in reply.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def is_refused(reply: httpx.Response, code: str) -> bool:
+    """Whether an answer is an error object of status 503."""
+    assert reply.json()["error"]["code"] == code
+    return reply.status_code == 503 and reply.json()["error"]["type"] == "server_error"
+
+
+def is_cut(reply: httpx.Response, code: str) -> bool:
+    """Whether a stream ends with an error and then a reason for every choice."""
+    *_, error, last = events(reply)
+    return error["error"]["code"] == code and last["choices"][0]["finish_reason"] == "abort"
+
+
+def test_what_is_open_when_the_grace_ends(folder, tmp_path, caplog):
+    """Running and waiting ones, whole and streams, of one prompt and of several."""
+    log = tmp_path / "log.jsonl"
+    bodies = [LONG, {**LONG, "stream": True}, LONG, {**LONG, "stream": True}]
+    with ending(slowly(engine(folder, max_batch=2)), log, grace_s=1.5) as (address, server, thread):
+        with asked(address, *bodies) as replies:
+            server.handle_exit(signal.SIGTERM, None)
+            began = perf_counter()
+            while HTTP.get(f"{address}/health").status_code == 200:
+                sleep(0.01)
+            assert is_refused(HTTP.get(f"{address}/health"), "shutting_down")
+            late = HTTP.post(f"{address}/v1/completions", json=LONG)
+            assert is_refused(late, "shutting_down")
+            assert late.headers["retry-after"]
+            assert not any(reply.done() for reply in replies)
+        whole, stream, queued, queued_stream = [reply.result() for reply in replies]
+        thread.join(5)
+        assert 1.4 <= perf_counter() - began < 4
+        assert not thread.is_alive()
+    assert is_refused(whole, "shutting_down")
+    assert is_refused(queued, "shutting_down")
+    assert is_cut(stream, "shutting_down")
+    assert is_cut(queued_stream, "shutting_down")
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [record["finish_reason"] for record in records] == ["abort"] * 4
+    assert sorted(bool(record["tokens"]) for record in records) == [False, False, True, True]
+    assert all(record["prompt_tokens"] for record in records)
+    assert not caplog.records
+
+
+def test_every_prompt_of_a_request_is_in_the_log(folder, tmp_path):
+    log = tmp_path / "log.jsonl"
+    body = {**LONG, "prompt": ["the cat", "a dog"], "n": 2}
+    with ending(slowly(engine(folder, max_batch=8)), log) as (address, server, _):
+        with ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(HTTP.post, f"{address}/v1/completions", json=body)
+            while HTTP.get(f"{address}/stats").json()["running"] < 4:
+                sleep(0.01)
+            server.handle_exit(signal.SIGTERM, None)
+        assert is_refused(reply.result(), "shutting_down")
+    assert len(log.read_text().splitlines()) == 4
+
+
+def test_answers_that_end_within_the_grace(folder):
+    with ending(slowly(engine(folder)), grace_s=30) as (address, server, thread):
+        short = {**LONG, "max_tokens": 30, "min_tokens": 0}
+        with asked(address, short, {**short, "stream": True}) as replies:
+            server.handle_exit(signal.SIGTERM, None)
+        whole, stream = [reply.result() for reply in replies]
+        began = perf_counter()
+        thread.join(10)
+        assert perf_counter() - began < 1.5
+        assert not thread.is_alive()
+    assert whole.json()["choices"][0]["finish_reason"] == "length"
+    assert events(stream)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_second_signal_ends_at_once_even_in_a_long_round(folder):
+    made = engine(folder)
+    with ending(made, grace_s=60) as (address, server, thread):
+        with asked(slowly(made, 3) and address, LONG, {**LONG, "stream": True}) as replies:
+            server.handle_exit(signal.SIGTERM, None)
+            server.handle_exit(signal.SIGTERM, None)
+            began = perf_counter()
+            whole, stream = [reply.result() for reply in replies]
+            assert perf_counter() - began < 1
+        thread.join(5)
+        assert perf_counter() - began < 2.5
+    assert is_refused(whole, "shutting_down")
+    assert is_cut(stream, "shutting_down")
+
+
+def test_half_a_request_is_answered_at_the_end(folder, caplog):
+    with ending(engine(folder)) as (address, server, thread):
+        url = httpx.URL(address)
+        with socket.create_connection((url.host, url.port)) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            sleep(0.2)
+            server.handle_exit(signal.SIGTERM, None)
+            thread.join(10)
+            assert half.recv(100).startswith(b"HTTP/1.1 503 ")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+# An engine that fails ------------------------------------------------------------------------------------------------
+
+
+def fail(*_: Any) -> Any:
+    raise RuntimeError("the bus is off")
+
+
+def test_a_round_that_fails_ends_its_requests_alone(folder):
+    made = engine(folder)
+    with ending(made) as (address, _, _):
+        good, made.step = made.step, slowly(made, 0.5) and fail  # type: ignore[method-assign]
+        url = f"{address}/v1/completions"
+        whole, stream = HTTP.post(url, json=LONG), HTTP.post(url, json={**LONG, "stream": True})
+        made.step = good  # type: ignore[method-assign]
+        assert (whole.status_code, whole.json()["error"]["type"]) == (500, "server_error")
+        assert "failed" in events(stream)[-2]["error"]["message"]
+        assert HTTP.get(f"{address}/health").status_code == 200
+        assert HTTP.post(url, json={"prompt": "the cat", "max_tokens": 3}).status_code == 200
+
+
+@pytest.mark.parametrize("where", ["abort", "step"])
+def test_an_engine_that_has_failed_ends_the_server(folder, where):
+    """A round that fails and cannot be cleaned up, and rounds that fail again and again."""
+    made = slowly(engine(folder, max_batch=1))
+    with ending(made, grace_s=60) as (address, server, thread):
+        with asked(address, LONG, {**LONG, "stream": True}, LONG, LONG) as replies:
+            made.step = fail  # type: ignore[method-assign]
+            made.abort = fail if where == "abort" else lambda row: None  # type: ignore[method-assign]
+            done = [reply.result() for reply in replies]
+        thread.join(10)
+        assert not thread.is_alive()
+    assert isinstance(server.worker.error, RuntimeError)
+    assert all("the engine failed" in reply.text for reply in done)
+    assert [reply.status_code for reply in done][1:2] == [200]
+    assert {reply.status_code for reply in (done[0], *done[2:])} <= {500, 503}
+
+
+def test_health_and_calls_after_the_engine_failed(folder):
+    """For servers that embed the application: it goes on, and says so."""
+    made = engine(folder)
+    made.add = made.abort = made.step = fail  # type: ignore[method-assign, assignment]
+    with ending(made) as (address, server, _):
+        server.on_tick = lambda counter: sleep_forever(server)  # type: ignore[method-assign]
+        server.worker._inbox.put(("call", fail))
+        while server.worker.closed is None:
+            sleep(0.01)
+        assert is_refused(HTTP.get(f"{address}/health"), "engine_failed")
+        assert is_refused(HTTP.post(f"{address}/v1/completions", json=LONG), "engine_failed")
+        scored = {"prompt": "the cat", "echo": True, "logprobs": 1, "max_tokens": 0}
+        assert is_refused(HTTP.post(f"{address}/v1/completions", json=scored), "engine_failed")
+
+
+async def sleep_forever(server: Any) -> bool:
+    """A tick that only looks for the end of the test."""
+    return bool(server.signals)
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (None, 1)])
+def test_the_status_of_the_command(folder, capsys, monkeypatch, sent, status):
+    """None: no signal, but an engine that fails."""
+    replies: list[httpx.Response] = []
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", (lambda made: (sleep(0.02), step(made))[1]) if sent else fail)
+    if sent is None:
+        monkeypatch.setattr(Engine, "abort", fail)
+
+    def client() -> None:
+        printed = ""
+        while not (where := re.search(r"http://\S+", printed)):
+            sleep(0.05)
+            printed += capsys.readouterr().out
+        if sent is not None:
+            threading.Timer(0.5, lambda: signal.raise_signal(sent)).start()
+        replies.append(HTTP.post(f"{where[0]}/v1/completions", json=LONG))
+
+    other = threading.Thread(target=client, daemon=True)
+    other.start()
+    options = ("--port", "0", "--threads", "1", "--grace", "0.3", "--device", "cpu", "--dtype", "float32")
+    assert main(["serve", str(folder), *options]) == status
+    other.join(10)
+    assert replies[0].status_code == 503
+    errors = capsys.readouterr().err.splitlines()
+    if sent is None:
+        assert errors[-1] == "error: the engine failed: RuntimeError: the bus is off"
+    else:
+        assert not [line for line in errors if "model shards" not in line]
+
+
+# Many clients --------------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Clients of every kind while the server ends. heard: by number of the request, what became of it."""
+
+    def __init__(self, address: str, count: int, stop: Callable[[], None]):
+        self.address, self.count, self.stop = address, count, stop
+        self.heard: dict[int, str] = {}
+        self.unheard: dict[int, str] = {}
+
+    @staticmethod
+    def body(number: int) -> dict[str, Any]:
+        """Its prompt is its number, so that the log says which requests the engine had."""
+        digits = [20 + int(digit) for digit in f"{number:05}"]
+        long = {"max_tokens": 900, "min_tokens": 900} if number % 7 == 0 else {"max_tokens": 1 + number % 20}
+        body = {"prompt": digits, "stream": number % 2 == 0, "n": 1 + (number % 5 == 0), "temperature": 1, **long}
+        return body | ({"prompt": [digits, digits]} if number % 9 == 1 else {})
+
+    async def run(self, clients: int) -> None:
+        left = iter(range(self.count))
+        async with httpx.AsyncClient(base_url=self.address, timeout=900) as http:
+
+            async def client() -> None:
+                for number in left:
+                    self.heard[number] = await self.ask(http, number, self.body(number))
+                    if len(self.heard) == self.count // 3:
+                        self.stop()
+
+            await asyncio.gather(*(client() for _ in range(clients)))
+
+    async def ask(self, http: httpx.AsyncClient, number: int, body: dict[str, Any]) -> str:
+        """What becomes of a request; AssertionError for an answer that breaks off."""
+        began = False
+        try:
+            async with http.stream("POST", "/v1/completions", json=body) as reply:
+                began = True
+                text = (await reply.aread()).decode()
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            assert not began, "an answer broke off"
+            self.unheard[number] = repr(error)
+            return "no connection"
+        if reply.status_code != 200:
+            assert json.loads(text)["error"]["message"]
+            return str(reply.status_code)
+        if not body["stream"]:
+            choices = json.loads(text)["choices"]
+        else:
+            lines = [line[6:] for line in text.splitlines() if line]
+            assert lines.pop() == "[DONE]"
+            made = [json.loads(line) for line in lines]
+            choices = [one for event in made for one in event.get("choices", []) if one["finish_reason"]]
+            if any("error" in event for event in made):
+                assert len(choices) == body["n"]
+                return "cut"
+        assert {one["finish_reason"] for one in choices} <= {"stop", "length"}
+        assert len(choices) == body["n"] * (2 if isinstance(body["prompt"][0], list) else 1)
+        return "whole"
+
+    def check(self, log: Path) -> Counter[str]:
+        """Whoever had an answer begun has heard of its end."""
+        begun = set()
+        for line in log.read_text().splitlines():
+            record = json.loads(line)
+            begun.add(int("".join(str(token - 20) for token in record["prompt_tokens"])))
+        assert sorted(self.heard) == list(range(self.count))
+        lost = [number for number in begun if self.heard[number] == "no connection"]
+        assert not lost, [(number, self.unheard[number]) for number in lost]
+        assert all(number in begun for number, what in self.heard.items() if what in ("whole", "cut"))
+        return Counter(self.heard.values())
+
+
+def test_mixed_requests_and_a_signal_in_the_middle(folder, tmp_path):
+    log = tmp_path / "log.jsonl"
+    with ending(slowly(engine(folder, max_batch=8), 0.005), log, grace_s=0.5) as (address, server, thread):
+        crowd = Crowd(address, 150, lambda: server.handle_exit(signal.SIGTERM, None))
+        asyncio.run(crowd.run(24))
+        thread.join(10)
+        assert not thread.is_alive()
+    outcomes = crowd.check(log)
+    assert outcomes["whole"] >= 40
+    assert outcomes["cut"]
+    assert outcomes["503"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_thousand_mixed_requests_and_a_signal_in_the_middle(folder, tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    server, address = start(folder, "--log", str(log), "--threads", "1", "--max-batch", "16", "--grace", "3")
+    try:
+        crowd = Crowd(address, 2000, server.terminate)
+        asyncio.run(crowd.run(64))
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
+    outcomes = crowd.check(log)
+    with capsys.disabled():
+        print(f"\n{dict(outcomes)}")
+    assert outcomes["whole"] >= 600
+    assert outcomes["cut"]
+    assert outcomes["503"]
