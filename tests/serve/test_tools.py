@@ -212,8 +212,8 @@ def test_a_schema_that_fails_ends_as_an_error(address: str, stream: bool) -> Non
     assert [reply.status_code for reply in replies] == [400, 400, 200 if stream else 500]
     assert all("cannot be kept to" in reply.json()["error"]["message"] for reply in replies[:2])
     if stream:
-        *_, error, done = [line[6:] for line in replies[2].text.splitlines() if line]
-        assert done == "[DONE]"
+        *_, error, end, done = [line[6:] for line in replies[2].text.splitlines() if line]
+        assert (json.loads(end)["choices"][0]["finish_reason"], done) == ("error", "[DONE]")
     else:
         error = replies[2].text
     assert "grammar failed" in json.loads(error)["error"]["message"]
