@@ -19,6 +19,7 @@ from paceline.draft.prediction import Prediction
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.serve.app import Settings, create_app
+from paceline.serve.connections import limited
 from paceline.serve.log import RequestLog
 from paceline.serve.worker import Worker
 
@@ -36,11 +37,14 @@ def serving(
     """The address of a running server."""
     worker = Worker(made, most_waiting, deadline_s)
     requests = RequestLog(log) if log else None
-    app = create_app(worker, Settings("tiny", drafts=("sam", "suffix", "none"), grace_s=5, **settings), requests)
+    made_of = Settings("tiny", drafts=("sam", "suffix", "none"), grace_s=5, **settings)
+    app, http = create_app(worker, made_of, requests), limited(made_of.connections, made_of.head_s)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=port, http=http, ws="none", log_level="error", timeout_graceful_shutdown=5)
+    )
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paceline.serve.scoring import prompt_logprobs
 
 from paceline import Engine, SamplingParams
-from paceline.serve.scoring import prompt_logprobs
 from tests.serve.live import engine, serving
 
 LM_EVAL = os.environ.get("PACELINE_LM_EVAL") or shutil.which("lm-eval")

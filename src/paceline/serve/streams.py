@@ -12,6 +12,7 @@ from paceline.completion import Delta
 from paceline.errors import PacelineError
 from paceline.serve.answers import REASONS, Echo, Frame, speculation, usage
 from paceline.serve.fields import Common
+from paceline.serve.refusal import public
 from paceline.serve.tools import split_calls
 from paceline.serve.worker import Job
 
@@ -48,6 +49,12 @@ class Style:
             choice["token_ids"] = delta.tokens
         return choice | ({"pieces": delta.pieces} if self.pieces else {})
 
+    def prompt(self, index: int, job: Job) -> dict[str, Any]:
+        """The prompt that comes back before the answer of choice `index`."""
+        assert self.echo is not None
+        logs = self.frame.columns(job.row.prompt_logprobs) if self.logprobs and job.row is not None else None
+        return {"index": index, "text": self.echo.text, "logprobs": logs, "finish_reason": None}
+
     def end(self, index: int, reason: str) -> dict[str, Any]:
         """The choice that says how answer `index` ended."""
         empty: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
@@ -63,15 +70,16 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
         for i in range(len(jobs)):
             if style.chat:
                 yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none)
-            elif style.echo is not None:
-                logs = frame.columns(style.echo.logprobs) if style.logprobs else None
-                yield frame.chunk(
-                    {"index": i, "text": style.echo.text, "logprobs": logs, "finish_reason": None}, **none
-                )
+            elif style.echo is not None and not style.logprobs:
+                yield frame.chunk(style.prompt(i, jobs[i]), **none)
+        unscored = set(range(len(jobs))) if style.echo is not None and style.logprobs else set()
         offsets = [len(style.echo.text) if style.echo else 0] * len(jobs)
         async for i, delta in _merged(jobs):
             if style.calls:
                 continue
+            if i in unscored:  # the first tokens come when the prompt has been run
+                unscored.remove(i)
+                yield frame.chunk(await asyncio.to_thread(style.prompt, i, jobs[i]), **none)
             if delta.text or delta.tokens:
                 so_far = usage([job.completion for job in jobs]) if options and options.continuous_usage_stats else None
                 more = {"usage": so_far} if so_far else none
@@ -98,7 +106,7 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
         server.note(jobs)
         yield DONE
     except PacelineError as error:
-        problem = {"message": str(error), "type": "server_error", "param": None, "code": None}
+        problem = {"message": public(str(error)), "type": "server_error", "param": None, "code": None}
         yield f"data: {json.dumps({'error': problem}, ensure_ascii=False)}\n\n"
         yield DONE
     finally:

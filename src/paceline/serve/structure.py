@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -19,6 +20,9 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.target.tokenizer import Tokenizer
+
+CACHED = 64
+"""Grammars that are kept compiled."""
 
 
 class Matched:
@@ -69,6 +73,7 @@ class Grammars:
         from llguidance.hf import from_tokenizer
 
         self._ends = tuple(ends)
+        self._compiled = lru_cache(CACHED)(self._compile)
         self._tokens = from_tokenizer(tokenizer.inner, n_vocab=vocab_size, eos_token=list(ends) or None)
 
     def json_object(self) -> Matched:
@@ -91,9 +96,12 @@ class Grammars:
         return self._matched(LLMatcher.grammar_from_regex(pattern))
 
     def _matched(self, grammar: str) -> Matched:
+        return Matched(self._compiled(grammar).deep_copy(), self._ends)
+
+    def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokens, grammar)
         if matcher.is_error():
             raise PacelineError(f"the JSON schema cannot be kept to: {' '.join(matcher.get_error().split())}")
-        return Matched(matcher, self._ends)
+        return matcher

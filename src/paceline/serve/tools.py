@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from paceline.errors import PacelineError
 from paceline.records import NotJSON, loads
-from paceline.serve.fields import ChatRequest, Tool
+from paceline.serve.fields import ChatRequest, Tool, ToolChoice
 
 _BLOCK = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 INTRODUCTION = (
@@ -23,8 +23,8 @@ def chosen(request: ChatRequest) -> list[Tool]:
     tools, choice = request.tools or [], request.tool_choice
     if choice == "none":
         return []
-    if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
+    if isinstance(choice, ToolChoice):
+        name = choice.function.name
         named = [tool for tool in tools if tool.function.name == name]
         if not named:
             names = ", ".join(tool.function.name for tool in tools) or "none"
@@ -37,7 +37,7 @@ def chosen(request: ChatRequest) -> list[Tool]:
 
 def must_call(request: ChatRequest) -> bool:
     """Whether the answer has to be a call."""
-    return request.tool_choice == "required" or isinstance(request.tool_choice, dict)
+    return request.tool_choice == "required" or isinstance(request.tool_choice, ToolChoice)
 
 
 def schema(tools: Sequence[Tool]) -> dict[str, Any]:
