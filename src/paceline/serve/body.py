@@ -115,7 +115,7 @@ def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
 
 
 def _constant(name: str) -> NoReturn:
-    raise NotJSON(f"not JSON: {name} is not a number that JSON has")
+    raise Refused(f"the body is not JSON: {name} is no number in it")
 
 
 def describe_bodies(app: FastAPI, bodies: dict[str, type[BaseModel]]) -> None:

@@ -8,14 +8,27 @@ closed. So clients that send nothing cannot keep others out. The time limit for 
 from __future__ import annotations
 
 import asyncio
+import json
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD = 64 << 10
 """Most bytes of a request's first line and headers."""
-LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+def _last(status: HTTPStatus, message: str) -> bytes:
+    """An answer after which the connection is closed."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    body = json.dumps({"error": error})
+    head = f"HTTP/1.1 {status} {status.phrase}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+BROKEN = _last(HTTPStatus.BAD_REQUEST, "this is no HTTP request")
+LATE = _last(HTTPStatus.REQUEST_TIMEOUT, "the head of the request has not come in time")
+LARGE = _last(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request has more than {HEAD} bytes")
 
 
 def limited(most: int, head_s: float) -> type[asyncio.Protocol]:
@@ -60,6 +73,9 @@ def limited(most: int, head_s: float) -> type[asyncio.Protocol]:
             super().on_response_complete()
             if self.timeout_keep_alive_task is not None:  # no other request is in hand
                 unsent.setdefault(self)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(BROKEN)
 
         def _wait(self) -> None:
             unsent.setdefault(self)
