@@ -7,15 +7,14 @@ limits.check(body)                      # Refused, for the first count that is t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from paceline.serve.refusal import Refused
 
-_STRING = re.compile(rb'"(?>[^"\\]+|\\.)*+"?', re.DOTALL)
-_MARKS = b"[{,"
+PIECE = 1 << 16
+"""Bytes that are looked at in one go; other threads run in between."""
 
 
 def _most(default: int, what: str) -> Any:
@@ -71,12 +70,13 @@ class Limits:
 
 
 def _outside_strings(raw: bytes) -> Iterator[bytes]:
-    """What stands between the strings of a JSON text."""
-    at = 0
-    for string in _STRING.finditer(raw):
-        yield raw[at : string.start()]
-        at = string.end()
-    yield raw[at:]
+    """What stands outside the strings of a JSON text, piece by piece."""
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is escaped ends no string
+    inside = 0
+    for at in range(0, len(plain), PIECE):
+        parts = plain[at : at + PIECE].split(b'"')
+        yield b"".join(parts[inside::2])
+        inside ^= len(parts) - 1 & 1
 
 
 def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
