@@ -87,14 +87,8 @@ def test_the_second_request_of_a_connection_is_held_to_the_same(address: str) ->
 
 
 def test_a_head_has_a_size(address: str) -> None:
-    with opened(address, b"GET /health HTTP/1.1\r\n") as one:
-        try:
-            for _ in range(4000):
-                one.sendall(b"X: " + b"y" * 1000 + b"\r\n")
-            answer = rest(one)
-        except OSError:
-            answer = b""
-        assert b" 200 " not in answer
+    with opened(address, b"GET /health HTTP/1.1\r\n" + b"X: yyyyyyyyyyyyyyyyyyyyyyy\r\n" * 2400) as one:
+        assert rest(one)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400")  # h11 has a limit of its own
 
 
 def test_a_long_answer_is_no_slow_request(address: str) -> None:

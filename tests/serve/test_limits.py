@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -343,3 +344,12 @@ def test_a_refusal_of_the_engine_is_a_paceline_error(served: Any) -> None:
         served.check([5], SamplingParams(logit_bias={10**6: 1.0}))
     served.check([5], SamplingParams())
     assert (served._next_id, list(served.waiting)) == before
+
+
+def test_the_description_has_every_body(address: str) -> None:
+    described = httpx.get(f"{address}/openapi.json").json()
+    names = set(described["components"]["schemas"])
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        assert body.rpartition("/")[2] in names
+    assert set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described))) <= names

@@ -115,13 +115,15 @@ class Server:
             if logprobs is None:
                 return []
             request = request.model_copy(update={"max_tokens": 1, "n": 1})
-        made = [self.params(request, prompt, logprobs) for _ in range(request.n)]
+        first = self.params(request, prompt, logprobs)
         if isinstance(request, TextRequest) and request.echo:
-            made = [replace(one, prompt_logprobs=logprobs) for one in made]
-        if request.seed is not None:
-            made = [replace(one, seed=(one.seed or 0) + i) for i, one in enumerate(made)]
-        self.engine.check(prompt, made[0])
-        return made
+            first = replace(first, prompt_logprobs=logprobs)
+        self.engine.check(prompt, first)
+        return [first, *(self._other(first, request, i) for i in range(1, request.n))]
+
+    def _other(self, first: SamplingParams, request: Common, i: int) -> SamplingParams:
+        """Parameters of answer i, where those of answer 0 are `first`."""
+        return replace(first, grammar=self.grammar(request), seed=None if first.seed is None else first.seed + i)
 
     def check_count(self, answers: int) -> None:
         """Refused for more answers than can ever wait."""
@@ -224,7 +226,6 @@ def _completions(app: FastAPI, server: Server) -> None:
     async def chat(http: Request, request: ChatRequest = Depends(body_of(ChatRequest, server.settings))) -> Response:
         """OpenAI's chat completions."""
         server.check(request)
-
         top = (request.top_logprobs or 0) if request.logprobs else None
 
         def made() -> list[Asked]:
