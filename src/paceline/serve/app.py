@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel
 
 from paceline import __version__
 from paceline.completion import Completion
@@ -216,8 +217,8 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
     app.add_middleware(Guard, settings=settings)
     _completions(app, server)
     _facts(app, server)
-    bodies = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
-    describe_bodies(app, {**bodies, "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest})
+    texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
+    describe_bodies(app, {**texts, "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest})
     return app
 
 

@@ -39,7 +39,7 @@ def limited(most: int, head_s: float) -> type[asyncio.Protocol]:
         _timer: asyncio.TimerHandle | None = None
         _size = 0
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             self._wait()
             if len(self.connections) > most:

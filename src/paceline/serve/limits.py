@@ -91,7 +91,7 @@ def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         yield "prompts", "prompt", len(prompt)
     yield "stops", "stop", _length(stop, list)
-    yield "stop_length", "stop", max((len(one) for one in [stop, *_list(stop)] if isinstance(one, str)), default=0)
+    yield "stop_length", "stop", max((_length(one, str) for one in [stop, *_list(stop)]), default=0)
     lists = [value for message in messages if isinstance(message, dict) for value in message.values()]
     yield "parts", "messages", sum(_length(value, list) for value in lists)
     for name in ("response_format", "tools", "chat_template_kwargs", "tool_choice", "metadata"):
