@@ -7,7 +7,7 @@ limits.check(body)                      # Refused, for the first count that is t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -99,7 +99,7 @@ def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
             yield "schema", name, len(json.dumps(body[name]))
 
 
-def _length(value: Any, kind: type) -> int:
+def _length(value: Any, kind: type[Sized]) -> int:
     return len(value) if isinstance(value, kind) else 0
 
 
