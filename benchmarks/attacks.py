@@ -51,7 +51,7 @@ BODIES: dict[str, tuple[str, bytes]] = {
     "prompts": ("/v1/completions", filled(b'{"prompt":[', b"{},", b"]}", 2_900_000)),
     "lists": ("/v1/completions", filled(b'{"prompt":[', b"[],", b"]}")),
     "numbers": ("/v1/completions", filled(b'{"prompt":[', b"1,", b"]}")),
-    "numbers-allowed": ("/v1/completions", filled(b'{"prompt":[', b"1,", b"]}", 990_000)),
+    "numbers-allowed": ("/v1/completions", filled(b'{"prompt":[', b"1,", b"]}", 490_000)),
     "stops": ("/v1/completions", filled(b'{"prompt":"Hi","stop":[', b'"x",', b"]}")),
     "stops-allowed": ("/v1/completions", text(stop=["e" * 999 + str(i % 10) for i in range(16)], max_tokens=64)),
     "messages": ("/v1/chat/completions", filled(b'{"messages":[', b"{},", b"]}", 900_000)),
@@ -63,8 +63,8 @@ BODIES: dict[str, tuple[str, bytes]] = {
     "schema-allowed": ("/v1/chat/completions", chat(response_format=schema(2500), n=4)),
     "echo": ("/v1/completions", text(prompt=[7] * 1900, echo=True, logprobs=20, max_tokens=0)),
     "logprobs": ("/v1/chat/completions", chat(logprobs=True, top_logprobs=20, n=16, max_tokens=64)),
-    "tokenize": ("/tokenize", json.dumps({"prompt": (WORDS * 30_000)[: MB - 50]}).encode()),
-    "detokenize": ("/detokenize", json.dumps({"tokens": [7] * (1 << 17)}).encode()),
+    "tokenize": ("/tokenize", json.dumps({"prompt": (WORDS * 30_000)[: MB // 4]}).encode()),
+    "detokenize": ("/detokenize", json.dumps({"tokens": [7] * (1 << 15)}).encode()),
     "deep": ("/v1/completions", filled(b"", b"[", b"")),
 }
 HEAD = "POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n"

@@ -36,9 +36,9 @@ class Limits:
     logprobs: int = _most(20, "alternatives of logprobs and top_logprobs")
     tools: int = _most(128, "tools")
     schema: int = _most(128 << 10, "bytes of a JSON schema, of all tools, and of chat_template_kwargs")
-    text: int = _most(1 << 20, "characters that /tokenize takes")
-    ids: int = _most(1 << 17, "token ids that /detokenize takes")
-    values: int = _most(500_000, "JSON values of a body")
+    text: int = _most(1 << 18, "characters that /tokenize takes")
+    ids: int = _most(1 << 15, "token ids that /detokenize takes")
+    values: int = _most(250_000, "JSON values of a body")
 
     @classmethod
     def described(cls) -> dict[str, str]:
