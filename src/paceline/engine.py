@@ -40,6 +40,7 @@ from paceline.round import Round, Segment, Verdict
 from paceline.row import Row
 from paceline.sampling import SamplingParams
 from paceline.schedule import Ragged, Schedule, Turn
+from paceline.scoring import count_wanted, score_prompts
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.threads import Threads
@@ -149,6 +150,7 @@ class Engine(WholeAnswers):
                 tokens = row.pending[:chunk]
                 tree = DraftTree.root(int(tokens[-1]))
                 segment = Segment.chunk(row.slot, tokens, last=not row.num_new and chunk == len(row.pending))
+                segment.num_logits = max(segment.num_logits, count_wanted(row, chunk))
             else:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
@@ -177,7 +179,9 @@ class Engine(WholeAnswers):
         needs = self.drafter.needs
         watch = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
         with self._failures.of(plan.rows):
-            return self.target.verify(plan.segments, needs, watch)
+            verdict = self.target.verify(plan.segments, needs, watch)
+            score_prompts(plan, verdict)
+            return verdict
         for row in plan.rows:
             if row.finish_reason is None:  # the error named another row
                 self._failures.end(row, MethodError("the forward of its round failed at another request"))
@@ -237,6 +241,13 @@ class Engine(WholeAnswers):
 
         Raises PromptError for a prompt that is empty, leaves no room in the model's context or can never fit into the
         cache's memory, PacelineError for parameters that this model can never honour."""
+        row = self.check(prompt, params)
+        self._next_id += 1
+        self.waiting.append(row)
+        return row
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> Row:
+        """The row that `add` would queue, or the error that it would raise. Changes nothing, and any thread may ask."""
         tokens = self.encode(prompt)
         params.check_vocabulary(self.target.vocab_size)
         detokenizer = None
@@ -248,8 +259,6 @@ class Engine(WholeAnswers):
         room, ends = self.target.max_context, self.target.eos_token_ids
         row = Row(self._next_id, tokens, params, max_context=room, eos_token_ids=ends, detokenizer=detokenizer)
         self.memory.check(row)
-        self._next_id += 1
-        self.waiting.append(row)
         return row
 
     def with_weights_of(self, target: Target) -> None:

@@ -74,7 +74,7 @@ class Memory:
         """Give a row its slot. `ready` says when it may run: first an older row may have to compute what both need."""
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
-        if not self.reuse or len(row) <= SHORTEST:
+        if not self.reuse or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
             return
         tokens = row.tokens[:-1]
         self._begins[row.id] = beginning(tokens)

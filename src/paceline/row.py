@@ -130,6 +130,8 @@ class Row:
     joined, ended  when it joined and left the batch, by time.perf_counter; 0 before that.
     runs    (drafter, length) of each piece of the answer: who proposed it, or "" for the target's own tokens.
     logprobs  one entry a new token, if the request wants them.
+    prompt_logprobs  one entry a token of the prompt so far, if the request wants them; None for the first, which
+            nothing predicts.
     past    int64 [n], an earlier answer to the same prompt, for drafters to propose; None: none was handed over.
     error   why it ended, with finish_reason "error".
     """
@@ -158,6 +160,7 @@ class Row:
         self.stats = RowStats()
         self.runs: list[tuple[str, int]] = []
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [] if params.prompt_logprobs is None else [None]
         self.past: IntArray | None = None
         self.finish_reason: FinishReason | None = None
         self.error = ""
@@ -318,4 +321,8 @@ class Row:
 
 def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+    tail = text[-len(stop) + 1 :] if len(stop) > 1 else ""
+    at = tail.find(stop[0])
+    while at >= 0 and not stop.startswith(tail[at:]):
+        at = tail.find(stop[0], at + 1)
+    return len(tail) - at if at >= 0 else 0

@@ -49,6 +49,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a list of non-empty strings",
     ),
     "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
+    "prompt_logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
     "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
     "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
     "prediction": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
@@ -94,6 +95,7 @@ class SamplingParams:
     draft               the drafter this request wants, where the engine has several (`draft/choice.py`).
     logprobs            report how likely the target found each new token, and this many of the most probable tokens at
                         its place; None reports nothing.
+    prompt_logprobs     the same of the prompt's own tokens; the whole prompt is then run, whatever others share of it.
     """
 
     temperature: float = 0.0
@@ -109,6 +111,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_tokens: int = 0
@@ -173,7 +176,7 @@ class SamplingParams:
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """Every field, for command lines and prompt files."""
-        hidden = ("grammar", "prediction", "draft", "beginning", "ends")
+        hidden = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "ends")
         return tuple(f.name for f in fields(cls) if f.name not in hidden)
 
 

@@ -20,6 +20,7 @@ from paceline.draft.prediction import Prediction
 from paceline.draft.registry import create
 from paceline.engine import Engine
 from paceline.serve.app import Settings, create_app
+from paceline.serve.connections import limited
 from paceline.serve.ending import Ending
 from paceline.serve.log import RequestLog
 from paceline.serve.worker import Worker
@@ -50,11 +51,12 @@ def ending(
     """The address of a running server, the server, and its thread."""
     worker = Worker(made, most_waiting, deadline_s)
     requests = RequestLog(log) if log else None
-    app = create_app(worker, Settings("tiny", drafts=("sam", "suffix", "none"), **settings), requests)
+    made_of = Settings("tiny", drafts=("sam", "suffix", "none"), **settings)
+    app, http = create_app(worker, made_of, requests), limited(made_of.connections, made_of.head_s)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = Ending(uvicorn.Config(app, port=port, log_level="error"), worker, grace_s)
+    server = Ending(uvicorn.Config(app, port=port, http=http, ws="none", log_level="error"), worker, grace_s)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

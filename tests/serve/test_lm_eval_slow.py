@@ -13,11 +13,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paceline import Engine, SamplingParams
-from paceline.serve.scoring import prompt_logprobs
 from tests.serve.live import engine, serving
 
 LM_EVAL = os.environ.get("PACELINE_LM_EVAL") or shutil.which("lm-eval")
@@ -122,8 +120,10 @@ def likelihood(made: Engine, context: str, ending: str) -> float:
     assert made.tokenizer is not None
     begin, whole = made.tokenizer.encode_text(context), made.tokenizer.encode_text(context + ending)
     assert whole[: len(begin)] == begin
-    logprobs = prompt_logprobs(made.target, np.array(whole), 0)[len(begin) :]
-    return sum(one.logprob for one in logprobs if one is not None)
+    row = made.add(whole, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    while made.has_work:
+        made.step()
+    return sum(one.logprob for one in row.prompt_logprobs[len(begin) :] if one is not None)
 
 
 def test_lm_eval_scores_as_the_engine_does(demo, tmp_path, capsys):

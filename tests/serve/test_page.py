@@ -78,6 +78,26 @@ def browsing(profile: Path) -> Iterator[Browser]:
 
 
 @pytest.mark.slow
+def test_the_page_asks_for_a_key_and_sends_it(tmp_path):
+    made = engine(models.make_repetitive(tmp_path / "tiny", max_position_embeddings=256), max_batch=4)
+    answer = 'return document.getElementById("answer").textContent'
+    hidden = 'return document.getElementById("key").hidden'
+    with serving(made, api_keys=("right",)) as address, browsing(tmp_path / "profile") as browser:
+        browser.do("POST", "/url", {"url": address})
+        assert browser.run(hidden)
+        browser.on("button", "click")
+        browser.until(answer, lambda text: "the key is missing" in text)
+        assert not browser.run(hidden)
+        browser.on("#key", "value", text="right")
+        for _ in range(2):  # the second time in a page that was loaded again
+            browser.on("button", "click")
+            browser.until(answer, lambda text: text and "key" not in text)
+            assert browser.run("return sessionStorage.getItem('key')") == "right"
+            browser.do("POST", "/refresh", {})
+            browser.until(answer, lambda text: not text)
+
+
+@pytest.mark.slow
 def test_the_page_shows_a_chat_and_moves(tmp_path):
     # A model that repeats itself, when sampled too, so that drafts are accepted.
     folder = models.make_repetitive(tmp_path / "tiny", max_position_embeddings=256)

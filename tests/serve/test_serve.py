@@ -230,7 +230,7 @@ def test_penalties_and_the_least_length(client, alone):
     [
         ({"messages": MESSAGES, "best_of": 2}, 400, "best_of is not a field that this server supports"),
         ({"messages": MESSAGES, "temperature": -1}, 400, "temperature is -1"),
-        ({"messages": MESSAGES, "model": "other"}, 400, "this server has 'tiny'"),
+        ({"messages": MESSAGES, "model": "other"}, 404, "this server has 'tiny'"),
         ({"messages": MESSAGES, "draft": "magic"}, 400, "requests may choose sam"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url is not supported"),

@@ -9,35 +9,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel
 
 from paceline import __version__
 from paceline.completion import Completion
-from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
+from paceline.errors import PacelineError, shortened
+from paceline.sampling import SamplingParams, TokenLogprob
 from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
+from paceline.serve.body import LIGHT, body_of, describe_bodies, off_loop
 from paceline.serve.ending import CutOff
-from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool
+from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of
 from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
 from paceline.serve.log import RequestLog
 from paceline.serve.metrics import Metrics
-from paceline.serve.scoring import prompt_logprobs
+from paceline.serve.refusal import Refused
 from paceline.serve.streams import Style, stream
 from paceline.serve.structure import Grammars
+from paceline.serve.template import check_variables
 from paceline.serve.worker import Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
+
+MANY = 200
+"""Log-probabilities that are written down in a thread."""
+
+
+class Asked(NamedTuple):
+    """A prompt, how each of its answers is made, and its text where that is to come back."""
+
+    prompt: list[int]
+    ways: list[SamplingParams]
+    text: str = ""
 
 
 class Server:
@@ -48,6 +62,7 @@ class Server:
         self.engine = worker.engine
         assert self.engine.tokenizer is not None
         self.tokenizer = self.engine.tokenizer
+        self.tokenizer.name = settings.model  # its errors go to strangers, who are not to read a path
         target = self.engine.target
         self.grammars = Grammars(
             self.tokenizer, target.vocab_size, target.eos_token_ids, white_space=settings.json_whitespace
@@ -58,22 +73,26 @@ class Server:
         self.metrics = Metrics(worker, settings.prefix)
 
     def check_model(self, model: str | None) -> None:
-        """PacelineError for a model that is not here."""
+        """Refused for a model that is not here."""
         if model not in (None, self.settings.model):
-            raise PacelineError(f"model is {model!r}; this server has {self.settings.model!r}")
+            what = f"model is {shortened(repr(model))}; this server has {self.settings.model!r}"
+            raise Refused(what, "model", 404, "model_not_found")
 
     def check(self, request: Common) -> None:
-        """PacelineError for a model or drafter that is not here."""
+        """Refused for a model or drafter that is not here."""
         self.check_model(request.model)
         if request.draft is not None and request.draft not in self.settings.drafts:
-            raise PacelineError(f"draft is {request.draft!r}; requests may choose {', '.join(self.settings.drafts)}")
+            choice = ", ".join(self.settings.drafts)
+            raise Refused(f"draft is {shortened(repr(request.draft))}; requests may choose {choice}", "draft")
 
     def prompt_of(self, request: ChatRequest) -> list[int]:
         """Token ids of a conversation and its tools."""
         tools = tool.chosen(request)
-        options = {**(request.chat_template_kwargs or {}), **tool.thinking(request, self.tokenizer.chat_template)}
+        options = dict(request.chat_template_kwargs or {})
+        check_variables(self.tokenizer, options, tools=bool(tools))
+        options |= tool.thinking(request, self.tokenizer.chat_template)
         reads_tools = "tools" in self.tokenizer.chat_template
-        messages = tool.history([_plain(message) for message in request.messages], reads_tools)
+        messages = tool.history(_plain(request.messages), reads_tools)
         if tools and reads_tools:
             options["tools"] = [one.model_dump(exclude_none=True) for one in tools]
         elif tools:
@@ -98,6 +117,11 @@ class Server:
         names, most = [one.function.name for one in tools], 1 if request.parallel_tool_calls is False else None
         marks, inside = self.reasoning_of(prompt)
         return reading.Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
+
+    def strict(self, tools: list[Tool]) -> reading.Strict:
+        """By function, whether a call's arguments fit: of those that are to be kept to strictly."""
+        functions = [one.function for one in tools if one.function.strict]
+        return {f.name: partial(self.grammars.fits, f.parameters or {"type": "object"}) for f in functions}
 
     def params(self, request: Common, prompt: list[int], logprobs: int | None) -> SamplingParams:
         """The engine's parameters; every one that a grammar or a prediction changes among them."""
@@ -130,22 +154,39 @@ class Server:
             return self.grammars.either(tool.schema(tools), wanted.json_schema.schema_)
         return self.grammars.json_schema(wanted.json_schema.schema_)
 
-    def strict(self, tools: list[Tool]) -> reading.Strict:
-        """By function, whether a call's arguments fit: of those that are to be kept to strictly."""
-        functions = [one.function for one in tools if one.function.strict]
-        return {f.name: partial(self.grammars.fits, f.parameters or {"type": "object"}) for f in functions}
+    def ways(self, request: Common, prompt: list[int], logprobs: int | None) -> list[SamplingParams]:
+        """Parameters of each of the n answers, which the engine will take. A prompt that is only scored needs one, and
+        one that just comes back none."""
+        if _only_echo(request):
+            if logprobs is None:
+                return []
+            request = request.model_copy(update={"max_tokens": 1, "n": 1})
+        first = self.params(request, prompt, logprobs)
+        if isinstance(request, TextRequest) and request.echo:
+            first = replace(first, prompt_logprobs=logprobs)
+        self.engine.check(prompt, first)
+        return [first, *(self._other(first, request, prompt, i) for i in range(1, request.n))]
 
-    def submit(self, request: Common, prompt: list[int], logprobs: int | None) -> list[Job]:
-        """One job for each of the n answers."""
-        loop, jobs = asyncio.get_running_loop(), []
+    def _other(self, first: SamplingParams, request: Common, prompt: list[int], i: int) -> SamplingParams:
+        """Parameters of answer i, where those of answer 0 are `first`."""
+        seed = None if first.seed is None else first.seed + i
+        return replace(first, grammar=self.grammar(request, prompt), seed=seed)
+
+    def check_count(self, answers: int) -> None:
+        """Refused for more answers than can ever wait."""
+        if answers > (most := self.worker.most_waiting + self.engine.max_batch):
+            raise Refused(f"{answers:,} answers at once are asked for, and this server takes at most {most:,}")
+
+    def submit(self, asked: Sequence[Asked]) -> list[list[Job]]:
+        """A job for every answer to every prompt; none if not all of them may wait."""
+        loop, jobs = asyncio.get_running_loop(), list[list[Job]]()
         try:
-            for i in range(request.n):
-                params = self.params(request, prompt, logprobs)
-                if params.seed is not None:
-                    params = replace(params, seed=params.seed + i)
-                jobs.append(self.worker.submit(prompt, params, loop))
+            for one in asked:
+                jobs.append([])
+                for params in one.ways:
+                    jobs[-1].append(self.worker.submit(one.prompt, params, loop))
         except PacelineError:
-            self.abort(jobs)
+            self.abort([job for some in jobs for job in some])
             raise
         return jobs
 
@@ -197,17 +238,17 @@ class Server:
                 log.warning("a request is not in the log: %s", error)
 
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content is one text; PacelineError for what is no text."""
-    content = message.get("content")
-    if isinstance(content, list):
-        kinds = {part.get("type") for part in content if isinstance(part, dict)}
-        if kinds - {"text"}:
-            raise PacelineError(
-                f"messages: content of type {', '.join(sorted(map(str, kinds - {'text'})))} is not supported; give text"
-            )
-        content = "".join(str(part.get("text", "")) for part in content)
-    return {**message, "content": content or ""}
+def _plain(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose content is one text; Refused for what is no text."""
+    plain = []
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise Refused(f"messages.{i}: role is missing or no text", "messages")
+        try:
+            plain.append({**message, "content": text_of(message.get("content"))})
+        except ValueError as error:
+            raise Refused(f"messages.{i}: {error}", "messages") from None
+    return plain
 
 
 # Routes --------------------------------------------------------------------------------------------------------------
@@ -222,113 +263,132 @@ def create_app(worker: Worker, settings: Settings, log: RequestLog | None = None
         yield
         await asyncio.to_thread(worker.stop)
 
-    app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="Paceline", version=__version__, lifespan=lifespan, redoc_url=None, redirect_slashes=False)
     app.state.server = server
     add_errors(app)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(CutOff)
     _completions(app, server)
     _facts(app, server)
+    texts: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": TextRequest}
+    describe_bodies(app, {**texts, "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest})
     return app
 
 
 def _completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions")
-    async def chat(http: Request, request: ChatRequest) -> Response:
+    async def chat(http: Request, request: ChatRequest = Depends(body_of(ChatRequest, server.settings))) -> Response:
         """OpenAI's chat completions."""
         server.check(request)
-        prompt = server.prompt_of(request)
-        jobs = server.submit(request, prompt, (request.top_logprobs or 0) if request.logprobs else None)
+        top = (request.top_logprobs or 0) if request.logprobs else None
+
+        def made() -> list[Asked]:
+            server.check_count(request.n)
+            prompt = server.prompt_of(request)
+            return [Asked(prompt, server.ways(request, prompt, top))]
+
+        asked = await _prepared(http, request, made)
+        prompt = asked[0].prompt
+        (jobs,) = server.submit(asked)
         frame = Frame("chat.completion", server.settings.model, server.tokenizer)
         reader = partial(server.reader, request, prompt)
         if request.stream:
             style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
             return _events(server, jobs, style)
         done = await server.finished(http, jobs)
-        choices = [
-            frame.message(i, one, reader(), logprobs=request.logprobs, ids=request.return_token_ids)
-            for i, one in enumerate(done)
-        ]
-        return JSONResponse(_with_ids(frame.whole(choices, done, _predicted(jobs)), request, prompt))
+
+        def body() -> dict[str, Any]:
+            choices = [
+                frame.message(i, one, reader(), logprobs=request.logprobs, ids=request.return_token_ids)
+                for i, one in enumerate(done)
+            ]
+            return _with_ids(frame.whole(choices, done, _predicted(jobs)), request, prompt)
+
+        return await _reply(sum(len(one.logprobs) * (1 + (top or 0)) for one in done), body)
 
     @app.post("/v1/completions")
-    async def text(http: Request, request: TextRequest) -> Response:
+    async def text(http: Request, request: TextRequest = Depends(body_of(TextRequest, server.settings))) -> Response:
         """OpenAI's text completions, with the prompt's own log-probabilities for echo."""
         server.check(request)
-        prompts = _prompts(server, request)
-        if request.stream and len(prompts) > 1:
-            raise PacelineError("stream takes one prompt, and there are several; send them one by one")
+        asked = await _prepared(http, request, lambda: _of_text(server, request))
         frame = Frame("text_completion", server.settings.model, server.tokenizer, "cmpl")
         logprobs = request.logprobs is not None
         if request.stream:
-            echo = await _echo(server, request, prompts[0])
-            jobs = server.submit(request, prompts[0], request.logprobs)
-            style = Style(frame, request, prompts[0], logprobs=logprobs, echo=echo, pieces=_pieces(http))
+            (jobs,) = server.submit(asked)
+            echo = Echo(asked[0].text, []) if request.echo else None
+            style = Style(frame, request, asked[0].prompt, logprobs=logprobs, echo=echo, pieces=_pieces(http))
             return _events(server, jobs, style)
-        choices: list[dict[str, Any]] = []
-        every: list[Completion] = []
-        submitted = _submitted(server, request, prompts)
+        every: list[tuple[Asked, Completion, list[TokenLogprob | None]]] = []
+        submitted = server.submit(asked)
         try:
-            for jobs, prompt in zip(submitted, prompts, strict=True):
-                done = await server.finished(http, jobs) if jobs else [_nothing(prompt)]
-                echo = await _echo(server, request, prompt)
-                for one in done:
-                    choices.append(
-                        frame.text(
-                            len(choices), one, prompt, logprobs=logprobs, ids=request.return_token_ids, echo=echo
-                        )
-                    )
-                every += done
+            for one, jobs in zip(asked, submitted, strict=True):
+                done = await server.finished(http, jobs) if jobs else [_nothing(one.prompt)]
+                scored = [job.row.prompt_logprobs for job in jobs if job.row is not None] or [[]]
+                if _only_echo(request):
+                    done = [_nothing(one.prompt)]
+                every += [(one, *pair) for pair in zip(done, scored, strict=True)]
         except Unavailable:
             server.note([job for jobs in submitted for job in jobs])
             raise
         finally:  # where one fails or the client leaves, nobody waits for the others
             server.abort([job for jobs in submitted for job in jobs])
-        body = frame.whole(choices, every)
-        body["usage"]["prompt_tokens"] = sum(map(len, prompts))
-        body["usage"]["total_tokens"] = body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"]
-        return JSONResponse(_with_ids(body, request, prompts[0]))
+
+        def body() -> dict[str, Any]:
+            choices = []
+            for i, (one, done, scored) in enumerate(every):
+                echo = Echo(one.text, scored) if request.echo else None
+                ids = request.return_token_ids
+                choices.append(frame.text(i, done, one.prompt, logprobs=logprobs, ids=ids, echo=echo))
+            made = frame.whole(choices, [done for _, done, _ in every])
+            usage = made["usage"]
+            usage["prompt_tokens"] = sum(len(one.prompt) for one in asked)
+            usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+            return _with_ids(made, request, asked[0].prompt)
+
+        entries = sum(len(done.logprobs) + len(scored) for _, done, scored in every)
+        return await _reply(entries * (1 + (request.logprobs or 0)), body)
 
 
-def _submitted(server: Server, request: TextRequest, prompts: list[list[int]]) -> list[list[Job]]:
-    """The jobs of all prompts at once, so that they share the batch; none where only the prompt is wanted back."""
-    made: list[list[Job]] = []
-    try:
-        for prompt in prompts:
-            only_echo = request.max_tokens == 0 and request.echo
-            made.append([] if only_echo else server.submit(request, prompt, request.logprobs))
-    except PacelineError:
-        server.abort([job for jobs in made for job in jobs])
-        raise
-    return made
+async def _prepared(http: Request, request: Common, work: Callable[[], list[Asked]]) -> list[Asked]:
+    """What a request asks the engine for, made in a thread where that may take long."""
+    shaped = (
+        request.response_format or getattr(request, "tools", None) or getattr(request, "chat_template_kwargs", None)
+    )
+    return work() if http.state.size <= LIGHT and not shaped else await off_loop(work)
 
 
-def _prompts(server: Server, request: TextRequest) -> list[list[int]]:
-    """Token ids of every prompt of a text completion."""
+def _of_text(server: Server, request: TextRequest) -> list[Asked]:
+    """Every prompt of a text completion, and how it is answered."""
     given: Any = request.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
     if not given:
         raise PacelineError("prompt is empty; give a text, token ids, or a list of them")
-    return [server.engine.encode(prompt).tolist() for prompt in given]
+    if request.stream and len(given) > 1:
+        raise PacelineError("stream takes one prompt, and there are several; send them one by one")
+    server.check_count(len(given) * request.n)
+    asked = []
+    for prompt in given:
+        ids = server.engine.encode(prompt).tolist()
+        text = server.tokenizer.decode(ids) if request.echo else ""
+        asked.append(Asked(ids, server.ways(request, ids, request.logprobs), text))
+    return asked
 
 
-async def _echo(server: Server, request: TextRequest, prompt: list[int]) -> Echo | None:
-    if not request.echo:
-        return None
-    text = server.tokenizer.decode(prompt)
-    if request.logprobs is None:
-        return Echo(text, [])
-    top = request.logprobs
-    return Echo(
-        text, await server.worker.call(lambda engine: prompt_logprobs(engine.target, engine.encode(prompt), top))
-    )
+def _only_echo(request: Common) -> bool:
+    """Whether a request wants its prompt back and no answer."""
+    return isinstance(request, TextRequest) and request.echo and request.max_tokens == 0 and not request.stream
 
 
 def _nothing(prompt: list[int]) -> Completion:
     from paceline.row import RowStats
 
     return Completion(0, "", [], len(prompt), "length", 0.0, RowStats(), [])
+
+
+async def _reply(entries: int, body: Callable[[], dict[str, Any]]) -> Response:
+    """A whole answer. entries: log-probabilities in it, which take long to write down where they are many."""
+    return JSONResponse(body()) if entries < MANY else await asyncio.to_thread(lambda: JSONResponse(body()))
 
 
 def _predicted(jobs: list[Job]) -> int:
@@ -356,22 +416,39 @@ def _facts(app: FastAPI, server: Server) -> None:
         return {"object": "list", "data": [facts | {"max_model_len": engine.target.max_context}]}
 
     @app.post("/tokenize")
-    async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(
+        http: Request, request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))
+    ) -> Response:
         server.check_model(request.model)
-        if request.messages is not None:
-            tokens = await asyncio.to_thread(server.tokenizer.encode_chat, request.messages)
-        else:
-            plain = request.add_special_tokens is False
-            encode = server.tokenizer.encode_text if plain else server.tokenizer.encode
-            tokens = await asyncio.to_thread(encode, request.prompt or "")
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
+
+        def body() -> Response:
+            tokenizer, text = server.tokenizer, request.prompt or ""
+            if request.messages is not None:
+                messages = _plain(request.messages)
+                settings.limits.hold("text", "messages", sum(len(message["content"]) for message in messages))
+                tokens = tokenizer.encode_chat(messages)
+            else:
+                settings.limits.hold("text", "prompt", len(text))
+                plain = request.add_special_tokens is False
+                tokens = tokenizer.encode_text(text) if plain else tokenizer.encode(text)
+            facts = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
+            return JSONResponse(facts)
+
+        return body() if http.state.size <= LIGHT else await off_loop(body)
 
     @app.post("/detokenize")
-    async def detokenize(request: DetokenizeRequest) -> dict[str, Any]:
+    async def detokenize(
+        http: Request, request: DetokenizeRequest = Depends(body_of(DetokenizeRequest, settings))
+    ) -> Response:
         server.check_model(request.model)
-        if any(not 0 <= token < engine.target.vocab_size for token in request.tokens):
-            raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
-        return {"prompt": str(server.tokenizer.inner.decode(request.tokens))}
+
+        def body() -> Response:
+            settings.limits.hold("ids", "tokens", len(request.tokens))
+            if any(not 0 <= token < engine.target.vocab_size for token in request.tokens):
+                raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
+            return JSONResponse({"prompt": str(server.tokenizer.inner.decode(request.tokens))})
+
+        return body() if http.state.size <= LIGHT else await off_loop(body)
 
     @app.get("/health")
     async def health() -> Response:

@@ -5,18 +5,53 @@ A field that is not here is refused by name. `sampling` turns a request into the
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, SkipValidation, model_validator
 
 from paceline.errors import PacelineError
 from paceline.sampling import SamplingParams
+from paceline.serve.refusal import Refused
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know."""
+    """Refuses fields that it does not know. null stands for a field that is not there."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+def text_of(content: Any) -> str:
+    """A content, which is a text, a list of text parts or null, as one text. ValueError for anything else."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise ValueError("content must be a text or a list of text parts")
+    for part in content:
+        if not isinstance(part, dict):
+            raise ValueError('a content part must be an object such as {"type": "text", "text": "Hi"}')
+        if part.get("type") != "text":
+            raise ValueError(f"content of type {str(part.get('type'))[:80]} is not supported; give text")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a content part of type text must have a text")
+    return "".join(part["text"] for part in content)
+
+
+def _a_prompt(given: Any) -> Any:
+    """Stops at the first item that does not fit, where a union of list types would list all."""
+
+    def all_are(kind: type, items: Any) -> bool:
+        return isinstance(items, list) and all(type(item) is kind for item in items)
+
+    if isinstance(given, str) or all_are(str, given) or all_are(int, given):
+        return given
+    if isinstance(given, list) and all(all_are(int, one) for one in given):
+        return given
+    raise ValueError("give a text, a list of texts, token ids, or a list of lists of token ids")
 
 
 class StreamOptions(Strict):
@@ -38,14 +73,11 @@ class ResponseFormat(Strict):
 
 class Prediction(Strict):
     type: Literal["content"]
-    content: str | list[dict[str, Any]]
+    content: Annotated[SkipValidation[str | list[dict[str, Any]]], AfterValidator(text_of)]
 
     @property
     def text(self) -> str:
-        parts = (
-            [self.content] if isinstance(self.content, str) else [str(part.get("text", "")) for part in self.content]
-        )
-        return "".join(parts)
+        return str(self.content)
 
 
 class Function(Strict):
@@ -60,6 +92,13 @@ class Tool(Strict):
     function: Function
 
 
+class FunctionName(Strict):
+    name: str
+
+
+class ToolChoice(Strict):
+    type: Literal["function"] = "function"
+    function: FunctionName
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Fields that name things for the caller and change nothing."""
 
@@ -73,16 +112,16 @@ class Common(Strict):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    n: int = Field(1, ge=1, le=128)
-    seed: int | None = None
+    n: int = Field(1, ge=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -125,13 +164,18 @@ class Common(Strict):
         """The engine's parameters; PacelineError for values that make no sense. most: tokens there is room for."""
         own = {
             "top_k": None if self.top_k == -1 else self.top_k,
-            **{name: getattr(self, name) for name in ("temperature", "top_p", "min_p", "seed", "stop_token_ids")},
+            **{name: getattr(self, name) for name in ("temperature", "top_p", "min_p", "stop_token_ids")},
+            "seed": None if self.seed is None else self.seed % 2**64,
             **{name: getattr(self, name) for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
             "logit_bias": self.logit_bias,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "max_tokens": self.most_tokens if self.most_tokens is not None else most,
             "draft": self.draft,
         }
+        if self.min_tokens > max(own["max_tokens"], 0):
+            raise Refused(f"min_tokens is {self.min_tokens}, and max_tokens {own['max_tokens']}", "min_tokens")
+        if self.min_tokens and more.get("grammar") is not None:
+            raise Refused("min_tokens does not go with an answer whose form is given; leave it out", "min_tokens")
         given = {name: value for name, value in own.items() if value is not None}
         return SamplingParams(
             **{"temperature": 1.0, **given}, ignore_eos=self.ignore_eos, min_tokens=self.min_tokens, **more
@@ -147,9 +191,9 @@ class ChatRequest(Common):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(None, ge=0)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -173,7 +217,7 @@ class ChatRequest(Common):
     @property
     def must_call(self) -> bool:
         """Whether the answer has to be a call."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, dict)
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
 
     @property
     def is_constrained(self) -> bool:
@@ -185,9 +229,9 @@ class ChatRequest(Common):
 
 
 class TextRequest(Common):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[SkipValidation[str | list[int] | list[str] | list[list[int]]], AfterValidator(_a_prompt)]
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: int | None = Field(None, ge=0)
 
     @property
     def most_tokens(self) -> int | None:
@@ -212,4 +256,4 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], FailFast()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.completion import Delta
@@ -42,6 +42,11 @@ class Style:
         """The choice that brings the prompt back."""
         logs = self._columns(index, echo.logprobs) if self.logprobs else None
         return {"index": index, "text": echo.text, "logprobs": logs, "finish_reason": None}
+
+    def scored(self, index: int, job: Job) -> dict[str, Any]:
+        """As `echoed`, with the log-probabilities of the prompt's tokens."""
+        assert self.echo is not None
+        return self.echoed(index, replace(self.echo, logprobs=job.row.prompt_logprobs if job.row else []))
 
     def _columns(self, index: int, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
         if index not in self.places:
@@ -81,12 +86,16 @@ async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator
         for i in range(len(jobs)):
             if style.reader:
                 yield frame.chunk(_added(i, {"role": "assistant", "content": ""}), **none, **ids)
-            elif style.echo is not None:
+            elif style.echo is not None and not style.logprobs:
                 yield frame.chunk(style.echoed(i, style.echo), **none, **ids)
             elif ids:
                 yield frame.chunk(style.end(i, None), **none, **ids)
         readers = [style.reader() if style.reader else None for _ in jobs]
+        unscored = set(range(len(jobs))) if style.echo is not None and style.logprobs else set()
         async for i, delta in _merged(jobs):
+            if i in unscored:  # the first tokens come when the prompt has been run
+                unscored.remove(i)
+                yield frame.chunk(await asyncio.to_thread(style.scored, i, jobs[i]), **none)
             if delta.text or delta.tokens:
                 so_far = usage([job.completion for job in jobs]) if options and options.continuous_usage_stats else None
                 more = {"usage": so_far} if so_far else none

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ WHITE_SPACE: dict[str, JsonCompileOptions] = {
 }
 """What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
 likes, which a small one may fill its budget with; nothing. llguidance's options."""
+CACHED = 64
+"""Grammars that are kept compiled."""
 
 
 class Matched:
@@ -186,6 +189,7 @@ class Grammars:
         if white_space not in WHITE_SPACE:
             raise PacelineError(f"--json-whitespace is {white_space!r}; it can be {', '.join(WHITE_SPACE)}")
         self._ends, self._white_space, self._tokenizer = tuple(ends), WHITE_SPACE[white_space], tokenizer
+        self._compiled = lru_cache(CACHED)(self._compile)
         self._tokens = from_tokenizer(tokenizer.inner, n_vocab=vocab_size, eos_token=list(ends) or None)
 
     def json_object(self) -> Matched:
@@ -229,6 +233,9 @@ class Grammars:
         return AfterReasoning(grammar, self._tokenizer, "" if inside else marks[0], marks[1], self._ends)
 
     def _matched(self, grammar: str) -> Matched:
+        return Matched(self._compiled(grammar), self._ends)
+
+    def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
@@ -238,4 +245,4 @@ class Grammars:
             begun.compute_bitmask()
             if begun.is_error():
                 raise PacelineError(f"the JSON schema cannot be kept to: {_reason(begun)}")
-        return Matched(matcher, self._ends)
+        return matcher

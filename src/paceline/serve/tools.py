@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.records import NotJSON, loads
-from paceline.serve.fields import ChatRequest, Tool
+from paceline.serve.fields import ChatRequest, Tool, ToolChoice
 
 INTRODUCTION = (
     'You can call these functions. To call one, answer with nothing but JSON: {"name": function, "arguments": {...}}.\n'
@@ -21,8 +21,8 @@ def chosen(request: ChatRequest) -> list[Tool]:
     tools, choice = request.tools or [], request.tool_choice
     if choice == "none":
         return []
-    if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
+    if isinstance(choice, ToolChoice):
+        name = choice.function.name
         named = [tool for tool in tools if tool.function.name == name]
         if not named:
             names = ", ".join(tool.function.name for tool in tools) or "none"

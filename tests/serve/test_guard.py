@@ -1,0 +1,102 @@
+"""Keys: which routes are open, by the path that routes are found by and nothing else a client says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from typer.testing import CliRunner
+
+from paceline.cli import app as command
+from paceline.errors import PacelineError
+from paceline.serve.guard import Guard, Settings
+
+ROUTES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/stats",
+    "/version", "/health", "/docs", "/openapi.json", "/",
+)  # fmt: skip
+OPEN = ROUTES[5:]
+KEYS = {"api_keys": ("right",)}
+
+
+def ask(path: str, *headers: tuple[str, str], kind: str = "http", root: str = "", **settings: Any) -> list[Any]:
+    """What a guard sends for a raw request."""
+    routes = [Route(one, lambda request: PlainTextResponse("here")) for one in ROUTES]
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {
+        "type": kind, "method": "GET", "path": root + path, "raw_path": path.encode(), "query_string": b"",
+        "root_path": root, "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
+        "http_version": "1.1",
+        "headers": [(name.encode(), value.encode()) for name, value in headers],
+    }  # fmt: skip
+    inner = Starlette(routes=routes)
+    inner.router.redirect_slashes = False
+    asyncio.run(Guard(inner, Settings("m", **settings))(scope, receive, send))
+    return sent
+
+
+def status(*args: Any, **settings: Any) -> int:
+    return int(ask(*args, **settings)[0]["status"])
+
+
+@pytest.mark.parametrize("host", ["localhost", "x/", "/", "", "x/health?", "a@b/health#", "x\\", "[::1", "x:99999/"])
+@pytest.mark.parametrize("root", ["", "/health", "/v1"])
+def test_no_host_opens_a_route(host: str, root: str) -> None:
+    for path in ROUTES:
+        assert status(path, ("host", host), root=root, **KEYS) == (200 if path in OPEN else 401), path
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/health/", "//health", "/health/../v1/models", "/v1/models/", "/Health"])
+def test_what_is_not_listed_is_closed(path: str) -> None:
+    assert status(path, **KEYS) == 401
+    assert status(path, ("authorization", "Bearer right"), **KEYS) == 404
+
+
+def test_all_routes_but_health_can_be_protected() -> None:
+    codes = {path: status(path, **KEYS, protect_all=True) for path in ROUTES}
+    assert codes == {path: 200 if path == "/health" else 401 for path in ROUTES}
+    assert all(status(path, ("authorization", "Bearer right"), **KEYS, protect_all=True) == 200 for path in ROUTES)
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ("Bearer right", 200), ("bearer right", 200), ("BEARER  right ", 200), ("right", 401), ("Basic right", 401),
+        ("Bearer", 401), ("Bearer ", 401), ("Bearer right wrong", 401), ("Bearer rightt", 401), ("Bearer \xff", 401),
+    ],
+)  # fmt: skip
+def test_the_key_is_read_as_http_has_it(header: str, wanted: int) -> None:
+    assert status("/v1/models", ("authorization", header), **KEYS) == wanted
+
+
+def test_websockets_are_refused() -> None:
+    for settings in ({}, KEYS):
+        assert ask("/v1/models", kind="websocket", **settings) == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize("keys", [("",), ("right", ""), (" ",), ("a b",), ("right\n",), ("ü",)])
+def test_a_key_that_no_client_can_send_is_refused_at_the_start(keys: tuple[str, ...]) -> None:
+    with pytest.raises(PacelineError, match="API key"):
+        Settings("m", api_keys=keys)
+
+
+def test_an_empty_key_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, environment in ((["--api-key", ""], None), ([], ""), (["--protect-all"], None)):
+        with monkeypatch.context() as patch:
+            patch.delenv("PACELINE_API_KEY", raising=False)
+            if environment is not None:
+                patch.setenv("PACELINE_API_KEY", environment)
+            done = CliRunner().invoke(command, ["serve", "nowhere", "--port", "0", *arguments])
+        assert isinstance(done.exception, PacelineError), done.output
+        assert "key" in str(done.exception)

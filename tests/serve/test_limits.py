@@ -1,0 +1,355 @@
+"""What one request may ask for, and what is wrong with requests: each is refused with one line before it costs much."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from pydantic import ValidationError
+
+from paceline.errors import PacelineError
+from paceline.row import overlap
+from paceline.serve.body import parsed
+from paceline.serve.fields import ChatRequest, DetokenizeRequest, TextRequest, TokenizeRequest
+from paceline.serve.limits import Limits
+from paceline.serve.refusal import Refused, public
+from paceline.serve.structure import Grammars
+from tests import models, native
+from tests.serve.live import engine, serving
+
+USER: dict[str, Any] = {"role": "user", "content": "the cat"}
+CHAT: dict[str, Any] = {"messages": [USER], "max_tokens": 2}
+TEXT: dict[str, Any] = {"prompt": "the cat", "max_tokens": 2}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SMALL: dict[str, int] = {
+    "messages": 3, "parts": 3, "prompts": 3, "answers": 3, "stops": 3, "stop_length": 30, "stop_ids": 3,
+    "logit_bias": 3, "logprobs": 3, "tools": 3, "schema": 300, "values": 100,
+}  # fmt: skip
+SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 400]}}}
+THINKING = "{% if enable_thinking %}<|think|>{% endif %}{% generation %}{{ documents }}{% endgeneration %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Any:
+    made = engine(folder, max_batch=8)
+    made.tokenizer.inner.chat_template += THINKING
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(served: Any) -> Iterator[str]:
+    with serving(served) as where:
+        yield where
+
+
+def ask(address: str, body: Any, path: str | None = None) -> httpx.Response:
+    path = path or ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+    headers = {"Content-Type": "application/json"}
+    return httpx.post(address + path, content=json.dumps(body).encode(), headers=headers, timeout=60)
+
+
+# Counts --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "body"),
+    [
+        ("messages", {"messages": [USER] * 4}),
+        ("parts", {"messages": [{"content": [{"type": "text", "text": ""}] * 2}] * 2}),
+        ("parts", {"messages": [{"role": "assistant", "tool_calls": [{}] * 4}]}),
+        ("prompts", {"prompt": ["a"] * 4}),
+        ("prompts", {"prompt": [[1], [2], [3], [4]]}),
+        ("answers", {"prompt": "a", "n": 4}),
+        ("stops", {"prompt": "a", "stop": ["x"] * 4}),
+        ("stop_length", {"prompt": "a", "stop": "x" * 31}),
+        ("stop_length", {"prompt": "a", "stop": ["x" * 31]}),
+        ("stop_ids", {"prompt": "a", "stop_token_ids": [1] * 4}),
+        ("logit_bias", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(4)}}),
+        ("logprobs", {"prompt": "a", "logprobs": 4}),
+        ("logprobs", {"messages": [USER], "logprobs": True, "top_logprobs": 4}),
+        ("tools", {"messages": [USER], "tools": [TOOL] * 4}),
+        ("schema", {"messages": [USER], "tools": [{**TOOL, "x": "y" * 400}]}),
+        ("schema", {"prompt": "a", "response_format": SCHEMA}),
+        ("schema", {"messages": [USER], "chat_template_kwargs": {"x": ["y"] * 90}}),
+        ("values", {"prompt": [[1] * 200]}),
+        ("values", {"messages": [{}] * 30}),
+    ],
+)
+def test_each_count_has_a_limit_that_names_its_option(limit: str, body: dict[str, Any]) -> None:
+    kind = ChatRequest if "messages" in body else TextRequest
+    with pytest.raises(Refused) as caught:
+        parsed(kind, json.dumps(body).encode(), Limits(**SMALL))
+    says = "--max-" + limit.replace("_", "-") if limit != "values" else "100 JSON values"
+    assert says in str(caught.value)
+
+
+def test_every_limit_is_an_option_and_described() -> None:
+    from typer.main import get_command
+
+    from paceline.cli import app
+
+    known = {one.name: one.default for one in get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
+    assert {f"max_{name}": getattr(Limits, name) for name in Limits.described()}.items() <= known.items()
+    page = (Path(__file__).parents[2] / "docs/serve.md").read_text()
+    for name in Limits.described():
+        assert f"--max-{name.replace('_', '-')}" in page
+
+
+def test_punctuation_in_strings_is_no_value() -> None:
+    limits = Limits(values=100)
+    for text in ("a, [b], {c}, " * 1000, 'she said "yes", ' * 1000, "\\" * 999 + "," * 999, "ü,\n" * 999):
+        limits.check_raw(json.dumps({"prompt": text}).encode())
+    for raw in (b"[" * 1000, b'{"a":' + b"[]," * 1000, b'"",' * 1000, b"0," * 1000, b'"\\"",' + b"1," * 1000):
+        with pytest.raises(Refused, match="100 JSON values"):
+            limits.check_raw(raw)
+    limits.check_raw(b'"' + b"\\a,[" * 300_000)  # a string without an end: no backtracking
+
+
+@pytest.mark.parametrize("prompt", [[{}] * 9999, ["a"] * 9999 + [1], [[1], ["a"] * 9999], [1] * 9999 + ["a"]])
+def test_a_wrong_item_is_found_without_listing_all(prompt: Any) -> None:
+    """A body must not cost an error for each of its items."""
+    with pytest.raises(ValidationError) as caught:
+        TextRequest.model_validate({"prompt": prompt})
+    assert caught.value.error_count() == 1
+    with pytest.raises(ValidationError) as caught:
+        DetokenizeRequest.model_validate({"tokens": prompt})
+    assert caught.value.error_count() == 1
+
+
+def test_the_end_of_a_text_that_may_begin_a_stop_string() -> None:
+    for text, stop in (
+        ("abcab", "abd"),
+        ("aaa", "aab"),
+        ("", "x"),
+        ("abc", "c"),
+        ("aXa", "aXaY"),
+        ("ab", "abc"),
+        ("b", "ab"),
+    ):
+        slow = next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+        assert overlap(text, stop) == slow
+
+
+# Over HTTP -----------------------------------------------------------------------------------------------------------
+
+BAD_CHATS: list[tuple[dict[str, Any], int, str]] = [
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": "add"}}, 400, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, 400, "tool_choice"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, 400, "messages.0: a content part must be an object"),
+    ({"messages": [{"role": "user", "content": [None]}]}, 400, "messages.0: a content part must be an object"),
+    ({"messages": [{"role": "user", "content": [["a"]]}]}, 400, "messages.0: a content part must be an object"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, 400, "messages.0"),
+    ({"messages": [{"role": "user", "content": 3}]}, 400, "messages.0: content must be"),
+    ({"messages": [USER, {"content": "x"}]}, 400, "messages.1: role is missing"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 'a'*50000000 }}"}}, 400, "has 'chat_template'"),
+    ({"chat_template_kwargs": {"tokenize": False}}, 400, "has 'tokenize'"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, 400, "has 'add_generation_prompt'"),
+    ({"chat_template_kwargs": {"continue_final_message": True}}, 400, "has 'continue_final_message'"),
+    ({"chat_template_kwargs": {"bos_token": "x"}}, 400, "has 'bos_token'"),
+    ({"chat_template_kwargs": {"messages": []}}, 400, "has 'messages'"),
+    ({"chat_template_kwargs": {"odd": 1}}, 400, "reads: documents, enable_thinking"),
+    ({"chat_template_kwargs": {"documents": ["x"]}}, 400, "refuses these messages"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 2}, 400, "min_tokens does not go with"),
+    ({"min_tokens": 3}, 400, "min_tokens is 3, and max_tokens 2"),
+    ({"logit_bias": {"5": 1e308, "6": 1e308}}, 400, "logit_bias.5"),
+    ({"logit_bias": {"999999": 1}}, 400, "logit_bias names token 999999"),
+    ({"repetition_penalty": 1e-308}, 400, "repetition_penalty"),
+    ({"model": "other"}, 404, "this server has 'tiny'"),
+    ({"model": "\ud800"}, 400, "half of a surrogate pair"),
+    ({"n": 100}, 400, "100 answers at once"),
+    ({"seed": 2**64}, 400, "seed"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}},
+        400,
+        "cannot be kept to",
+    ),
+    ({"messages": [{"role": "user", "content": "the cat " * 4000}]}, 400, "shorten it"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "status", "says"), BAD_CHATS)
+def test_a_chat_that_is_refused(address: str, fields: Any, status: int, says: str, stream: bool) -> None:
+    reply = ask(address, {**CHAT, **fields, "stream": stream})
+    assert (reply.status_code, reply.headers["content-type"]) == (status, "application/json"), reply.text
+    error = reply.json()["error"]
+    assert says in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert (error["code"] == "model_not_found") == (status == 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "status", "says"),
+    [
+        ("/v1/completions", b"", 400, "not JSON"),
+        ("/v1/completions", b"null", 400, "must be a JSON object"),
+        ("/v1/completions", b'{"prompt": "a", "temperature": NaN}', 400, "NaN is no number"),
+        ("/v1/completions", b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", 400, "4,300 digits"),
+        ("/v1/completions", b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}", 400, "levels deep"),
+        ("/v1/completions", b'{"prompt": "\xff"}', 400, "not UTF-8"),
+        ("/v1/completions", b'{"prompt": [99999]}', 400, "outside the model's"),
+        ("/v1/completions", b'{"prompt": [-1]}', 400, "outside the model's"),
+        ("/v1/completions", b'{"prompt": []}', 400, "empty"),
+        ("/v1/completions", b'{"prompt": [true]}', 400, "prompt: give a text"),
+        ("/v1/completions", b'{"prompt": [100000000000000000000000000000000]}', 400, ""),
+        ("/tokenize", b'{"prompt": "' + b"a " * 600_000 + b'"}', 400, "--max-text"),
+        ("/tokenize", b'{"messages": [{"role": "user", "content": [1]}]}', 400, "messages.0"),
+        ("/tokenize", b'{"prompt": "\\ud800"}', 400, "surrogate"),
+        ("/detokenize", b'{"tokens": [' + b"1," * 150_000 + b"1]}", 400, "--max-ids"),
+        ("/detokenize", b'{"tokens": [1, "x"]}', 400, "tokens.1"),
+        ("/detokenize", b'{"tokens": [99999]}', 400, "outside the model's"),
+    ],
+)
+def test_a_body_that_is_refused(address: str, path: str, raw: bytes, status: int, says: str) -> None:
+    reply = httpx.post(address + path, content=raw, headers={"Content-Type": "application/json"}, timeout=60)
+    assert reply.status_code == status, reply.text
+    assert says in reply.json()["error"]["message"]
+
+
+def test_only_json_is_read(address: str) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", None):
+        headers = {} if kind is None else {"Content-Type": kind}
+        assert httpx.post(f"{address}/v1/completions", content=b"{}", headers=headers).status_code == 415
+    kinds = {"Content-Type": "application/json; charset=utf-8"}
+    raw = json.dumps(TEXT).encode()
+    assert httpx.post(f"{address}/v1/completions", content=raw, headers=kinds).status_code == 200
+
+
+def test_null_is_a_field_that_is_not_there(address: str) -> None:
+    names = {*ChatRequest.model_fields, "audio", "modalities"} - {"messages", "max_tokens"}
+    assert ask(address, {**CHAT, **dict.fromkeys(names)}).status_code == 200
+    names = {*TextRequest.model_fields, "best_of", "suffix"} - {"prompt", "max_tokens"}
+    assert ask(address, {**TEXT, **dict.fromkeys(names)}).status_code == 200
+    body = {"messages": [USER], "model": None, "prompt": None, "add_special_tokens": None}
+    assert set(TokenizeRequest.model_fields) == set(body)
+    assert ask(address, body, "/tokenize").status_code == 200
+
+
+def test_a_negative_seed_is_a_seed(address: str) -> None:
+    def texts(seed: int) -> list[str]:
+        body = {**TEXT, "max_tokens": 8, "temperature": 1, "n": 2, "seed": seed}
+        return [choice["text"] for choice in ask(address, body).json()["choices"]]
+
+    assert texts(-(2**63)) == texts(-(2**63)) != texts(-5)
+    assert texts(-5) != texts(5)
+
+
+def test_variables_that_the_template_reads_may_be_set(address: str, served: Any) -> None:
+    ids = [
+        ask(address, {**CHAT, "return_token_ids": True, "chat_template_kwargs": {"enable_thinking": on}}).json()
+        for on in (True, False)
+    ]
+    assert len(ids[0]["prompt_token_ids"]) > len(ids[1]["prompt_token_ids"])
+
+
+def test_errors_show_no_path_of_the_disk(folder: Path) -> None:
+    assert public("no /srv/models/demo/a.bin; see http://x.org/a/b or '/home/me/x'") == (
+        "no a.bin; see http://x.org/a/b or 'x'"
+    )
+    made = engine(folder)
+    template, made.tokenizer.inner.chat_template = made.tokenizer.inner.chat_template, None
+    with serving(made) as address:
+        for stream in (False, True):
+            reply = ask(address, {**CHAT, "stream": stream})
+            assert (reply.status_code, str(folder.parent) in reply.text) == (400, False)
+            assert "tiny has no chat template" in reply.text
+        made.tokenizer.inner.chat_template = template
+        made.target.verify = _fails
+        for stream in (False, True):
+            assert "/srv" not in (text := ask(address, {**TEXT, "stream": stream}).text)
+            assert "model.safetensors" in text
+
+
+def on_the_loop() -> bool:
+    """Whether this thread runs an event loop."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        return True
+    return False
+
+
+def _fails(*_: Any) -> Any:
+    raise FileNotFoundError(2, "No such file or directory", "/srv/models/secret/model.safetensors")
+
+
+def test_a_schema_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine(folder, max_batch=8)
+    compiled: list[bool] = []
+    compile_ = Grammars._compile
+
+    def counted(self: Grammars, grammar: str) -> Any:
+        compiled.append(on_the_loop())
+        return compile_(self, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", counted)
+    with serving(made) as address:
+        body = {**CHAT, "n": 4, "temperature": 1}
+        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x", "yy"]}}}
+        for _ in range(2):
+            reply = ask(address, {**body, "max_tokens": 12})
+            assert reply.status_code == 200
+            texts = [choice["message"]["content"] for choice in reply.json()["choices"]]
+            assert set(texts) <= {'"x"', '"yy"'}, texts
+    assert compiled == [False]
+
+
+def test_what_may_take_long_is_not_done_on_the_event_loop(address: str, served: Any) -> None:
+    """Parsing, rendering, tokenizing and compiling of more than a few kilobytes."""
+    on_loop: list[str] = []
+    tokenizer = served.tokenizer
+    kept = {name: getattr(tokenizer, name) for name in ("encode", "encode_chat", "refuse_long")}
+
+    def watched(name: str) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            if on_the_loop():
+                on_loop.append(name)
+            return kept[name](*args, **options)
+
+        return call
+
+    large = {"role": "user", "content": "the cat " * 3000}
+    tool = {**CHAT, "tools": [TOOL], "tool_choice": "required"}
+    try:
+        for name in kept:
+            setattr(tokenizer, name, watched(name))
+        for body in ({"messages": [large]}, {"prompt": large["content"]}, {**tool, "max_tokens": 1}):
+            ask(address, body)
+        ask(address, {"messages": [large]}, "/tokenize")
+        ask(address, {"prompt": large["content"]}, "/tokenize")
+        assert on_loop == []
+        ask(address, TEXT)
+        assert "encode" in on_loop  # a small one is done at once
+    finally:
+        for name in kept:
+            delattr(tokenizer, name)
+
+
+def test_a_refusal_of_the_engine_is_a_paceline_error(served: Any) -> None:
+    from paceline.sampling import SamplingParams
+
+    before = served._next_id, list(served.waiting)
+    with pytest.raises(PacelineError, match="logit_bias names token"):
+        served.check([5], SamplingParams(logit_bias={10**6: 1.0}))
+    served.check([5], SamplingParams())
+    assert (served._next_id, list(served.waiting)) == before
+
+
+def test_the_description_has_every_body(address: str) -> None:
+    described = httpx.get(f"{address}/openapi.json").json()
+    names = set(described["components"]["schemas"])
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        assert body.rpartition("/")[2] in names
+    assert set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described))) <= names
