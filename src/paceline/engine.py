@@ -93,14 +93,14 @@ class Engine(WholeAnswers):
         self.schedule: Schedule = Ragged(max_batch, prefill_chunk)
         if isinstance(model, Target) and schedule is None:
             self.target = model
+            if exact:
+                self.target.make_exact()
         else:  # what reads models and knows the published schedules is imported only here
             from paceline.opening import opened
 
             self.target, self.schedule = opened(
                 model, schedule, max_batch, prefill_chunk, dtype=dtype, device=device, exact=exact, tokenizer=tokenizer
             )
-        if exact:
-            self.target.make_exact()
         if tokenizer is not None:
             self.target.tokenizer = tokenizer
         self.tokenizer = self.target.tokenizer

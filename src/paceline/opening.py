@@ -26,7 +26,10 @@ def opened(
     for what cannot be found, read or used."""
     chosen = create_schedule(schedule, max_batch, prefill_chunk)
     if isinstance(model, Target):
-        return fitted(model, chosen), chosen
+        target = fitted(model, chosen)
+        if exact:
+            target.make_exact()
+        return target, chosen
     native = False if is_rectangular(chosen) else None
     target = fitted(load(model, dtype=dtype, device=device, native=native, exact=exact), chosen)
     target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # which says what is missing

@@ -73,14 +73,14 @@ def test_a_method_that_does_not_exist(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["eval", "align", "--model", "x", "--data", "sample", "--out", "new"], "pip install '.[eval]'"),
+        (["eval", "align", "--model", "http://127.0.0.1:9/v1#m", "--data", "sample"], "pip install '.[eval]'"),
         (["eval", "vision", "build", "new", "--cases", "1"], "pip install '.[vision]'"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(
     command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], line: str
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("paceline.evals")]:
+    for name in [name for name in sys.modules if name.startswith(("paceline.evals", "paceline.workbench"))]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("tenacity", "PIL", "skia"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -281,6 +281,7 @@ ALLOWED = {
     "cli/prompts.py": {"prediction"},
     "serve/answers.py": {"prediction"},
     "serve/app.py": {"grammar", "prediction"},
+    "serve/fields.py": {"grammar"},
     # the defaults of hosts
     "bench/peers/plugins.py": {"sam"},
     "plugins/llama_cpp.py": {"sam"},

@@ -122,7 +122,6 @@ def test_the_command_writes_a_draft_that_says_several_tokens_a_forward(tmp_path:
     narrow = models.make("llama2", tmp_path / "narrow", **SMALL | {"vocab_size": 288})
     for options, of, says in (
         (["--tokens", "64", "--layers", "9"], draft, "--layers is 9"),
-        (["--tokens", "64", "--streams", "0"], draft, "--streams is 0"),
         (["--tokens", "64"], narrow, "has 288 tokens"),
     ):
         error = run(*options, draft=of).exception

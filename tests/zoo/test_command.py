@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.train.__main__ import app, main
+from paceline.train.__main__ import main
+from zoo.__main__ import app
 
 
 @pytest.mark.parametrize("command", ["sources", "synth", "tokenizer", "pretrain", "chat", "card"])
@@ -15,13 +16,13 @@ def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0
     if command != "synth":
-        assert f"python -m paceline.train {command}" in " ".join(result.output.split())
+        assert f"python -m zoo {command}" in " ".join(result.output.split())
 
 
 def test_a_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["train", "sources", "mine=/no/such/file.txt"])
+    monkeypatch.setattr(sys, "argv", ["zoo", "sources", "mine=/no/such/file.txt"])
     with pytest.raises(SystemExit) as stopped:
-        main()
+        main(app)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "error: source 'mine': no such file: /no/such/file.txt\n"
 
@@ -38,5 +39,5 @@ def test_sources_and_tokenizer(tmp_path: Path) -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    code = "import sys; import paceline.train.__main__; sys.exit('torch' in sys.modules)"
+    code = "import sys; import zoo.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
