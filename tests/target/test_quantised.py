@@ -162,7 +162,8 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path, monkeypatch: py
     for dtype in ("int4", "int8-float32"):
         message = refused(model=tmp_path / "made", dtype=dtype)
         assert f"in Q8_0, 8.5 bits a weight already, so {dtype[:4]} cannot be made of it" in message
-    monkeypatch.setattr("paceline.target.load.device_named", torch.device)  # as if this machine had another one
+    # As if this machine had another device.
+    monkeypatch.setattr("paceline.target.load.device_named", lambda _: torch.device("meta"))
     assert "--device cpu" in refused(model=tmp_path / "own", dtype="int8", device="meta")
     with pytest.raises(PacelineError, match="exists already"):
         quantise_folder(tmp_path / "own", tmp_path / "made", "int8")
