@@ -56,9 +56,11 @@ def drafter(name: str, answers: Answers) -> Drafter:
     return made[name]() if name in made else registry.create(name)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("word", ["int8", "int4"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "word", "dtype"),
+    [(name, word, torch.bfloat16) for name in DRAFTERS for word in ("int8", "int4")]
+    + [(name, word, torch.float32) for name in ("oracle tree", "early exit") for word in ("int8", "int4")],
+)
 def test_exact_answers_are_plain_ones(name: str, word: str, dtype: torch.dtype) -> None:
     target, prompts, answers = world(word, dtype, exact=True)
     for sampled, alone in answers.items():

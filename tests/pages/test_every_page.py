@@ -114,7 +114,11 @@ PAGES: dict[str, Callable[[Path], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
+SLOW = sorted(RESULTS)[1:]
+"""Pages that do not change, and are all made by one template."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PAGES])
 def test_no_element_is_beside_the_window_and_no_text_on_another(tmp_path: Path, name: str) -> None:
     found, complaints = measured(tmp_path, PAGES[name](tmp_path))
     assert sorted(found) == list(WIDTHS)

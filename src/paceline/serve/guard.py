@@ -74,7 +74,8 @@ def problem(error: Exception, kind: str = "invalid_request_error") -> dict[str, 
 def refused(error: Exception) -> JSONResponse:
     """The answer to a request that was refused, or ended by the server."""
     status, kind = KINDS.get(type(error), (getattr(error, "status", 400), "invalid_request_error"))
-    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5", "Connection": "close"}}
+    close = {"Connection": "close"}  # the rest of a body that nobody reads must not be waited for
+    headers = {408: close, 413: close, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5", **close}}
     return JSONResponse(problem(error, kind), status, headers=headers.get(status))
 
 
