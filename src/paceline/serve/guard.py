@@ -64,6 +64,15 @@ KINDS: dict[type[Exception], tuple[int, str]] = {
 """Status and type of refusals that are not the request's fault."""
 
 
+_CLOSE = {"Connection": "close"}
+HEADERS = {
+    **dict.fromkeys((408, 411, 413), _CLOSE),  # the rest of a body that nobody reads must not be waited for
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "5", **_CLOSE},
+}
+"""Headers of refusals, by status."""
+
+
 def problem(error: Exception, kind: str = "invalid_request_error") -> dict[str, Any]:
     """An error object in OpenAI's shape."""
     param = getattr(error, "param", None)
@@ -74,15 +83,13 @@ def problem(error: Exception, kind: str = "invalid_request_error") -> dict[str, 
 def refused(error: Exception) -> JSONResponse:
     """The answer to a request that was refused, or ended by the server."""
     status, kind = KINDS.get(type(error), (getattr(error, "status", 400), "invalid_request_error"))
-    close = {"Connection": "close"}  # the rest of a body that nobody reads must not be waited for
-    headers = {408: close, 413: close, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5", **close}}
-    return JSONResponse(problem(error, kind), status, headers=headers.get(status))
+    return JSONResponse(problem(error, kind), status, headers=HEADERS.get(status))
 
 
 def _error(status: int, message: str, kind: str = "invalid_request_error", code: str | None = None) -> JSONResponse:
     body = problem(Exception(message), kind)
     body["error"]["code"] = code
-    return JSONResponse(body, status)
+    return JSONResponse(body, status, headers=HEADERS.get(status))
 
 
 def add_errors(app: FastAPI) -> None:
