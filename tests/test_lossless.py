@@ -249,7 +249,7 @@ def chats(demo: Path) -> tuple[Target, list[list[int]], Answers]:
     prompts = [
         tokenizer.encode_chat(one.get("messages") or [{"role": "user", "content": one["prompt"]}]) for one in asked
     ]
-    return target, prompts, {tuple(p): generate(model, p, NEW * 2, target.eos_token_ids) for p in prompts}
+    return target, prompts, {tuple(p): generate(model, p, NEW, target.eos_token_ids) for p in prompts}
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if "=" not in name])
@@ -259,7 +259,7 @@ def test_greedy_answers_of_the_demo_model_are_transformers_own(
     """Every method on a second trained model; all batch sizes and variants are above."""
     target, prompts, answers = chats
     engine = Engine(target, drafter_of(name, answers), max_batch=3, prefill_chunk=48)
-    out = engine.generate(prompts, SamplingParams(max_tokens=NEW * 2))
+    out = engine.generate(prompts, SamplingParams(max_tokens=NEW))
     assert texts(prompts, out) == list(answers.values())
     worked(name, out)
 
