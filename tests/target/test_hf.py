@@ -256,7 +256,8 @@ def test_what_cannot_be_a_target(family: str, reason: str) -> None:
 
 
 def test_a_falcon_without_alibi_can_be_a_target() -> None:
-    HFTarget(models.model("falcon-alibi", alibi=False), name="falcon")
+    target = HFTarget(models.model("falcon-alibi", alibi=False), name="falcon")
+    assert target.num_layers
 
 
 def test_code_that_fails_on_our_cache(monkeypatch: pytest.MonkeyPatch) -> None:
