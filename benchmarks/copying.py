@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from material import EOS, VOCAB_SIZE, best, conversations, text
 from paceline.draft.registry import create
 from paceline.draft.text.automaton import SuffixAutomaton
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
 from paceline.replay.report import OVERALL, Report
 from paceline.replay.walk import Recording
 from paceline.replay.workers import start
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 
 SPECS = ("prompt-lookup", "prompt-lookup,variant=transformers", "prompt-lookup,variant=vllm", "sam")
 CONTEXTS = (256, 2048, 16384)

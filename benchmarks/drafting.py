@@ -25,9 +25,9 @@ from rich.table import Table
 
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural.stop import names
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Target
 from paceline.target.load import load
 

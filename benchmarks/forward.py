@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import DraftTree, Engine, SamplingParams
 from paceline.draft.base import Drafter
-from paceline.round import Segment
+from paceline.engine.round import Segment
 from paceline.target.decoder import Decoder
 
 CONTEXT = 256

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.target.blocks import Q4_0, Q4_K, Blocks
+from paceline.target.quantised.blocks import Q4_0, Q4_K, Blocks
 
 BF16, F32 = 30, 0
 REARRANGED = (Q4_0, Q4_K)

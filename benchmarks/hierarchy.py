@@ -19,9 +19,9 @@ from material import EOS, VOCAB_SIZE, best, conversations, text
 from paceline.draft.hierarchy import Hierarchy
 from paceline.draft.registry import create
 from paceline.draft.text.ngrams import ContextNgrams, PastNgrams, build_part
+from paceline.engine.request import Row
+from paceline.engine.tree import DraftTree
 from paceline.replay.walk import Recording, Tally, replay
-from paceline.row import Row
-from paceline.tree import DraftTree
 
 
 class Watched(Hierarchy):

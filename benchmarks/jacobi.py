@@ -20,7 +20,7 @@ from paceline.bench.looping import is_looping
 from paceline.draft.jacobi import Jacobi
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, best_paths
-from paceline.round import Round
+from paceline.engine.round import Round
 from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
 

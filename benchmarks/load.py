@@ -18,8 +18,7 @@ from statistics import median
 from time import perf_counter
 
 from paceline import Engine, SamplingParams
-from paceline.bench.large import large_folder
-from paceline.bench.proportions import parse_size
+from paceline.bench.large import large_folder, parse_size
 from paceline.bench.suites import read_suite
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer

@@ -17,9 +17,8 @@ from time import perf_counter
 from typing import Any
 
 from paceline import Engine, SamplingParams
-from paceline.bench.large import large_folder
+from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.large_draft import large_draft_model
-from paceline.bench.proportions import Enlargement, parse_size
 from paceline.cost.beside import measure
 from paceline.cost.mirror import pays_from
 from paceline.target.load import load, load_tokenizer

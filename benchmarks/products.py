@@ -16,8 +16,8 @@ from statistics import median
 
 import torch
 
-from paceline.target import products
-from paceline.target.products import Panels
+from paceline.target.kernels import products
+from paceline.target.kernels.products import Panels
 
 ROWS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 64, 256, 1000)
 TURNS = 21

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from paceline.target import integer, products
-from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind
-from paceline.target.integer import IntegerPanels
-from paceline.target.products import Panels
+from paceline.target.kernels import integer, products
+from paceline.target.kernels.integer import IntegerPanels
+from paceline.target.kernels.products import Panels
+from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind
 
 ROWS = (1, 2, 4, 8, 12, 16)
 NAMES = [kind.name for kind in KINDS.values()]

@@ -26,15 +26,15 @@ import torch
 
 from paceline import Engine, SamplingParams
 from paceline.bench.looping import is_looping
-from paceline.completion import Completion
 from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, _grow, _update
 from paceline.draft.shapes import RankPath, compile_template
-from paceline.kernels.topk import top_tokens
-from paceline.round import Round
+from paceline.engine.request import Completion
+from paceline.engine.round import Round
+from paceline.engine.topk import top_tokens
+from paceline.engine.tree import DraftTree, depths
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import DraftTree, depths
 
 
 def read_prompts(file: str, tokenizer: Tokenizer, every: int, characters: int) -> list[list[int]]:

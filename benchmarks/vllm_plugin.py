@@ -25,8 +25,8 @@ from paceline.bench.record import Reply
 from paceline.certify import acceptance
 from paceline.certify.greedy import Greedy, Judge
 from paceline.certify.reference import Reference
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 
 SPECS = ("vllm,eager=true", "vllm-paceline,eager=true,draft=sam", "vllm-ngram,eager=true")
 CONTEXT = 1024

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from paceline.draft.base import Drafter, stamp
-from paceline.round import Round, Segment
-from paceline.row import Row
-from paceline.sampling import draw, probabilities
+from paceline.engine.request import Row
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import draw, probabilities
+from paceline.engine.tree import DraftTree
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
-from paceline.tree import DraftTree
 
 TOKENS_ONLY = (
     "none", "prompt-lookup", "sam", "suffix", "hierarchy", "blend", "past-answer", "prediction", "grammar", "auto",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.accept import accept
 from paceline.draft.base import Drafter
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams, probabilities
+from paceline.engine.accept import accept
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams, probabilities
 from paceline.target.decoder import Decoder
 from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
 from tests.rounds import prompt_run

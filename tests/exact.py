@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from paceline.round import Segment
+from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray
 from paceline.target.decoder import Decoder
-from paceline.tree import IntArray
 
 
 def one_by_one(target: Decoder, text: Sequence[int]) -> torch.Tensor:

@@ -16,11 +16,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from paceline.round import Segment, Verdict
-from paceline.row import Detokenizer, Row
-from paceline.sampling import SamplingParams, draw, probabilities, warp
+from paceline.engine.request import Detokenizer, Row
+from paceline.engine.round import Segment, Verdict
+from paceline.engine.sampling import SamplingParams, draw, probabilities, warp
+from paceline.engine.tree import depths
 from paceline.target.base import LayerCallback, Needs, Target
-from paceline.tree import depths
 
 Prefix = tuple[int, ...]
 
@@ -184,7 +184,7 @@ class TableTarget(Target):
 
 
 class Spelling:
-    """A `paceline.row.Detokenizer` for made-up vocabularies: token t says pieces[t], bytes of UTF-8.
+    """A `paceline.engine.request.Detokenizer` for made-up vocabularies: token t says pieces[t], bytes of UTF-8.
 
     Text comes out character by character as bytes complete it; what never completes becomes U+FFFD at the end."""
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.accept import accept
-from paceline.sampling import RowRandom, SamplingParams
-from paceline.tree import DraftTree
+from paceline.engine.accept import accept
+from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.engine.tree import DraftTree
 from tests.fakes import TableTarget
 
 

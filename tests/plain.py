@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from paceline.completion import Completion
-from paceline.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.engine.request import Completion
+from paceline.engine.sampling import RowRandom, SamplingParams, draw, probabilities
 from paceline.target.tokenizer import Tokenizer
 
 

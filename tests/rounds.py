@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter, stamp
-from paceline.round import Round, Segment, Verdict
-from paceline.row import Row
-from paceline.tree import DraftTree
+from paceline.engine.accept import Accepted
+from paceline.engine.request import Row
+from paceline.engine.round import Round, Segment, Verdict
+from paceline.engine.tree import DraftTree
 
 
 def shown(

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Round, Verdict
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import RowError
-from paceline.round import Round, Verdict
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.decoder import Decoder
-from paceline.tree import DraftTree
 from tests import models
 
 

@@ -16,14 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import paceline.accept as rules
-from paceline import sampling
-from paceline.accept import Walker, accept, follow, residual, target_distributions
+import paceline.engine.accept as rules
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
+from paceline.engine import sampling
+from paceline.engine.accept import Walker, accept, follow, residual, target_distributions
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import RowRandom, SamplingParams, draw, draw_rows
+from paceline.engine.tree import DraftTree
 from paceline.errors import NumericError
-from paceline.sampling import RowRandom, SamplingParams, draw, draw_rows
-from paceline.tree import DraftTree
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import (
     Branches,

@@ -13,18 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.completion import Completion
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion, Row
+from paceline.engine.round import Round, Segment, Verdict
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.scheduler import Ragged, Turn
+from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError, PromptError
-from paceline.round import Round, Segment, Verdict
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.schedule import Ragged, Turn
 from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
 from tests.fakes import TableTarget
 

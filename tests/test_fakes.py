@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.round import Segment
-from paceline.sampling import SamplingParams
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.target.base import Needs
-from paceline.tree import DraftTree
 from tests.fakes import Spelling, TableTarget
 
 

@@ -18,19 +18,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.completion import Completion
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.past_answer import PastAnswer
-from paceline.engine import Engine
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion, Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
-from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
 from tests.paths import DEVICE, REPOSITORY
 from tests.plain import generate, texts, up_to

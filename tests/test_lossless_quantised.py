@@ -14,11 +14,11 @@ import torch
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
-from paceline.target import quantised
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
+from paceline.target.quantised import checkpoint as quantised
 from paceline.target.shape import weight_shapes
 from tests import drafters, models
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.draft import registry
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from tests.plain import texts
 from tests.schedules import world
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from paceline.bench.matching import exact, partial
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.bench.together import exact, partial
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
-from paceline.round import Segment
-from paceline.sampling import SamplingParams, probabilities
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams, probabilities
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from tests import drafters

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.machines import LOCAL, spread
+from paceline.workbench.cluster import LOCAL, spread
 
 
 class Rows:

@@ -13,13 +13,12 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.memory import SLACK, Prefixes, common, parse_bytes
+from paceline.engine.request import Row
+from paceline.engine.round import Verdict
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
-from paceline.memory import SLACK, parse_bytes
-from paceline.prefixes import Prefixes, common
-from paceline.round import Verdict
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache, in_granules
 from paceline.target.decoder import Decoder
@@ -47,7 +46,7 @@ def decoder(one_decoder: Decoder) -> Decoder:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows reserve hardly more than their prompts, so that they outgrow it."""
-    monkeypatch.setattr("paceline.row.AHEAD", 4)
+    monkeypatch.setattr("paceline.engine.request.AHEAD", 4)
 
 
 def engine(decoder: Decoder, drafter: Drafter | str = "none", rows: int | None = None, **options: Any) -> Engine:

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.errors import NumericError, PacelineError, shortened
-from paceline.kernels.argmax import best_token
-from paceline.kernels.softmax import BLOCK, softmax_of_row
-from paceline.sampling import (
+from paceline.engine.argmax import best_token
+from paceline.engine.sampling import (
     RowRandom,
     SamplingParams,
     distribution,
@@ -25,6 +23,8 @@ from paceline.sampling import (
     probabilities,
     warp,
 )
+from paceline.engine.softmax import BLOCK, softmax_of_row
+from paceline.errors import NumericError, PacelineError, shortened
 
 seeds = st.integers(0, 2**31)
 FLOATS = [torch.float32, torch.float64]

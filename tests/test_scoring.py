@@ -11,10 +11,10 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from paceline.engine import Engine
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from tests import models, native
 from tests.serve.live import engine, serving
 

@@ -11,8 +11,8 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from tests import drafters, models, native
 from tests.stress import Traffic
@@ -42,7 +42,7 @@ def memory(decoder: Decoder, rows: int) -> int:
 
 @pytest.mark.parametrize("name", ["drawn", "sam"])
 def test_a_hundred_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("paceline.row.AHEAD", 4)  # few reserve what they need
+    monkeypatch.setattr("paceline.engine.request.AHEAD", 4)  # few reserve what they need
     decoder = small()
     seen = Traffic(100, seed=1).run(decoder, DRAFTERS[name], slots=32, memory=memory(decoder, 6), watch=lambda: None)
     assert seen["preempted"] >= 2
@@ -66,7 +66,7 @@ def test_a_row_that_has_ended_is_small() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_two_thousand_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("paceline.row.AHEAD", 4)
+    monkeypatch.setattr("paceline.engine.request.AHEAD", 4)
     decoder = small()
     sizes: list[int] = []
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.target.load import load
-from paceline.threads import REST, TRIAL, WINDOW, Threads
+from paceline.target.threads import REST, TRIAL, WINDOW, Threads
 from tests.fakes import TableTarget
 
 ALL = 4
@@ -148,7 +148,7 @@ def test_engines_of_a_target_share_what_was_learnt_and_may_fix_it() -> None:
 def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo) -> None:  # type: ignore[no-untyped-def]
     import numpy as np
 
-    from paceline.round import Segment
+    from paceline.engine.round import Segment
 
     target = load(demo)
     if not target.same_on_any_threads:

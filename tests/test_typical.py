@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.accept import accept
+from paceline.engine.accept import accept
+from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.engine.tree import DraftTree
+from paceline.engine.typical import Typical
 from paceline.errors import PacelineError
-from paceline.sampling import RowRandom, SamplingParams
-from paceline.tree import DraftTree
-from paceline.typical import Typical
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Request, largest_difference, plain, speculative
 

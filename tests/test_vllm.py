@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from zoo.prompts import PROMPTS
 
 NEW = 48

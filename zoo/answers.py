@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.bench.looping import is_looping
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from zoo import synth
 from zoo.prompts import PROMPTS
 

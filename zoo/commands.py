@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError, meant
-from paceline.records import check_file, check_folder
+from paceline.jsonl import check_file, check_folder
 from paceline.train.options import (
     Compiled,
     Minutes,

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE

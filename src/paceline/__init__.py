@@ -1,7 +1,7 @@
 """Paceline: language models answer faster without changing what they say.
 
 Cheap drafters propose tokens, the target model verifies them in one forward, and what comes out is exactly
-what the target alone would have written. The loop is in `paceline.engine`; start there.
+what the target alone would have written. The loop is in `paceline.engine.engine`; start there.
 
     from paceline import Engine, SamplingParams
     engine = Engine("models/demo", draft="sam")
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.engine import Engine
-    from paceline.sampling import SamplingParams
-    from paceline.tree import DraftTree
+    from paceline.engine.engine import Engine
+    from paceline.engine.sampling import SamplingParams
+    from paceline.engine.tree import DraftTree
 
 __version__ = "0.1.0"
 __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version__"]
@@ -25,15 +25,15 @@ __all__ = ["DraftTree", "Engine", "PacelineError", "SamplingParams", "__version_
 def __getattr__(name: str) -> Any:
     # These bring torch and transformers, or NumPy, with them; `paceline --help` should not wait for that.
     if name == "Engine":
-        from paceline.engine import Engine
+        from paceline.engine.engine import Engine
 
         return Engine
     if name == "SamplingParams":
-        from paceline.sampling import SamplingParams
+        from paceline.engine.sampling import SamplingParams
 
         return SamplingParams
     if name == "DraftTree":
-        from paceline.tree import DraftTree
+        from paceline.engine.tree import DraftTree
 
         return DraftTree
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

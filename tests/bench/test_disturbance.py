@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.disturbance import ROUNDS, disturbances, is_impossible
+from paceline.bench.environment import ROUNDS, disturbances, is_impossible
 from paceline.bench.metrics import OVERALL
 from paceline.bench.record import Answer, Reply
 

@@ -16,8 +16,8 @@ import pytest
 from paceline.bench.contestant import Ask
 from paceline.bench.peers import create_peer
 from paceline.draft.registry import names
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.train.export import export_medusa
 from zoo.prompts import PROMPTS
 

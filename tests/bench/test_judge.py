@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests import models
 
-from paceline.bench.judge import Judge
-from paceline.round import Segment
+from paceline.bench.differences import Judge
+from paceline.engine.round import Segment
 from paceline.target.base import Target
 from paceline.target.load import load
 

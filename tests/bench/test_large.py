@@ -12,11 +12,10 @@ from tests import models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.bench import large
-from paceline.bench.large import enlarge, large_folder
-from paceline.bench.proportions import Enlargement, choose_shape, num_parameters, parse_size
-from paceline.engine import Engine
+from paceline.bench.large import Enlargement, choose_shape, enlarge, large_folder, num_parameters, parse_size
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError, PacelineError
-from paceline.sampling import SamplingParams
 from paceline.target.load import load_tokenizer
 
 SMALL = {"hidden_size": 16, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}

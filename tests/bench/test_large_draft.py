@@ -12,17 +12,16 @@ from tests.draft.eagles import forgetful, knowing_head
 from tests.draft.head_worlds import HEADS, World
 from transformers import AutoModelForCausalLM
 
-from paceline.bench.large import large_folder
+from paceline.bench.large import Enlargement, large_folder
 from paceline.bench.large_draft import large_spec
-from paceline.bench.proportions import Enlargement
 from paceline.draft.kangaroo import adapter_shapes
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.heads.joint import Switches
+from paceline.draft.neural.heads.networks import Switches
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import Vocabulary, best_tokens, save_vocabulary
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.load import load, load_tokenizer, read_config

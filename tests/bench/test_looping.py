@@ -8,7 +8,7 @@ import pytest
 from tests.fakes import TableTarget
 
 from paceline.bench.looping import MT_BENCH, count_loops, is_looping, read_prompts, run, table
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
 from paceline.errors import PromptError
 
 

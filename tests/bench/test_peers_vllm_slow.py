@@ -13,9 +13,9 @@ import pytest
 
 from paceline.bench.contestant import Ask
 from paceline.bench.peers import create_peer
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from zoo.prompts import PROMPTS
 
 NEW = 16

@@ -16,7 +16,7 @@ import pytest
 from paceline.bench import suites
 from paceline.bench.suites import Question, SuiteError, cache_folder, fingerprint, read_suite
 from paceline.errors import PacelineError
-from paceline.records import write_whole
+from paceline.jsonl import write_whole
 from paceline.replay.record import SPEC_BENCH
 
 TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]

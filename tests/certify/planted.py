@@ -15,18 +15,18 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from paceline.accept import Lossless, Rule, Walker, follow, residual, target_distributions
 from paceline.certify.certificate import Subject
 from paceline.certify.engines import Ours
 from paceline.certify.reference import PlainDecoding, Reference
 from paceline.draft.base import Drafter
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.engine.accept import Lossless, Rule, Walker, follow, residual, target_distributions
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import RowRandom, SamplingParams, draw, probabilities
+from paceline.engine.tree import DraftTree
 from paceline.target import layout
 from paceline.target.decoder import Decoder
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import DraftTree
 from tests import drafters, models, native
 
 VOCAB = 288
@@ -117,7 +117,7 @@ class NoResidual(OneByOne):
         def unchanged(p: torch.Tensor, q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
             return p, residual(p, q, *rest)[1]
 
-        with patch("paceline.accept.residual", unchanged):
+        with patch("paceline.engine.accept.residual", unchanged):
             return super().step(walker)
 
 

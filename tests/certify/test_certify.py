@@ -10,9 +10,9 @@ import pytest
 
 from paceline.certify.certificate import Plan, certify
 from paceline.certify.engines import Ours
-from paceline.certify.law import law_of
+from paceline.certify.sampled import law_of
+from paceline.engine.sampling import SamplingParams
 from paceline.pages.certificate import findings, page
-from paceline.sampling import SamplingParams
 from tests.certify.planted import BUGS, World, planted
 
 GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")
@@ -36,7 +36,7 @@ def test_the_law_of_first_tokens_is_exact() -> None:
     for outcome, bin in exact.bin_of.items():
         first.setdefault(bin, []).append(outcome)
     text = np.array(w.starts[0])
-    from paceline.sampling import probabilities
+    from paceline.engine.sampling import probabilities
 
     probs = probabilities(w.subject.exact.after([w.starts[0]]).double(), wish, [text])[0].numpy()
     named = {outcome[0] for outcome in exact.bin_of if outcome}

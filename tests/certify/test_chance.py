@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.certify import chance
+from paceline.certify import sampled as chance
 
 
 def test_tails_are_scipys() -> None:

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.certify.chance import Floats, chi_square, tail
 from paceline.certify.engines import Said, UnderTest
-from paceline.certify.law import Law
-from paceline.certify.sampled import Case, Sampled, sample
-from paceline.sampling import SamplingParams
+from paceline.certify.sampled import Case, Floats, Law, Sampled, chi_square, sample, tail
+from paceline.engine.sampling import SamplingParams
 
 FINE = np.tile([0.02, 0.03], 20)
 """Forty tokens; each four are a coarse bin."""

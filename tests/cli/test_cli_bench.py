@@ -246,7 +246,7 @@ def test_a_disturbed_run_says_so(
 ) -> None:
     """The load average is one of its signs; a speed-up that cannot be is marked in the table as well."""
     monkeypatch.setattr("paceline.bench.runner.load", lambda: 7.0)
-    monkeypatch.setattr("paceline.bench.disturbance.ABOVE", 0.0)
+    monkeypatch.setattr("paceline.bench.environment.ABOVE", 0.0)
     out = tmp_path / "run"
     arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0, "--out", out]
     shown = command(*arguments).out

@@ -13,8 +13,8 @@ from paceline.bench.looping import is_looping
 from paceline.cli.demo import _is_there
 from paceline.cli.prompts import from_file
 from paceline.cli.repeats import typical
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 
 PROMPTS = REPOSITORY / "src" / "paceline" / "cli" / "demo-prompts.jsonl"
 

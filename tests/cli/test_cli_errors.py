@@ -140,12 +140,12 @@ def test_logits_that_are_not_numbers(command: Command, tiny: Path, tmp_path: Pat
 
 
 def test_a_bug_of_ours_keeps_its_traceback(command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import paceline.engine
+    import paceline.engine.engine
 
     def broken(self: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(paceline.engine.Engine, "step", broken)
+    monkeypatch.setattr(paceline.engine.engine.Engine, "step", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         command("generate", tiny, "hi")
 

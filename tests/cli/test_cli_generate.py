@@ -13,16 +13,15 @@ import torch
 from tests import models
 from tests.cli.command import Command
 
-import paceline.opening
+import paceline.engine.opening
 from paceline.cli.drive import Answer, Comparison, Interrupt, drive
 from paceline.cli.prompts import Job
 from paceline.cli.repeats import Repeated, doubts, once, steady
 from paceline.cli.run import comparison
 from paceline.cli.show import CONTROLS, Screen
-from paceline.completion import Delta
-from paceline.engine import Engine
-from paceline.row import Row
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.request import Delta, Row
+from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 
 LOOPS = "the cat and the dog and the cat and the dog and the cat"
@@ -176,8 +175,8 @@ def test_compare_loads_one_model_and_reports_both_speeds(
     command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    load = paceline.opening.load
-    monkeypatch.setattr(paceline.opening, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
+    load = paceline.engine.opening.load
+    monkeypatch.setattr(paceline.engine.opening, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
     result = command("generate", tiny, LOOPS, "-n", 60, "--ignore-eos", "--json", "--compare")
     record = json.loads(result.out)
     assert len(loads) == 1

@@ -12,9 +12,9 @@ import typer
 from tests.cli.command import Command
 
 from paceline.cli import app
+from paceline.engine.sampling import RULES
 from paceline.errors import PacelineError
-from paceline.records import check_file, check_folder, check_log, check_new_folder
-from paceline.sampling import RULES
+from paceline.jsonl import check_file, check_folder, check_log, check_new_folder
 
 OUT, HERE, NOWHERE = "<out>", "<here>", "nowhere/model"
 FOLDERS = [

@@ -13,10 +13,10 @@ from tests.paths import REPOSITORY
 from tests.ray_work import Doubling, Mortal
 
 from paceline.errors import PacelineError
-from paceline.machines import LOCAL, QUIET, spread
-from paceline.records import pieces_of
+from paceline.jsonl import pieces_of
 from paceline.replay.report import Report
 from paceline.replay.shards import Replayer, ShardedReplay
+from paceline.workbench.cluster import LOCAL, QUIET, spread
 
 ray = pytest.importorskip("ray", reason="pip install '.[ray]'")
 
@@ -42,7 +42,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two files; the pieces of the first are small."""
-    monkeypatch.setattr("paceline.records.pieces.PIECE_BYTES", 500)
+    monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 500)
     said = ["the little cat", "and the little dog", "sat on the mat;", "the old teacher", "looks for the key"]
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for f, file in enumerate(files):

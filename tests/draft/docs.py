@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from paceline.draft.registry import MethodInfo, describe, names
-from paceline.spec import OptionInfo
+from paceline.draft.spec import OptionInfo
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
 BETWEEN = re.compile(r"(<!-- options: python -m tests\.draft\.docs -->\n).*?(<!-- end -->)", re.DOTALL)

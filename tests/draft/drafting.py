@@ -15,11 +15,11 @@ import torch
 
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural.stop import RULES
-from paceline.round import Segment, Verdict
-from paceline.row import Row
-from paceline.sampling import RowRandom, SamplingParams
+from paceline.engine.request import Row
+from paceline.engine.round import Segment, Verdict
+from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.target.base import LayerCallback, Needs, Target
-from paceline.tree import DraftTree
 from tests.fakes import Prefix, TableTarget
 
 SPECS: dict[str, dict[str, Any]] = {

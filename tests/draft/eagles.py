@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from paceline.completion import Completion
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion
+from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from tests import models, native
 from tests.plain import generate, texts, up_to

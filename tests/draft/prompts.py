@@ -1,6 +1,6 @@
 """Requests to a target that is a table, and what plain decoding answers to them."""
 
-from paceline.sampling import SamplingParams
+from paceline.engine.sampling import SamplingParams
 
 PARAMS = {
     "greedy": SamplingParams(max_tokens=60),

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from paceline.row import Row
-from paceline.sampling import SamplingParams
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
 
 
 def row(text: str, room: int = 100, id: int = 0, **params: object) -> Row:

@@ -17,8 +17,8 @@ from paceline.draft.load.chances import DEEPEST, Chances, Lengths
 from paceline.draft.load.choice import choose
 from paceline.draft.load.times import NAMES, Times
 from paceline.draft.registry import create
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.tree import DraftTree
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
 

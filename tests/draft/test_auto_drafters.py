@@ -14,10 +14,10 @@ import torch
 from paceline.draft.auto import Auto
 from paceline.draft.load.candidate import TRIALS
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.heads.joint import Switches
+from paceline.draft.neural.heads.networks import Switches
 from paceline.draft.registry import describe, names
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.train.kangaroo import no_adapter
 from tests import models, native
 from tests.draft.eagles import forgetful, knowing_head

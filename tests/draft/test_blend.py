@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
-from paceline.draft.text.freezing import build_part
+from paceline.draft.text.frozen import build_part
 from paceline.draft.text.store import writing
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, StoreError
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.tree import DraftTree
 from tests.draft.rows import letters, row, tokens
 from tests.fakes import TableTarget
 

@@ -18,12 +18,12 @@ from paceline.draft.neural import pending, stop
 from paceline.draft.neural.features import FeatureDrafter
 from paceline.draft.neural.growth import Growth
 from paceline.draft.neural.stepping import Draft
-from paceline.engine import Engine
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.target.hf import HFTarget
-from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
 from tests.draft.eagles import METHODS, NEW, World, d2t_of, described, eagle3, forgetful, knowing_head, write
 from tests.enumerated import law, plainly

@@ -16,8 +16,8 @@ from paceline.draft.eagle import EagleNetwork, eagle_shapes
 from paceline.draft.eagle3 import Eagle3Network, Flags, default_taps, eagle3_shapes
 from paceline.draft.neural.features import FeatureDrafter
 from paceline.draft.neural.published import open_head
+from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.round import Segment
 from paceline.target.decoder import Decoder
 from paceline.target.shape import Shape
 from tests import models, native

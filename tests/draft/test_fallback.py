@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.registry import create
+from paceline.engine.accept import Accepted
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Needs
-from paceline.tree import DraftTree
 from tests.draft.rows import draft_of, letters, row, target
 from tests.rounds import shown
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paceline.draft.grammar import Forced
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from tests.draft.drafting import like
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import drawn, fixed, largest_difference, plain, speculative

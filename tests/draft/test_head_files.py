@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from paceline.draft.medusa import Medusa
 from paceline.draft.neural.heads.drafting import StaticHeads
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
-from paceline.sampling import SamplingParams
 from paceline.target.load import load
 from tests import models
 from tests.draft.head_worlds import World, random_tensors

@@ -17,22 +17,21 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.completion import Completion
 from paceline.draft import registry, sizing
 from paceline.draft.amphista import Amphista
 from paceline.draft.base import Drafter
 from paceline.draft.neural import pending
 from paceline.draft.neural.heads.drafting import StaticHeads, planted
-from paceline.draft.neural.heads.joint import JointHeads, Switches, beside
+from paceline.draft.neural.heads.networks import JointHeads, Switches, beside
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import compile_template, published
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion, Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.hf import HFTarget
 from paceline.train.heads import HeadsLoss
-from paceline.tree import DraftTree
 from tests import models, native
 from tests.draft.head_worlds import HEADS, World, stir
 from tests.plain import texts

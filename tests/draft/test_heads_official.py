@@ -14,10 +14,10 @@ import numpy as np
 from paceline.draft.base import Drafter
 from paceline.draft.neural.heads.drafting import planted
 from paceline.draft.shapes import Template, compile_template
-from paceline.engine import Engine
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.tree import DraftTree
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from tests.fakes import TableTarget
 
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)]

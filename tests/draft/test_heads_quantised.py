@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
-from paceline.completion import Completion
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
-from paceline.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from tests.paths import REPOSITORY

@@ -15,10 +15,10 @@ from paceline.draft.registry import create
 from paceline.draft.text import ngrams, suffix_array
 from paceline.draft.text.store import writing
 from paceline.draft.text.suffix_array import SuffixArray
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, StoreError
-from paceline.sampling import SamplingParams
-from paceline.tree import DraftTree
 from tests.draft.rows import letters, row, target, tokens
 from tests.fakes import TableTarget
 from tests.lossless_statistics import fit

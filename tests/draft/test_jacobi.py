@@ -11,12 +11,12 @@ import torch
 from paceline.draft.jacobi import Jacobi, JacobiConfig, after_match, slots
 from paceline.draft.registry import create
 from paceline.draft.shapes import best_paths, chain, compile_template, published
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree, ancestors, depths
 from paceline.errors import MethodError
-from paceline.round import Round, Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.tree import DraftTree, ancestors, depths
 from tests import models, native
 from tests.draft.rows import row
 from tests.draft.tables import counting

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.accept import Accepted, accept
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.accept import Accepted, accept
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from tests import models, native
 from tests.draft import jacobi_official as official
 from tests.draft.tables import counting

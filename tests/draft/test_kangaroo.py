@@ -18,7 +18,6 @@ import torch
 from transformers import LlamaConfig, PreTrainedModel
 
 import paceline.draft.kangaroo as kangaroo
-from paceline.completion import Completion
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
@@ -27,16 +26,16 @@ from paceline.draft.neural import pending, stop
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.stepping import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion, Row
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.round import Round, Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.kangaroo import AdapterModule, no_adapter
-from paceline.tree import DraftTree
 from tests import drafters, models, native, plain
 from tests.enumerated import law, plainly
 from tests.fakes import TableTarget

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from paceline.draft.registry import describe, names
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from tests.draft.prompts import PARAMS, PROMPTS, plain
 from tests.fakes import TableTarget
 

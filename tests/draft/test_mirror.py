@@ -22,10 +22,10 @@ from paceline.draft.neural.branches import Ahead, Ask, Hazard
 from paceline.draft.neural.ring import Closed, Ring
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
-from paceline.round import Segment
-from paceline.sampling import SamplingParams
 from tests import models, native
 from tests.draft.drafting import DraftTable, OnModel, drafter, like
 from tests.fakes import TableTarget

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.accept import Accepted
 from paceline.draft.model import CHUNK, Model, ModelConfig, check_tokenizer
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.accept import Accepted
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, ModelError, PacelineError
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import DraftTree
 from tests import drafters, models, native
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
 from tests.draft.prompts import PROMPTS, plain

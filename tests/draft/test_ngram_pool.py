@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from paceline.draft.ngram_pool import NgramPool, NgramPoolConfig, Pool, Window
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree, ancestors
 from paceline.errors import MethodError
-from paceline.sampling import SamplingParams
-from paceline.tree import DraftTree, ancestors
 from tests.draft.rows import letters, row, target, tokens
 from tests.fakes import TableTarget
 

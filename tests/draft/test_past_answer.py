@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.draft.registry import create
-from paceline.tree import IntArray
+from paceline.engine.tree import IntArray
 from tests.draft.rows import draft_of, letters, row, target, tokens
 
 

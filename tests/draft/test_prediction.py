@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.draft.prediction import Prediction, PredictionConfig
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from tests.draft.rows import letters, row, tokens
 from tests.fakes import TableTarget
 

@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.accept import Accepted
 from paceline.draft import recycling
 from paceline.draft.recycling import TREES, Recycling, RecyclingConfig
 from paceline.draft.registry import create
 from paceline.draft.shapes import compile_template, read_paths
-from paceline.engine import Engine
+from paceline.engine.accept import Accepted
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Verdict
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree, ancestors, depths
 from paceline.errors import MethodError, StoreError
-from paceline.round import Verdict
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.tree import DraftTree, ancestors, depths
 from tests import models, native
 from tests.draft.rows import row
 from tests.fakes import Spelling, TableTarget

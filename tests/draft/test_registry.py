@@ -17,8 +17,8 @@ from paceline.draft.none import NoDraft
 from paceline.draft.prompt_lookup import PromptLookup
 from paceline.draft.registry import create, describe, names
 from paceline.draft.sam import Sam
+from paceline.draft.spec import Options, option
 from paceline.errors import MethodError
-from paceline.spec import Options, option
 
 
 @dataclass(frozen=True)

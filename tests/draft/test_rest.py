@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from paceline.draft.registry import create
 from paceline.draft.rest import Rest, RestConfig
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError, StoreError
-from paceline.sampling import SamplingParams
 from tests.draft.rows import row, target, tokens
 from tests.draft.stores import corpus
 from tests.fakes import TableTarget

@@ -13,18 +13,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.completion import Completion
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.stepping import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.draft.s2d import LAG, Sorted, exits_in_use
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Completion, Row
+from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, ModelError
-from paceline.row import Row
-from paceline.sampling import RowRandom, SamplingParams
 from paceline.target.load import load, load_tokenizer
-from paceline.tree import DraftTree
 from tests import lossless_enumeration as enumeration
 from tests import models
 from tests.fakes import TableTarget

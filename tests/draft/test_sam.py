@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from paceline.draft.registry import create
 from paceline.draft.sam import Sam, SamConfig
 from paceline.draft.text import automaton, frozen
-from paceline.draft.text.freezing import build_part
+from paceline.draft.text.frozen import build_part
 from paceline.draft.text.store import writing
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError, StoreError
-from paceline.sampling import SamplingParams
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.fakes import TableTarget
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from paceline.draft.suffix import Suffix, SuffixConfig, up_to_ends
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError, StoreError
-from paceline.sampling import SamplingParams
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.draft.stores import corpus
 from tests.fakes import TableTarget

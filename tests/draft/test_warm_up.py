@@ -13,7 +13,8 @@ METHODS = ["prompt-lookup", "sam", "rest", "suffix", "hierarchy"]
 PROGRAM = """
 import os, sys, traceback
 from paceline.draft import hierarchy, prompt_lookup, rest
-from paceline.draft.text import automaton, ngrams, suffix_array, suffix_nodes
+from paceline.draft.text import automaton, ngrams, suffix_array
+from paceline.draft.text import suffix_tree as suffix_nodes
 from paceline.draft.registry import create
 from tests.draft.rows import row, target
 

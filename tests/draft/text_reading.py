@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.draft.text import suffix_nodes
+from paceline.draft.text import suffix_tree as suffix_nodes
 from paceline.draft.text.automaton import TOKEN, SuffixAutomaton
 from paceline.draft.text.counts import COUNT, HEAD, NEXT, ContextCounts, locate, mixed
 from paceline.draft.text.counts import TOKEN as ITEM
-from paceline.draft.text.freezing import FRONT
-from paceline.draft.text.frozen import FrozenAutomaton
+from paceline.draft.text.frozen import FRONT, FrozenAutomaton
 from paceline.draft.text.suffix_tree import SuffixTree
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.memory import common
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.evals.align import sample
 from paceline.evals.align.backends.base import Decoding, Reply, Request
@@ -16,8 +18,6 @@ from paceline.evals.align.backends.local import Local
 from paceline.evals.align.methods import read_methods
 from paceline.evals.align.methods.base import Setting, Task
 from paceline.evals.align.types import Generation
-from paceline.prefixes import common
-from paceline.sampling import SamplingParams
 from paceline.workbench.client import CompletionError
 from tests import models
 

@@ -14,9 +14,9 @@ import pytest
 from paceline.bench.contestant import Ask
 from paceline.bench.peers import create_peer
 from paceline.certify.certificate import Plan, Subject, certify
-from paceline.certify.hosts import Host
+from paceline.certify.engines import Host
 from paceline.certify.reference import Reference
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
 from paceline.pages.certificate import findings
 
 TEXTS = ("Repeat after me: one two three one two three one two three.", "Count from 1 to 9.", "Hello!", "a b a b a")

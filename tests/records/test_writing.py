@@ -10,7 +10,7 @@ from tests.disk import full_after
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
-from paceline.records import Appender, write_whole
+from paceline.jsonl import Appender, write_whole
 from paceline.train.checkpoint import save_checkpoint
 from paceline.train.plan import Progress
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.records import Piece, pieces_of
+from paceline.jsonl import Piece, pieces_of
 from paceline.replay.record import TraceError, read_piece, read_trace
 from paceline.replay.report import Report
 from paceline.replay.shards import Replayer, ShardedReplay
@@ -29,7 +29,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """A file in several pieces, and one that is gzipped. A category comes late, and one in the second file alone."""
-    monkeypatch.setattr("paceline.records.pieces.PIECE_BYTES", 400)
+    monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 400)
     plain, zipped = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
     plain.write_bytes(lines(16, ("even", "odd", "even", "odd", "late")))
     zipped.write_bytes(gzip.compress(lines(9, ("odd", "other"))))

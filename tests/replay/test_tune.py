@@ -11,7 +11,7 @@ import pytest
 from paceline.cli import main
 from paceline.draft.load.times import NAMES
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
 from paceline.replay.tokens import RecordedAnswer
 from paceline.replay.tune import advice, measured, predict
 from paceline.replay.walk import Recording

@@ -9,19 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.accept import Accepted, accept
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.accept import Accepted, accept
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Round
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.replay.tokens import RecordedAnswer
 from paceline.replay.walk import Recording, Tally, replay, replayable, tokens_only
-from paceline.round import Round
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.base import Needs
-from paceline.tree import DraftTree
 from tests import drafters
 from tests.fakes import TableTarget
 

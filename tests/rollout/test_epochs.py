@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from paceline.engine.sampling import SamplingParams
 from paceline.rollout import RolloutStore
 from paceline.rollout.policy import Policy
 from paceline.rollout.run import rollout
-from paceline.sampling import SamplingParams
 from tests import models
 
 COPIES, EPOCHS, LENGTH = 4000, 3, 2

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.rollout import Rollouts, RolloutStore
-from paceline.rollout.entry import Key, digest
 from paceline.rollout.rules import _warn
-from paceline.sampling import SamplingParams
+from paceline.rollout.store import Key, digest
 from tests.fakes import TableTarget
 
 EOS, VOCAB = 3, 12

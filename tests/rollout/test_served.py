@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.rollout.entry import Entry
 from paceline.rollout.served import Scored, ServedRollout, ServedRule, answer
+from paceline.rollout.store import Entry
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
 from tests.rollout import toys

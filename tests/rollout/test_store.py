@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError, StoreError
-from paceline.rollout.entry import Entry, Key, digest, numbered
-from paceline.rollout.store import RolloutStore
+from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered
 
 
 def entry(tokens: list[int], version: int = 0, visit: int = 0) -> Entry:

@@ -16,7 +16,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.rollout import RolloutStore
 from paceline.rollout.demo.start import policy
-from paceline.rollout.entry import Key, digest
+from paceline.rollout.store import Key, digest
 from tests.paths import REPOSITORY
 
 accelerate = pytest.importorskip("accelerate", reason="TRL's processes come with the package accelerate")

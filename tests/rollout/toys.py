@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.accept import accept
+from paceline.engine.accept import accept
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.rollout.bins import OldToken
-from paceline.rollout.entry import Entry, Key, digest, law
 from paceline.rollout.rules import RolloutRule, Trail
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.tree import DraftTree
+from paceline.rollout.store import Entry, Key, digest, law
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
 

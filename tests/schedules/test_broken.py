@@ -9,11 +9,11 @@ from tests import drafters, plain
 from tests.schedules import broken, world
 from tests.schedules.world import World
 
-from paceline.bench.matching import exact, partial, up_to_end
-from paceline.engine import Engine
-from paceline.sampling import SamplingParams
-from paceline.schedules import target as rectangles
-from paceline.schedules.cache import RectangularCache
+from paceline.bench.together import exact, partial, up_to_end
+from paceline.engine.engine import Engine
+from paceline.engine.rectangles import RectangularCache
+from paceline.engine.rectangles import target as rectangles
+from paceline.engine.sampling import SamplingParams
 
 NEW, DEPTH = 10, 3
 

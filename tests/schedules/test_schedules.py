@@ -16,17 +16,22 @@ from tests.schedules.world import NEW, SAMPLED, World
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.rectangles import (
+    Block,
+    Equal,
+    Grouped,
+    RectangularCache,
+    RectangularTarget,
+    create_schedule,
+    rectangular,
+)
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import ModelError, PacelineError
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.schedules import create_schedule
-from paceline.schedules.cache import Block, RectangularCache
-from paceline.schedules.published import Equal, Grouped
-from paceline.schedules.target import RectangularTarget, rectangular
 from paceline.target.base import Needs
-from paceline.tree import DraftTree
 
 SCHEDULES = ("equal", "grouped")
 GREEDY = SamplingParams(max_tokens=NEW)

@@ -9,7 +9,7 @@ import numpy as np
 from tests import models, plain
 from transformers import PreTrainedModel
 
-from paceline.sampling import SamplingParams
+from paceline.engine.sampling import SamplingParams
 from paceline.target.hf import HFTarget
 
 NEW = 12

@@ -18,7 +18,7 @@ from paceline.draft.fallback import Fallback
 from paceline.draft.grammar import Forced
 from paceline.draft.prediction import Prediction
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
 from paceline.serve.app import Settings, create_app
 from paceline.serve.connections import limited
 from paceline.serve.ending import Ending

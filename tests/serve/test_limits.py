@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 from pydantic import ValidationError
 
+from paceline.engine.request import overlap
 from paceline.errors import PacelineError
-from paceline.row import overlap
 from paceline.serve.body import parsed
 from paceline.serve.fields import ChatRequest, DetokenizeRequest, TextRequest, TokenizeRequest
 from paceline.serve.limits import Limits
@@ -337,7 +337,7 @@ def test_what_may_take_long_is_not_done_on_the_event_loop(address: str, served: 
 
 
 def test_a_refusal_of_the_engine_is_a_paceline_error(served: Any) -> None:
-    from paceline.sampling import SamplingParams
+    from paceline.engine.sampling import SamplingParams
 
     before = served._next_id, list(served.waiting)
     with pytest.raises(PacelineError, match="logit_bias names token"):

@@ -15,8 +15,8 @@ import pytest
 from jsonschema import validate
 
 from paceline.cli import main
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import RowError
-from paceline.sampling import SamplingParams
 from paceline.serve.fields import Tool
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.serve.fields import Tool
 from paceline.serve.structure import AfterReasoning, Grammars, Matched
 from paceline.serve.tools import schema

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.completion import Delta
+from paceline.engine.request import Delta, Row
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.serve.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker
 
 THREE = SamplingParams(max_tokens=3)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined, quantise
+from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined, quantise
 
 
 def reference(blocks: Blocks) -> torch.Tensor:
@@ -36,7 +36,7 @@ def test_sizes_are_ggmls() -> None:
 def test_any_bytes_are_read_as_the_reference_reads_them(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = anything(kind)
     assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
-    monkeypatch.setattr("paceline.target.blocks.CHUNK", 1000)  # in pieces
+    monkeypatch.setattr("paceline.target.quantised.blocks.CHUNK", 1000)  # in pieces
     assert torch.equal(bits(blocks.dense()), bits(reference(blocks)))
     few = torch.tensor([3, 0, 63])
     assert torch.equal(bits(blocks.rows(few).dense()), bits(blocks.dense()[few]))

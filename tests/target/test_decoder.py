@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests import models, native
 
-from paceline.round import Segment
-from paceline.target import products
+from paceline.engine.round import Segment
+from paceline.engine.tree import ancestors
 from paceline.target.base import Needs
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
+from paceline.target.kernels import products
 from paceline.target.layout import SHARED_QUERIES
 from paceline.target.load import load
-from paceline.tree import ancestors
 
 
 def chain(slot: int, tokens: Sequence[int], logits: int | None = None, start: int = 0) -> Segment:

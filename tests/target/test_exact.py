@@ -11,11 +11,11 @@ import torch
 from tests import exact, models, native
 
 from paceline import Engine
+from paceline.engine.round import Segment
 from paceline.errors import ModelError
-from paceline.round import Segment
-from paceline.target import products
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
+from paceline.target.kernels import products
 from paceline.target.linear import Linear
 
 DTYPES = [torch.float32, torch.bfloat16]

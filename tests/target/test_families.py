@@ -8,9 +8,9 @@ import torch
 from tests import models
 from transformers import AutoModelForCausalLM
 
-from paceline.engine import Engine
-from paceline.round import Segment
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Needs, Target
 from paceline.target.decoder import Decoder
 from paceline.target.load import load

@@ -15,17 +15,17 @@ import torch
 from tests import models
 from tests.gguf_files import write
 
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
-from paceline.round import Segment
-from paceline.sampling import SamplingParams
-from paceline.target import gguf_model
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
-from paceline.target.gguf import GGUF
-from paceline.target.gguf_tokenizer import end_tokens, same_tokens, tokenizer_of
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer
+from paceline.target.quantised import gguf_model
+from paceline.target.quantised.gguf import GGUF
+from paceline.target.quantised.gguf_tokenizer import end_tokens, same_tokens, tokenizer_of
 
 TEXT = np.array([5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31])
 FAMILIES = [family for family in models.NATIVE if family != "qwen3-bias"]  # llama.cpp's Qwen3 has no biases

@@ -14,7 +14,7 @@ import sentencepiece
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.target.gguf_tokenizer import RULES, tokenizer_of
+from paceline.target.quantised.gguf_tokenizer import RULES, tokenizer_of
 from paceline.target.tokenizer import Tokenizer as Ours
 
 AWKWARD = [

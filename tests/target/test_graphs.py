@@ -9,13 +9,13 @@ import torch
 from tests import drafters, models, native
 
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
-from paceline.round import Segment
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.target.base import BEFORE_NORM, Needs
 from paceline.target.decoder import Decoder
 from paceline.target.graphs import Recorder
-from paceline.tree import DraftTree
 
 
 def with_forms(family: str) -> Decoder:

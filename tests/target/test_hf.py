@@ -10,10 +10,10 @@ import pytest
 import torch
 from tests import models
 
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment, Verdict
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
-from paceline.round import Segment, Verdict
-from paceline.sampling import SamplingParams
 from paceline.target import hf
 from paceline.target.base import Needs
 from paceline.target.hf import HFTarget, _RowsCache

@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 import torch
 
-from paceline.target import integer, integer_kernel
-from paceline.target.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
-from paceline.target.integer import IntegerPanels
-from paceline.target.integer_kernel import COLUMNS, ROWS
+from paceline.target.kernels import integer
+from paceline.target.kernels import integer as integer_kernel
+from paceline.target.kernels.integer import COLUMNS, ROWS, IntegerPanels
 from paceline.target.linear import BlockLinear, Linear, linear
+from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
 
 pytestmark = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
 

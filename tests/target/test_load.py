@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests import models
 
+from paceline.engine.round import Segment
 from paceline.errors import ModelError
-from paceline.round import Segment
 from paceline.target import load as module
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from paceline.target import products
+from paceline.target.kernels import products
+from paceline.target.kernels.products import COLUMNS, ROWS, Panels
 from paceline.target.linear import Linear
-from paceline.target.products import COLUMNS, ROWS, Panels
 
 ROUNDING = 2.0**-8
 """Half a unit in the last place of bfloat16, relative."""

@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 
 from paceline.errors import PromptError
 from paceline.target.load import load_tokenizer
-from paceline.target.prompt_text import fewest_tokens, longest_token
+from paceline.target.tokenizer import fewest_tokens, longest_token
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from tests import models
 
+from paceline.engine.round import Segment
 from paceline.errors import ModelError, PacelineError
-from paceline.round import Segment
-from paceline.target import quantised
-from paceline.target.blocks import Blocks
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer, quantise_folder
+from paceline.target.quantised import checkpoint as quantised
+from paceline.target.quantised.blocks import Blocks
 from paceline.target.shape import weight_shapes
 
 TEXT = [5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31]
@@ -185,9 +185,9 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path: Path, monkeypatch: py
 
 def test_a_cpu_that_is_slow_or_cannot_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _, blocks, dense = decoders("llama2", "int8")
-    monkeypatch.setattr("paceline.target.integer.fast", lambda: False)
+    monkeypatch.setattr("paceline.target.kernels.integer.fast", lambda: False)
     assert "slowly" in blocks.notes[1]
-    monkeypatch.setattr("paceline.target.integer.supported", lambda: False)
+    monkeypatch.setattr("paceline.target.kernels.integer.supported", lambda: False)
     assert "expanded" in blocks.notes[1]
     assert dense.notes == []
     expanded = decoders("llama2", "int8")[1]

@@ -18,9 +18,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, PromptError
-from paceline.target.detokenizer import WindowDetokenizer
 from paceline.target.load import load_tokenizer
-from paceline.target.tokenizer import Tokenizer
+from paceline.target.tokenizer import Tokenizer, WindowDetokenizer
 
 TEXT = "Once upon a time, a wölf 狼 met 🐺🐾;\n\n  he said: “naïve”.\t 한국어 ü"
 RANDOM = settings(max_examples=150, deadline=None)

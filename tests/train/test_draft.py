@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
-from paceline.sampling import SamplingParams
 from paceline.target.load import load, load_tokenizer
 from paceline.train.draft import DraftConfig, train_draft
 from paceline.train.drafter import open_teacher

@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from paceline.draft.eagle import EagleNetwork
 from paceline.draft.eagle3 import Eagle3Network, Flags
 from paceline.draft.neural.features import Network
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.round import Segment
-from paceline.sampling import SamplingParams
 from paceline.target.load import load
 from paceline.train.__main__ import app
 from paceline.train.drafter import LessonConfig

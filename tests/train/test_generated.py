@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.generated import generated_rows, openings

@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from paceline.draft.neural.heads.drafting import StaticHeads
-from paceline.draft.neural.heads.joint import Switches
+from paceline.draft.neural.heads.networks import Switches
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.target.load import load, load_tokenizer
 from paceline.train.__main__ import app
 from paceline.train.heads import HeadsConfig, Teacher, check_depth, go_on, known_depths, measure

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from paceline.draft.kangaroo import Adapter
 from paceline.draft.neural.checkpoint import TargetFacts, open_drafter, save_drafter
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.round import Segment
-from paceline.sampling import SamplingParams
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from paceline.target.shape import Shape

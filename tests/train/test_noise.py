@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from paceline.draft.neural.checkpoint import TargetFacts
-from paceline.engine import Engine
-from paceline.records import write_whole
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
+from paceline.jsonl import write_whole
 from paceline.target.load import load
 from paceline.target.tuned import tuned_note
 from paceline.train.__main__ import app

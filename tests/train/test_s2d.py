@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from paceline.draft.s2d import Sorted, exits_in_use
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.train.__main__ import app
 from paceline.train.agreement import agreement, logits_of
 from paceline.train.log import read_log

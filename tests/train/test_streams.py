@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from paceline.draft.model import Model
 from paceline.draft.neural.streams import FILE
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.train.__main__ import app
 from paceline.train.loss import IGNORE
 from paceline.train.streams import StreamsLoss, later, measure, seen

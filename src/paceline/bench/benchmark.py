@@ -20,7 +20,7 @@ from paceline.bench import specbench
 from paceline.bench.contestant import Contestant
 from paceline.bench.devices import on_devices
 from paceline.bench.differences import judge_differences
-from paceline.bench.disturbance import disturbances
+from paceline.bench.environment import disturbances
 from paceline.bench.folder import RUN, SUMMARY, RunFolder, answers_of, check
 from paceline.bench.metrics import summarize
 from paceline.bench.peers import parse_peer

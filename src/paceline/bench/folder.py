@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.bench.record import Answer, read_answers
 from paceline.errors import PacelineError
-from paceline.records import Appender, as_object, loads, write_whole
+from paceline.jsonl import Appender, as_object, loads, write_whole
 
 RUN, ANSWERS, SUMMARY = "run.json", "answers.jsonl", "summary.json"
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError, PromptError
-from paceline.records import objects
+from paceline.jsonl import objects
 from paceline.replay.record import MT_BENCH
 
 if TYPE_CHECKING:
-    from paceline.engine import Engine
+    from paceline.engine.engine import Engine
 
 WINDOW, MAX_NGRAM = 64, 16
 
@@ -59,7 +59,7 @@ def count_loops(
     engine: Engine, prompts: Sequence[Sequence[dict[str, str]]], name: str, temperature: float, tokens: int
 ) -> LoopCount:
     """Answer every prompt (chat messages) with at most `tokens` tokens; sampling is seeded by the prompt's number."""
-    from paceline.sampling import SamplingParams
+    from paceline.engine.sampling import SamplingParams
 
     rows, too_long = [], 0
     for seed, prompt in enumerate(prompts):
@@ -123,7 +123,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Count how many answers run into a loop, greedy and sampled."""
-    from paceline.engine import Engine
+    from paceline.engine.engine import Engine
 
     wanted = [c for name in categories.split(",") if name for c in (MT_BENCH if name == "mt-bench" else (name,))]
     engine = Engine(model, max_batch=batch, dtype=dtype)

@@ -14,12 +14,11 @@ from typing import Any
 from paceline import __version__
 from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.record import Reply
-from paceline.completion import Delta
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Delta, Row
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 

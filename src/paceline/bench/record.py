@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.records import loads
+from paceline.jsonl import loads
 
 PEER = "peer:"
 """What the names of other engines begin with."""

@@ -20,12 +20,11 @@ from paceline.bench.record import Reply
 from paceline.bench.runner import QuestionGroup
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.rectangles import RectangularTarget, check_schedule, create_schedule, fitted, is_rectangular
+from paceline.engine.request import Row
+from paceline.engine.scheduler import Schedule, Turn
 from paceline.errors import PacelineError
-from paceline.row import Row
-from paceline.schedule import Schedule, Turn
-from paceline.schedules import check_schedule, create_schedule, fitted, is_rectangular
-from paceline.schedules.target import RectangularTarget
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 

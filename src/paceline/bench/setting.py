@@ -15,12 +15,11 @@ import torch
 
 from paceline.bench.contestant import Contestant
 from paceline.bench.environment import environment, machine
-from paceline.bench.large import large_folder
+from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.large_draft import large_draft_model, large_spec
 from paceline.bench.metrics import BASELINE
 from paceline.bench.ours import Ours
 from paceline.bench.peers import create_peer, parse_peer
-from paceline.bench.proportions import Enlargement, parse_size
 from paceline.bench.record import PEER, Answer
 from paceline.bench.runner import LeftOut, Options, QuestionGroup, fitting, grouped
 from paceline.bench.scheduled import Contest
@@ -30,9 +29,9 @@ from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
 from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
 from paceline.target.load import load, load_tokenizer
+from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 from paceline.target.tuned import tuned_note
-from paceline.threads import Threads
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from uuid import NAMESPACE_URL, uuid5
 from paceline.bench.metrics import BASELINE
 from paceline.bench.record import Answer
 from paceline.bench.suites import Suite
-from paceline.records import write_whole
+from paceline.jsonl import write_whole
 
 VANILLA = "vanilla"
 """What Spec-Bench calls plain decoding."""

@@ -24,7 +24,7 @@ from huggingface_hub.errors import HTTPError
 
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
-from paceline.records import NotJSON, as_object, numbered, write_whole
+from paceline.jsonl import NotJSON, as_object, numbered, write_whole
 from paceline.replay.record import MT_BENCH, is_spec_bench
 
 T = TypeVar("T")

@@ -15,12 +15,10 @@ import numpy as np
 
 from paceline.certify import acceptance
 from paceline.certify.engines import Said, UnderTest
-from paceline.certify.greedy import Greedy, Judge
-from paceline.certify.law import law_of
+from paceline.certify.greedy import Greedy, Judge, Stops, check_stops
 from paceline.certify.reference import Model
-from paceline.certify.sampled import Case, Sampled, needed, power_of, sample
-from paceline.certify.stops import Stops, check_stops
-from paceline.sampling import SamplingParams
+from paceline.certify.sampled import Case, Sampled, law_of, needed, power_of, sample
+from paceline.engine.sampling import SamplingParams
 from paceline.target.tokenizer import Tokenizer
 
 Prompts = Sequence[Sequence[int]]

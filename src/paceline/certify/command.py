@@ -15,16 +15,15 @@ import numpy as np
 from paceline.bench.environment import environment
 from paceline.bench.peers import PEERS, create_peer
 from paceline.certify.certificate import Plan, Subject, Watch, certify
-from paceline.certify.engines import Ours, UnderTest
-from paceline.certify.hosts import Host
+from paceline.certify.engines import Host, Ours, UnderTest
 from paceline.certify.reference import Model, PlainDecoding, Reference
+from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
-from paceline.prompt import Prompt, encode, is_chat
-from paceline.records import write_whole
+from paceline.jsonl import write_whole
 from paceline.target.base import Target
 from paceline.target.find import is_gguf
 from paceline.target.load import load
-from paceline.target.quantised import exact_dtype
+from paceline.target.quantised.checkpoint import exact_dtype
 
 if TYPE_CHECKING:
     from paceline.certify.endpoint import Messages

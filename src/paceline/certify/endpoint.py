@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.certify import chance
+from paceline.certify import sampled as chance
 from paceline.certify.certificate import Plan, Watch
 from paceline.certify.greedy import SHOWN
-from paceline.certify.law import LEAST
-from paceline.certify.sampled import LEVEL
+from paceline.certify.sampled import LEAST, LEVEL
 from paceline.workbench.client import Client, Completion, find_model, parse
 
 REQUESTS = 4000

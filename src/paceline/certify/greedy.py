@@ -7,15 +7,16 @@ logits there: twice the most that the engine's dtype changes any, or float32 its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from paceline.certify.engines import Said, UnderTest
 from paceline.certify.reference import Model
-from paceline.sampling import SamplingParams, warp
+from paceline.engine.sampling import SamplingParams, warp
 
 ROUNDING = 1e-5
 """Of float32, as a share of the largest logit: kernels of other libraries add in another order."""
@@ -143,3 +144,58 @@ def _unlike(logits: torch.Tensor, tokens: Sequence[int]) -> list[int]:
         return []
     said = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1))[:, 0]
     return torch.nonzero(said < logits.amax(-1))[:, 0].tolist()
+
+
+# Stop strings: an answer must end before the first one, also where it was drafted whole.
+
+PLACES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Where in an answer a string is cut out, as shares of its length."""
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass
+class Stops:
+    """Answers asked for with a stop string, and those that did not end as they should."""
+
+    answers: int = 0
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        """For the certificate."""
+        return {
+            "lossless": not self.wrong,
+            "answers": self.answers,
+            "bugs": len(self.wrong),
+            "shown": self.wrong[:SHOWN],
+        }
+
+
+def check_stops(
+    engine: UnderTest,
+    prompts: Sequence[Sequence[int]],
+    said: Sequence[Said],
+    wish: SamplingParams,
+    decode: Callable[[Sequence[int], Sequence[int]], str],
+) -> Stops:
+    """said: what the engine answered to `prompts`, by `wish`, without stop strings. decode(prompt, answer): the text of
+    all tokens of an answer."""
+    asked = [(prompt, stop) for prompt, one in zip(prompts, said, strict=True) for stop in _strings(one.text or "")]
+    stops = Stops(len(asked))
+    wishes = [replace(wish, stop=(stop,)) for _, stop in asked]
+    again = engine.answer([prompt for prompt, _ in asked], wishes) if asked else []
+    for (prompt, stop), one in zip(asked, again, strict=True):
+        whole, before = decode(prompt, one.tokens), decode(prompt, one.tokens[:-1])
+        right = whole[: whole.index(stop)] if stop in whole else whole
+        if one.text != right or stop in before:
+            stops.wrong.append({"stop": stop, "text": one.text, "right": right})
+    return stops
+
+
+def _strings(text: str) -> list[str]:
+    """Different strings of the text, of two characters or one, none of which is half of another character."""
+    cuts: dict[str, None] = {}
+    for share in PLACES:
+        begin = int(share * len(text))
+        found = (text[begin : begin + n] for n in (2, 1) if BROKEN not in text[begin : begin + n])
+        cuts |= dict.fromkeys([next(found, "")])
+    return [cut for cut in cuts if cut]

@@ -2,7 +2,7 @@
 
 A model with weights of eight and four bits transformers does not have: its reference is `PlainDecoding`, ours.
 `Reference` shares nothing with the engines under test but the weights, and, with ours, the definition of temperature
-and filters (`paceline.sampling.warp`), which has tests of its own against transformers' processors.
+and filters (`paceline.engine.sampling.warp`), which has tests of its own against transformers' processors.
 
     reference = Reference.load("models/demo", dtype="float32")
     reference.after([[1, 2, 3], [1, 2, 4]])      # logits of the next token, [2, V]
@@ -19,7 +19,7 @@ import torch
 
 from paceline.bench.peers.setup import folder_of
 from paceline.bench.peers.transformers import load_model
-from paceline.round import Segment
+from paceline.engine.round import Segment
 from paceline.target.base import Target
 from paceline.target.load import DTYPES
 

@@ -19,7 +19,7 @@ from paceline.cli import options
 from paceline.cli.schedules import SCHEDULE_WORDS, schedule_table
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import check_folder
+from paceline.jsonl import check_folder
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -103,7 +103,7 @@ def bench(
     from paceline.bench.scheduled import Contest
     from paceline.bench.setting import Benchmark, Watch
     from paceline.cli.drive import Interrupt
-    from paceline.sampling import SamplingParams
+    from paceline.engine.sampling import SamplingParams
 
     SamplingParams(max_tokens=max_tokens, temperature=temperature)  # what they may be is said before a model is read
     transformers.logging.set_verbosity_error()
@@ -277,7 +277,7 @@ def _overview(overall: list[dict[str, Any]]) -> Table:
 
 
 def _is_doubtful(result: dict[str, Any]) -> bool:
-    from paceline.bench.disturbance import is_impossible
+    from paceline.bench.environment import is_impossible
 
     ours = not result["method"].startswith("peer:")
     return ours and is_impossible(result["speedup"], result["mean_accepted_tokens"])

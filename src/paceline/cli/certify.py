@@ -13,7 +13,7 @@ from rich.console import Console
 
 from paceline.cli import options
 from paceline.errors import PacelineError
-from paceline.records import check_folder
+from paceline.jsonl import check_folder
 
 if TYPE_CHECKING:
     from paceline.certify.certificate import Watch
@@ -102,7 +102,7 @@ def _read(file: str | None) -> list[Any] | None:
     if file is None:
         return None
     from paceline.cli.prompts import from_file
-    from paceline.sampling import SamplingParams
+    from paceline.engine.sampling import SamplingParams
 
     jobs, broken = from_file(file, SamplingParams())
     if broken:

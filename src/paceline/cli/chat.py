@@ -12,8 +12,8 @@ from paceline.errors import PacelineError, PromptError
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
-    from paceline.engine import Engine
-    from paceline.sampling import SamplingParams
+    from paceline.engine.engine import Engine
+    from paceline.engine.sampling import SamplingParams
 
 HELP = """/reset  forget the conversation
 /stats  tokens, rounds and speed so far
@@ -48,7 +48,7 @@ def chat(
     \b
     paceline chat models/demo --draft sam --color
     """
-    from paceline.sampling import SamplingParams
+    from paceline.engine.sampling import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,

@@ -15,7 +15,7 @@ from rich.progress import TaskProgressColumn, TimeRemainingColumn
 from paceline.cli import options
 from paceline.cli.show import progress_bar
 from paceline.errors import StoreError
-from paceline.records import check_folder
+from paceline.jsonl import check_folder
 
 if TYPE_CHECKING:
     from paceline.draft.text.store import Store

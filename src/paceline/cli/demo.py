@@ -15,14 +15,14 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.options import open_engine
 from paceline.cli.show import Screen, plain_table
+from paceline.draft.spec import parse, split
 from paceline.errors import ModelError, PacelineError, PromptError, shortened
-from paceline.spec import parse, split
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Comparison
     from paceline.cli.prompts import Job
-    from paceline.completion import Delta
-    from paceline.engine import Engine
+    from paceline.engine.engine import Engine
+    from paceline.engine.request import Delta
 
 DEMO, PROMPTS = "models/demo", "demo-prompts.jsonl"
 
@@ -71,8 +71,8 @@ def demo(
     from paceline.cli.drive import Interrupt, compare
     from paceline.cli.prompts import from_file
     from paceline.cli.repeats import doubts, typical
-    from paceline.engine import Engine
-    from paceline.sampling import SamplingParams
+    from paceline.engine.engine import Engine
+    from paceline.engine.sampling import SamplingParams
 
     with as_file(files("paceline.cli") / PROMPTS) as shipped:
         jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))

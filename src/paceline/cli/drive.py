@@ -14,11 +14,10 @@ from types import FrameType
 from typing import Any
 
 from paceline.cli.prompts import Job, Messages
-from paceline.completion import Delta
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Delta, Row
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 
 Watch = Callable[[Engine, Job, Delta], None]
 """Called with every delta, while the answers grow."""

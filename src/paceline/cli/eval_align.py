@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.cli import options
-from paceline.records import check_folder
+from paceline.jsonl import check_folder
 
 if TYPE_CHECKING:
     from paceline.evals.align.command import Outcome

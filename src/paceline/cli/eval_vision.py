@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.errors import PacelineError
-from paceline.records import check_file, check_folder
+from paceline.jsonl import check_file, check_folder
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
 

@@ -12,11 +12,11 @@ from paceline.cli import options
 from paceline.cli.options import one_line, open_engine
 from paceline.cli.show import Screen, profile_table
 from paceline.errors import PromptError
-from paceline.records.writing import Appender, Writer, check_file, standard_output
+from paceline.jsonl import Appender, Writer, check_file, standard_output
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
-    from paceline.sampling import SamplingParams
+    from paceline.engine.sampling import SamplingParams
 
 
 def generate(
@@ -87,7 +87,7 @@ def generate(
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
     from paceline.draft.base import unmet
-    from paceline.sampling import SamplingParams
+    from paceline.engine.sampling import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,
@@ -171,7 +171,7 @@ def _expected(file: Path | None) -> str:
 def _from_predictions(draft: str) -> str:
     """A drafter's spec, with the drafter that reads predictions in front of it, as on the server."""
     from paceline.draft.prediction import Prediction
-    from paceline.spec import parse, split
+    from paceline.draft.spec import parse, split
 
     names = [parse(part, draft).name for part in split(draft)]
     return draft if Prediction.name in names else f"{Prediction.name}+{draft}"

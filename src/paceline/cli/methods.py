@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from paceline.draft.registry import MethodInfo
-    from paceline.spec import OptionInfo
+    from paceline.draft.spec import OptionInfo
 
 
 def methods(

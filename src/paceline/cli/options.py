@@ -9,7 +9,7 @@ import typer
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.engine import Engine
+    from paceline.engine.engine import Engine
 
 Model = Annotated[
     str, typer.Argument(help="A folder (config.json, safetensors, tokenizer), a Hugging Face id, or a GGUF file.")
@@ -94,8 +94,8 @@ def open_engine(
     import transformers
 
     from paceline.draft.registry import create
-    from paceline.engine import Engine
-    from paceline.memory import parse_bytes
+    from paceline.engine.engine import Engine
+    from paceline.engine.memory import parse_bytes
     from paceline.target.load import tokenizer_for
 
     # What transformers would warn of, such as a long prompt, is an error of ours, reported once.

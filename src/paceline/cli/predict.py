@@ -83,9 +83,9 @@ def _size(model: str) -> Size:
     """MethodError or ModelError for what has no configuration of a Llama-family model."""
     from paceline.cost.model import Size
     from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
-    from paceline.target.gguf import GGUF
-    from paceline.target.gguf_model import config_of
     from paceline.target.load import read_config
+    from paceline.target.quantised.gguf import GGUF
+    from paceline.target.quantised.gguf_model import config_of
     from paceline.target.shape import unsupported
 
     config = config_of(GGUF(gguf_of(model))) if is_gguf(model) else read_config(find(model, SMALL_FILES))
@@ -104,7 +104,7 @@ def _machine(option: str, name: str) -> Machine:
 
 
 def _measured_hit(table: Path) -> float:
-    from paceline.records import loads
+    from paceline.jsonl import loads
 
     try:
         return float(loads(table.read_bytes())["beside"]["separate"]["hit"])

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant, shortened
-from paceline.records import as_object, numbered
-from paceline.sampling import SamplingParams
+from paceline.jsonl import as_object, numbered
 
 PREDICTION = "prediction"
 

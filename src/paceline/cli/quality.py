@@ -36,9 +36,9 @@ def quality(
     import torch
 
     from paceline.evals.quality import compare
-    from paceline.records import check_folder, write_whole
+    from paceline.jsonl import check_folder, write_whole
     from paceline.target.load import load, load_tokenizer
-    from paceline.target.quantised import MEASURED, split
+    from paceline.target.quantised.checkpoint import MEASURED, split
 
     if against is None and dtype == "auto":
         raise PacelineError("there is one model and one dtype: name another with --against or --dtype")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options
-from paceline.records import check_new_folder
+from paceline.jsonl import check_new_folder
 
 
 def quantize(

@@ -11,7 +11,7 @@ from statistics import quantiles
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.disturbance import is_impossible
+from paceline.bench.environment import is_impossible
 from paceline.bench.looping import is_looping
 from paceline.cli.drive import Comparison, Interrupt
 

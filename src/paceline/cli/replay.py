@@ -18,7 +18,7 @@ from rich.table import Table
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import check_file, write_whole
+from paceline.jsonl import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
@@ -163,9 +163,9 @@ def _here(
 
 def _on_ray(job: ShardedReplay, address: str, workers: int | None, interrupt: Interrupt) -> Report:
     """On a Ray cluster."""
-    from paceline.machines import spread
     from paceline.replay.report import Report
     from paceline.replay.shards import Replayer
+    from paceline.workbench.cluster import spread
 
     report, shards = Report(job.specs), job.shards()
     parts = spread(Replayer, (job,), shards, address, workers)

@@ -10,7 +10,7 @@ import typer
 
 from paceline.errors import PacelineError
 from paceline.evals.align.store import is_run
-from paceline.records import check_file, write_whole
+from paceline.jsonl import check_file, write_whole
 
 PAGE = "report.html"
 

@@ -12,10 +12,10 @@ from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
 from paceline.cli.repeats import Repeated, once, steady
 from paceline.cli.show import Screen, statistics
-from paceline.completion import Delta
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Delta
 from paceline.errors import PacelineError
-from paceline.records.writing import Writer
+from paceline.jsonl import Writer
 
 LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"
 

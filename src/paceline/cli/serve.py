@@ -15,7 +15,7 @@ import typer
 from paceline import interrupt
 from paceline.cli import options
 from paceline.errors import PacelineError
-from paceline.records import check_log
+from paceline.jsonl import check_log
 from paceline.serve.limits import Limits
 
 DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
@@ -112,7 +112,7 @@ def serve(
     from paceline.draft.grammar import Forced
     from paceline.draft.prediction import Prediction
     from paceline.draft.registry import create
-    from paceline.engine import Engine
+    from paceline.engine.engine import Engine
     from paceline.serve.app import Settings, create_app
     from paceline.serve.connections import limited, most_files
     from paceline.serve.ending import Ending

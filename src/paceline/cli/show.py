@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from paceline.row import Row
+    from paceline.engine.request import Row
 
 Pieces = Iterable[tuple[str, str]]
 """(source, text): who proposed it, "" for the target itself."""

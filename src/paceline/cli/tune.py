@@ -15,7 +15,7 @@ from rich.progress import MofNCompleteColumn
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
-from paceline.records import check_file, write_whole
+from paceline.jsonl import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.replay.tokens import RecordedAnswer
@@ -204,7 +204,7 @@ def _measured(
     step: Callable[[], None], stopped: Callable[[], bool],
 ) -> Speeds:  # fmt: skip
     """The engine itself, after a few requests to warm it up; the drafters in turn at every size."""
-    from paceline.engine import Engine
+    from paceline.engine.engine import Engine
     from paceline.replay.tune import measured
 
     speeds: Speeds = {name: {} for name in names}

@@ -24,12 +24,12 @@ from paceline.cost.mirror import Law, pays_from
 from paceline.draft.mirror import Mirror
 from paceline.draft.neural.beside import Beside
 from paceline.draft.neural.branches import Ahead
-from paceline.engine import Engine
-from paceline.prompt import Prompt
-from paceline.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.prompt import Prompt
+from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Target
+from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
-from paceline.threads import Threads
 
 FORWARD = ("prepare", "layers", "head", "accept")
 """Parts of the engine's clock that are the target's."""

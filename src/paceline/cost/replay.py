@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.cost.model import Floats, Rounds, interpolate, speedup_from_rounds
 from paceline.errors import PacelineError
-from paceline.records import loads
+from paceline.jsonl import loads
 from paceline.replay.walk import Tally
 
 

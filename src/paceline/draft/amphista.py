@@ -4,7 +4,7 @@ Li et al., "Amphista: Bi-directional Multi-head Decoding for Accelerating LLM In
 The layers read every committed token's state and the token that was chosen after it; K heads read the last of what
 they make, an encoder lets the K positions see each other, and the target's output head reads those. One pass drafts all
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
-`paceline.draft.neural.heads.joint` has the network, called Amphista-R, and its switches.
+`paceline.draft.neural.heads.networks` has the network, called Amphista-R, and its switches.
 
     Engine("models/demo", draft="amphista:models/demo-amphista,tree=16")
 """
@@ -19,20 +19,20 @@ import torch.nn.functional as F
 
 from paceline.draft.neural.checkpoint import open_drafter
 from paceline.draft.neural.heads.drafting import StaticConfig
-from paceline.draft.neural.heads.joint import JointHeads, Switches, beside
 from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
+from paceline.draft.neural.heads.networks import JointHeads, Switches, beside
 from paceline.draft.neural.heads.reading import ReadingHeads
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.published import check_all
 from paceline.draft.neural.weights import load_module, nbytes, placed
+from paceline.engine.request import Request
+from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
-from paceline.round import Segment
-from paceline.row import Request
 from paceline.target.base import BEFORE_NORM, Facts, Needs
-from paceline.target.blocks import Blocks
 from paceline.target.decoder import Decoder
 from paceline.target.linear import Linear, linear
-from paceline.tree import IntArray
+from paceline.target.quantised.blocks import Blocks
 
 
 class Adaptation:

@@ -41,12 +41,12 @@ from paceline.draft.load.candidate import TRIALS, Candidate, Limited
 from paceline.draft.load.choice import choose
 from paceline.draft.load.times import Drafting, Times, read_table
 from paceline.draft.registry import create
+from paceline.draft.spec import Options, option
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.round import Round
-from paceline.row import Request
-from paceline.spec import Options, option
 from paceline.target.base import Facts
-from paceline.tree import DraftTree
 
 Floats = NDArray[np.float64]
 

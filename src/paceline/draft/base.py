@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from paceline.accept import Rule
-from paceline.clock import Clock
+from paceline.engine.accept import Rule
+from paceline.engine.clock import Clock
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import RowError
-from paceline.round import Round
-from paceline.row import Request
 from paceline.target.base import Facts, Needs
-from paceline.tree import DraftTree, IntArray
 
 
 class Drafter:
@@ -31,8 +31,8 @@ class Drafter:
     name           as in the registry; reports show it.
     lossless       "yes", or what it keeps instead of the target's distribution.
     paper          where it comes from.
-    Config         a frozen dataclass of its options (`paceline.spec.Options`), the class's only argument; None: it has
-                   no options.
+    Config         a frozen dataclass of its options (`paceline.draft.spec.Options`), the class's only argument; None:
+                   it has no options.
     needs          what it asks of the target's forward.
     weight_bytes   bytes of weights that one forward of its model reads; 0: it has no model.
     wants          what a request must bring for a draft, beside its tokens; "": nothing.

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.fallback import Fallback
-from paceline.row import Request
-from paceline.tree import DraftTree
+from paceline.engine.request import Request
+from paceline.engine.tree import DraftTree
 
 
 class Choice(Fallback):

@@ -23,12 +23,12 @@ from paceline.draft.neural.layer import HeadLayer, head_cache, head_ops, layer_c
 from paceline.draft.neural.published import check_all, open_head
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, from_offsets
 from paceline.draft.neural.weights import Precision, nbytes, placed
+from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.round import Segment
 from paceline.target.attention import begin
 from paceline.target.base import Facts
 from paceline.target.linear import linear
-from paceline.target.quantised import tensors_of
+from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
 
 TABLE = "embed_tokens.weight"

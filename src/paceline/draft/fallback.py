@@ -14,11 +14,11 @@ from operator import or_
 import torch
 
 from paceline.draft.base import Drafter, stamp
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.round import Round
-from paceline.row import Request
 from paceline.target.base import Facts
-from paceline.tree import DraftTree
 
 
 class Fallback(Drafter):

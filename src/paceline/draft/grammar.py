@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from paceline.draft.base import Drafter
-from paceline.row import Request
-from paceline.tree import DraftTree
+from paceline.engine.request import Request
+from paceline.engine.tree import DraftTree
 
 
 @runtime_checkable

@@ -24,15 +24,15 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
+from paceline.draft.spec import Options, option
 from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
+from paceline.engine.request import Request, Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.row import Request, Row
-from paceline.sampling import SamplingParams
-from paceline.spec import Options, option
 from paceline.target.base import Facts
-from paceline.tree import DraftTree
 
 KEY = 2
 """Tokens that L looks up first; the published setting."""

@@ -20,19 +20,19 @@ import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural.heads.drafting import StaticConfig
-from paceline.draft.neural.heads.grounded import PREFIX, GroundedHeads
 from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
+from paceline.draft.neural.heads.networks import PREFIX, GroundedHeads
 from paceline.draft.neural.heads.reading import ReadingHeads
 from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.published import check_all, open_head
 from paceline.draft.neural.weights import load_module, nbytes, placed
+from paceline.engine.request import Request
+from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
-from paceline.round import Segment
-from paceline.row import Request
 from paceline.target.base import Facts, Needs
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised import tensors_of
-from paceline.tree import IntArray
+from paceline.target.quantised.checkpoint import tensors_of
 
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
 """Endings of names in the authors' files that nothing reads: an embedding that no token enters, and tables that follow

@@ -49,12 +49,12 @@ from paceline.draft.shapes import (
     read_accuracies,
 )
 from paceline.draft.text.copying import continuation
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.topk import top_tokens
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.kernels.topk import top_tokens
-from paceline.round import Round
-from paceline.row import Request
 from paceline.target.base import Facts
-from paceline.tree import DraftTree, IntArray
 
 NGRAM = "ngram"
 

@@ -30,18 +30,18 @@ from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.neural.weights import PRECISION, Precision, nbytes, placed
+from paceline.draft.spec import option
+from paceline.engine.request import Request
+from paceline.engine.round import Round, Segment
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.round import Round, Segment
-from paceline.row import Request
-from paceline.spec import option
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
 from paceline.target.layout import plan
-from paceline.target.quantised import tensors_of
+from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
-from paceline.tree import DraftTree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ one, which the target has said already: it is the root. The candidates of a dept
 depth before. Heads share the target's output head or bring their own. Folders that `paceline train medusa` wrote and
 the layouts in which others publish heads are read (docs/methods/medusa.md lists them).
 
-Acceptance is lossless. The authors' typical acceptance, which is not, is `paceline.typical.Typical`.
+Acceptance is lossless. The authors' typical acceptance, which is not, is `paceline.engine.typical.Typical`.
 
     Engine("models/demo", draft="medusa:models/demo-medusa,tree=16")
 """
@@ -22,17 +22,17 @@ import torch
 from paceline.draft.neural.checkpoint import CONFIG
 from paceline.draft.neural.features import table_and_head
 from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads
-from paceline.draft.neural.heads.residual import ResidualHeads
+from paceline.draft.neural.heads.networks import ResidualHeads
 from paceline.draft.neural.published import check_all, open_head
 from paceline.draft.neural.vocab import check_map
 from paceline.draft.neural.weights import load_module, nbytes, placed
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.tree import IntArray
 from paceline.errors import MethodError, ModelError
-from paceline.round import Round
-from paceline.row import Request
 from paceline.target.base import Facts, Needs
 from paceline.target.linear import Linear, linear
 from paceline.target.load import open_weights
-from paceline.tree import IntArray
 
 SHARED, KEPT = "lm_head.weight", "token_map"
 """vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""

@@ -34,16 +34,16 @@ from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most
 from paceline.draft.neural.ring import Closed
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
+from paceline.draft.spec import Options, option
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.topk import top_tokens
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.kernels.topk import top_tokens
-from paceline.round import Round
-from paceline.row import Request
-from paceline.spec import Options, option
 from paceline.target.base import Facts, Needs, Target
 from paceline.target.decoder import Decoder
 from paceline.target.load import device_named, load_tokenizer
-from paceline.threads import Threads
-from paceline.tree import DraftTree
+from paceline.target.threads import Threads
 
 log = logging.getLogger("paceline")
 
@@ -142,7 +142,7 @@ class Mirror(Drafter):
     def _spec(self) -> str:
         """The drafter that is to draft ahead; MethodError for one that cannot."""
         from paceline.draft.registry import create
-        from paceline.spec import parse
+        from paceline.draft.spec import parse
 
         path = self.config.checkpoint
         name, _, rest = path.partition(":")

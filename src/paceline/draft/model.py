@@ -20,15 +20,15 @@ import torch
 from paceline.draft.neural.stepping import Draft, SteppingConfig
 from paceline.draft.neural.streams import Streaming, Streams, open_streams
 from paceline.draft.neural.vocab import trim
+from paceline.draft.spec import option
+from paceline.engine.request import Request
+from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray
 from paceline.errors import MethodError, ModelError
-from paceline.round import Segment
-from paceline.row import Request
-from paceline.spec import option
 from paceline.target.base import Facts
 from paceline.target.cache import CachedTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import IntArray
 
 CHUNK = 512
 """Most tokens of a prompt in one forward of the draft model."""

@@ -10,7 +10,7 @@ Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahea
   forward predicts one more row; a column, from its key down to the new token, is an n-gram of `level` tokens for
   the pool, and the oldest row falls out.
 
-The window never becomes part of the answer: its nodes are probes (see `paceline.tree`). In the published mask a
+The window never becomes part of the answer: its nodes are probes (see `paceline.engine.tree`). In the published mask a
 token sees the oldest row to its left and the column above itself, and nothing else. That is a tree, so all of the
 two-dimensional window fits into a draft: the oldest row is a chain after the root, and from the root and from
 each of its tokens hangs one column.
@@ -40,13 +40,13 @@ import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
+from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
-from paceline.kernels.argmax import best_token
-from paceline.round import Round
-from paceline.row import Request
-from paceline.sampling import on_accelerator
-from paceline.spec import Options, option
-from paceline.tree import DraftTree, IntArray, merge
+from paceline.engine.argmax import best_token
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.sampling import on_accelerator
+from paceline.engine.tree import DraftTree, IntArray, merge
 
 Gram = tuple[int, ...]
 

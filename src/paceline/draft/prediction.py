@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.draft.base import Drafter
-from paceline.row import Request
-from paceline.spec import Options, option
-from paceline.tree import DraftTree, IntArray
+from paceline.draft.spec import Options, option
+from paceline.engine.request import Request
+from paceline.engine.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)

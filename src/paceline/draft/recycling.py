@@ -25,15 +25,15 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
 from paceline.draft.shapes import Template, compile_template, template_of
+from paceline.draft.spec import Options, option
 from paceline.draft.text.store import HEADER, open_for, writing
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.topk import top_tokens
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, StoreError
-from paceline.kernels.topk import top_tokens
-from paceline.round import Round
-from paceline.row import Request
-from paceline.spec import Options, option
 from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
-from paceline.tree import DraftTree, IntArray
 
 TREES = {
     80: "0 1 2 3 4 5 6 7 "

@@ -18,8 +18,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
+from paceline.draft.spec import OptionInfo, Part, Takes, options, parse, split, takes_checkpoint, values
 from paceline.errors import MethodError, meant
-from paceline.spec import OptionInfo, Part, Takes, options, parse, split, takes_checkpoint, values
 
 GROUP = "paceline.drafters"
 

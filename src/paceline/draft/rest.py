@@ -21,13 +21,13 @@ import numpy as np
 from numba import njit
 
 from paceline.draft.base import Drafter
+from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
+from paceline.engine.request import Request
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.row import Request
-from paceline.spec import Options, option
 from paceline.target.base import Facts
-from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import read_drafter
 from paceline.draft.neural.stepping import Draft
+from paceline.draft.spec import option
+from paceline.engine.request import Request
+from paceline.engine.round import Round, Segment
+from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
-from paceline.round import Round, Segment
-from paceline.row import Request
-from paceline.spec import option
 from paceline.target.base import Facts
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
-from paceline.tree import IntArray
 
 LAG = 64
 """Most committed tokens that deeper layers may still have to run when a round begins."""

@@ -25,15 +25,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from paceline.draft.base import Drafter
+from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import continuation, up_to_end
 from paceline.draft.text.frozen import FrozenAutomaton, from_parts
 from paceline.draft.text.store import open_for
+from paceline.engine.request import Request
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.row import Request
-from paceline.spec import Options, option
 from paceline.target.base import Facts
-from paceline.tree import DraftTree, IntArray
 
 TAIL = 64
 """Tokens of a row that a cursor reads when it begins or has to begin again: no match needs to be known longer."""

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
-from paceline.records import loads
-from paceline.tree import IntArray
+from paceline.jsonl import loads
 
 RankPath = tuple[int, ...]
 """Which candidate to take at each step down from the root, 0 the best."""

@@ -20,9 +20,9 @@ from time import perf_counter
 
 import numpy as np
 
-from paceline.round import Segment
+from paceline.engine.round import Segment
+from paceline.engine.tree import DraftTree
 from paceline.target.base import Facts, Target
-from paceline.tree import DraftTree
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Nodes of the trees that are timed, the root among them."""

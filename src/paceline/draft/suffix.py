@@ -21,14 +21,14 @@ from typing import Literal
 import numpy as np
 
 from paceline.draft.base import Drafter
+from paceline.draft.spec import Options, option
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculation, SuffixTree, warm_up
+from paceline.engine.request import Request
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
-from paceline.row import Request
-from paceline.spec import Options, option
 from paceline.target.base import Facts
-from paceline.tree import DraftTree, IntArray
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from statistics import mean, stdev
 import numpy as np
 import torch
 
+from paceline.engine.round import Segment
 from paceline.errors import ModelError
-from paceline.round import Segment
 from paceline.target.base import Target
 
 WINDOW = 256

@@ -15,8 +15,8 @@ from paceline.bench.folder import ANSWERS, RUN, SUMMARY
 from paceline.bench.metrics import BASELINE, OVERALL
 from paceline.bench.record import PEER, Answer
 from paceline.errors import PacelineError
+from paceline.jsonl import loads
 from paceline.pages.plots import COLORS
-from paceline.records import loads
 
 KIND_COLORS = {"ours": COLORS[0], "peer": COLORS[1], "plain": COLORS[10]}
 

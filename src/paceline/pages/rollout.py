@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from paceline.jsonl import write_whole
 from paceline.pages.plots import COLORS, Curve, plot, style
-from paceline.records import write_whole
 
 Rows = list[dict[str, Any]]
 

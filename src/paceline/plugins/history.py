@@ -20,23 +20,23 @@ from itertools import count
 
 import numpy as np
 
-from paceline.accept import Accepted
 from paceline.draft.auto import Auto
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create
+from paceline.engine.accept import Accepted
+from paceline.engine.request import Request
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError
 from paceline.replay.walk import Recording
-from paceline.round import Round, Segment
-from paceline.row import Request
-from paceline.sampling import RowRandom, SamplingParams
 from paceline.target.base import Facts
-from paceline.tree import DraftTree, IntArray
 
 MAX_TOKENS = 2**31 - 1
 
 
 class HostRow:
-    """A request of another engine, as drafters see rows (`paceline.row.Request`).
+    """A request of another engine, as drafters see rows (`paceline.engine.request.Request`).
 
     room  most new tokens it may have; most: tokens of a draft that the host takes."""
 

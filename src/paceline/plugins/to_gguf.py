@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
-from paceline.target import quantised
-from paceline.target.blocks import Blocks
 from paceline.target.load import find, load_tokenizer, open_weights, read_config
+from paceline.target.quantised import checkpoint as quantised
+from paceline.target.quantised.blocks import Blocks
 
 FILE_TYPES = {"int4": 2, "int8": 7}
 """llama.cpp's numbers of files that are mostly Q4_0 and Q8_0."""

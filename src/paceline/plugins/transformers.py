@@ -37,16 +37,16 @@ from transformers.generation import (
 )
 from transformers.generation.configuration_utils import GenerationMode
 
-from paceline.accept import LOSSLESS, Lossless, Walker, follow, sample_from
-from paceline.completion import Delta
-from paceline.engine import Engine
+from paceline.engine.accept import LOSSLESS, Lossless, Walker, follow, sample_from
+from paceline.engine.engine import Engine
+from paceline.engine.request import Delta
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.scheduler import Ragged
+from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, create_paced
 from paceline.replay.walk import Recording
-from paceline.sampling import SamplingParams
-from paceline.schedule import Ragged
 from paceline.target.hf import HFTarget
-from paceline.tree import IntArray
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 """Arguments of the model's forward that transformers prepares and our loop makes itself."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.records import Piece, objects
+from paceline.jsonl import Piece, objects
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Spec-Bench counts MT-bench's eight categories as one task."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.records import Piece, pieces_of
+from paceline.jsonl import Piece, pieces_of
 from paceline.replay.record import TraceError, read_piece
 from paceline.replay.report import Report
 from paceline.replay.tokens import Transcriber, open_tokenizer

@@ -19,11 +19,11 @@ import jinja2
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paceline.engine.tree import IntArray
 from paceline.errors import ModelError, PromptError, meant
 from paceline.replay.record import Exchange, Message, TraceError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
-from paceline.tree import IntArray
 
 TEMPLATES = files("paceline.replay") / "templates"
 

@@ -21,20 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.load.candidate import Candidate
 from paceline.draft.load.times import Drafting, Times
-from paceline.engine import Engine
-from paceline.prompt import Prompt
+from paceline.engine.accept import Accepted
+from paceline.engine.engine import Engine
+from paceline.engine.prompt import Prompt
+from paceline.engine.request import Request, Row
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.replay.tokens import RecordedAnswer
 from paceline.replay.walk import ROOM, Recording, Tally, replay, replayable
-from paceline.round import Round, Segment
-from paceline.row import Request, Row
-from paceline.sampling import SamplingParams
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import DraftTree, IntArray
 
 Stopped = Callable[[], bool]
 

@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from numba import njit
 
-from paceline.accept import Accepted
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.registry import create, describe, names
+from paceline.engine.accept import Accepted
+from paceline.engine.request import Row
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError
-from paceline.round import Round, Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.base import Facts, Needs
 from paceline.target.tokenizer import Tokenizer
-from paceline.tree import DraftTree, IntArray
 
 if TYPE_CHECKING:
     from paceline.replay.tokens import RecordedAnswer

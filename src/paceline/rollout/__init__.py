@@ -7,9 +7,8 @@ trl, verl these rollouts inside the two trainers; imported only by those who use
 demo      a task that shows what each rule saves and costs
 """
 
-from paceline.rollout.entry import Entry, Key, digest
 from paceline.rollout.rules import RULES, rule_of
 from paceline.rollout.run import Figures, Rollout, Rollouts, rollout
-from paceline.rollout.store import RolloutStore
+from paceline.rollout.store import Entry, Key, RolloutStore, digest
 
 __all__ = ["RULES", "Entry", "Figures", "Key", "Rollout", "RolloutStore", "Rollouts", "digest", "rollout", "rule_of"]

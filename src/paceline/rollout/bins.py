@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.sampling import RowRandom
+from paceline.engine.sampling import RowRandom
 
 ROUNDING = 1e-6
 """A tail below this is what rounding leaves of lists that hold every token."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.draft.base import Drafter
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

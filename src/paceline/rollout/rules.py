@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.accept import LOSSLESS, Rule, Walker, follow, target_distributions
+from paceline.engine.accept import LOSSLESS, Rule, Walker, follow, target_distributions
+from paceline.engine.request import Row
+from paceline.engine.sampling import distributions, is_compiled
+from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError, meant
 from paceline.rollout.bins import OldToken, decide
-from paceline.rollout.entry import Entry, Key
-from paceline.row import Row
-from paceline.sampling import distributions, is_compiled
-from paceline.tree import DraftTree
+from paceline.rollout.store import Entry, Key
 
 log = logging.getLogger("paceline")
 
@@ -110,8 +110,8 @@ class Trail:
 
 
 class RolloutRule:
-    """An acceptance rule of the engine (`paceline.accept.Rule`) for rows that have begun with `begin`; all other rows
-    are decided by the rule `others`.
+    """An acceptance rule of the engine (`paceline.engine.accept.Rule`) for rows that have begun with `begin`; all other
+    rows are decided by the rule `others`.
 
     top  best tokens to keep of each place."""
 

@@ -22,17 +22,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.engine.prompt import Prompt
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
-from paceline.prompt import Prompt
-from paceline.rollout.entry import Entry, Key, digest, law, numbered
 from paceline.rollout.rules import RolloutRule, Trail, rule_of
-from paceline.rollout.store import RolloutStore
-from paceline.row import Row
-from paceline.sampling import SamplingParams
-from paceline.tree import IntArray
+from paceline.rollout.store import Entry, Key, RolloutStore, digest, law, numbered
 
 if TYPE_CHECKING:
-    from paceline.engine import Engine
+    from paceline.engine.engine import Engine
 
 log = logging.getLogger("paceline")
 

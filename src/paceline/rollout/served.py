@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from paceline.engine.sampling import RowRandom
 from paceline.errors import PacelineError
 from paceline.rollout.bins import decide_between
-from paceline.rollout.entry import Entry
-from paceline.sampling import RowRandom
+from paceline.rollout.store import Entry
 
 BANNED = -100.0
 """Added to the logit of a token that must not come."""

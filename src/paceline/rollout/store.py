@@ -1,23 +1,259 @@
-"""RolloutStore: the last answer to every copy of every prompt, at most so many bytes of them. Knows no engine.
-
-    store = RolloutStore("runs/answers.rollouts")      # or RolloutStore(): in memory alone
-    store.put([(key, entry)])
-    store.get(key)
-
-With a file, several processes share one store, and a run that was killed goes on with what was put before.
-"""
+"""What is kept of a rollout, and what it is kept under. Plain NumPy; knows no engine and no file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
+from uuid import uuid4
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from paceline.errors import PacelineError
-from paceline.rollout.entry import Entry, Key
-from paceline.rollout.file import SharedFile, decoded, encoded
+from paceline.engine.sampling import WARPING, SamplingParams
+from paceline.engine.tree import IntArray
+from paceline.errors import PacelineError, StoreError
+from paceline.jsonl import write_whole
+
+OVERHEAD = 256
+"""Bytes that an entry takes beside its arrays, about: the objects that hold them."""
+
+
+class Key(NamedTuple):
+    """A prompt, by a digest of its token ids, and which of its copies in a group this is, from 0."""
+
+    digest: bytes
+    copy: int
+
+
+def digest(prompt: Sequence[int] | IntArray) -> bytes:
+    """16 bytes that stand for a prompt's token ids."""
+    return hashlib.blake2b(np.asarray(prompt, "<i8").tobytes(), digest_size=16).digest()
+
+
+def numbered(digests: Sequence[bytes]) -> list[Key]:
+    """A key for each prompt of a batch: the first of equal ones is copy 0, the next copy 1."""
+    counts: dict[bytes, int] = {}
+    keys = []
+    for name in digests:
+        copy = counts.get(name, 0)
+        counts[name] = copy + 1
+        keys.append(Key(name, copy))
+    return keys
+
+
+def law(params: SamplingParams) -> str:
+    """The parameters that turn logits into the distribution that is drawn from, as a text; equal texts, equal laws."""
+    values: dict[str, Any] = {name: getattr(params, name) for name in WARPING}
+    values["logit_bias"] = sorted(dict(params.logit_bias).items())
+    values["bad_words"] = sorted(tuple(word) for word in params.bad_words)
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """The last answer to one copy of a prompt.
+
+    tokens     int32 [n], the end token included if there was one.
+    probs      float [n]: the probability of each token under the policy that this answer counts as drawn from, after
+               temperature and filters.
+    top_ids    int32 [n, M]: that policy's M most probable tokens at each place; top_probs float [n, M]. M may be 0.
+    version    of the policy, as the caller counts.
+    visit      how many answers to this copy came before it.
+    finished   it ended by itself; else it was cut at the most tokens there may be.
+    law        see `law`.
+    """
+
+    tokens: NDArray[np.int32]
+    probs: NDArray[Any]
+    top_ids: NDArray[np.int32]
+    top_probs: NDArray[Any]
+    version: int
+    visit: int
+    finished: bool
+    law: str
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def logprobs(self) -> NDArray[Any]:
+        """Natural logarithms of `probs`."""
+        return np.log(self.probs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, about."""
+        arrays = (self.tokens, self.probs, self.top_ids, self.top_probs)
+        return OVERHEAD + sum(array.nbytes for array in arrays)
+
+
+# A file of rollouts that several processes append to: whole records, also after kill -9.
+
+log = logging.getLogger("paceline")
+
+MAGIC = b"paceline rollouts 1\n"
+HEAD = len(MAGIC) + 33
+"""Bytes before the first record: what the file is, and which one."""
+FRAME = struct.Struct("<II")
+"""Length of a record in bytes, and its CRC-32."""
+
+
+class SharedFile:
+    """Records at `path`; read and written inside `with file.locked() as locked` alone.
+
+    head, read  the file's head when this process last read it, and the bytes that it has read."""
+
+    def __init__(self, path: Path):
+        self.path, self.head, self.read = path, b"", 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = path.with_name(f"{path.name}.lock").open("ab")
+        except OSError as error:
+            raise StoreError(f"{path} cannot be used as a store: {error.strerror}") from error
+
+    @contextmanager
+    def locked(self) -> Iterator[Locked]:
+        """The file, for this process alone."""
+        import fcntl  # not on Windows, where everything else of the package works
+
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            with self.path.open("a+b", buffering=0) as raw:
+                yield Locked(self, raw)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+
+class Locked:
+    """What can be done with the file while it is locked."""
+
+    def __init__(self, file: SharedFile, raw: BinaryIO):
+        self._file, self._raw = file, raw
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._raw.fileno()).st_size
+
+    def news(self) -> list[tuple[Key, Entry]]:
+        """The records that this process has not read. Cuts off an unfinished one at the end."""
+        begin = self._begin()
+        self._raw.seek(begin)
+        records, end = _whole(memoryview(self._raw.read()), 0)
+        self._file.read = begin + end
+        if (rest := self.size - self._file.read) > 0:
+            log.warning("%s: the last %d bytes are not a whole record and are dropped", self._file.path, rest)
+            os.truncate(self._raw.fileno(), self._file.read)
+        return records
+
+    def _begin(self) -> int:
+        """How far this process has read; after the head in a file that is new, or that was written anew."""
+        self._raw.seek(0)
+        head = self._raw.read(HEAD)
+        if not MAGIC.startswith(head[: len(MAGIC)]):
+            raise StoreError(f"{self._file.path} is not a store of rollouts; give another path.")
+        if len(head) < HEAD:
+            head = _new_head()
+            os.truncate(self._raw.fileno(), 0)
+            self._raw.write(head)
+        if head != self._file.head:
+            self._file.head, self._file.read = head, HEAD
+        return self._file.read
+
+    def append(self, items: Iterable[tuple[Key, Entry]]) -> None:
+        """Write records at the end; after an error the file is as it was. Call `news` first."""
+        begin, rest = self.size, memoryview(encoded(items))
+        self._file.read = begin + len(rest)
+        try:
+            while rest:
+                rest = rest[self._raw.write(rest) :]
+        except OSError:
+            os.truncate(self._raw.fileno(), begin)
+            self._file.read = begin
+            raise
+
+    def rewrite(self, items: Iterable[tuple[Key, Entry]]) -> None:
+        """Replace the file by one with these records alone."""
+        head, records = _new_head(), encoded(items)
+        write_whole(self._file.path, head + records)
+        self._file.head, self._file.read = head, HEAD + len(records)
+
+
+def _new_head() -> bytes:
+    """A file's first bytes, different for each file: one that was written anew is read from its beginning."""
+    return MAGIC + uuid4().hex.encode() + b"\n"
+
+
+def encoded(items: Iterable[tuple[Key, Entry]]) -> bytes:
+    """Records of these entries, one after another."""
+    return b"".join(_encoded(key, entry) for key, entry in items)
+
+
+def decoded(content: bytes) -> list[tuple[Key, Entry]]:
+    """The entries of `encoded`."""
+    return _whole(memoryview(content), 0)[0]
+
+
+def _whole(content: memoryview, at: int) -> tuple[list[tuple[Key, Entry]], int]:
+    """The whole records from `at` on, and where the last of them ends."""
+    records = []
+    while (end := _end(content, at)) is not None:
+        records.append(_decoded(content[at + FRAME.size : end]))
+        at = end
+    return records, at
+
+
+def _end(content: memoryview, at: int) -> int | None:
+    """Where the record at `at` ends; None if it is not whole."""
+    if len(content) < at + FRAME.size:
+        return None
+    length, checksum = FRAME.unpack_from(content, at)
+    end = at + FRAME.size + length
+    if length == 0 or end > len(content) or zlib.crc32(content[at + FRAME.size : end]) != checksum:
+        return None
+    return int(end)
+
+
+def _encoded(key: Key, entry: Entry) -> bytes:
+    arrays = (entry.tokens, entry.probs, entry.top_ids, entry.top_probs)
+    facts = {
+        "digest": key.digest.hex(),
+        "copy": key.copy,
+        "version": entry.version,
+        "visit": entry.visit,
+        "finished": entry.finished,
+        "law": entry.law,
+        "arrays": [[array.dtype.str, *array.shape] for array in arrays],
+    }
+    body = json.dumps(facts).encode() + b"\n" + b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    return FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def _decoded(body: memoryview) -> tuple[Key, Entry]:
+    line, _, rest = bytearray(body).partition(b"\n")
+    facts = json.loads(line)
+    arrays, at = [], 0
+    for dtype, *shape in facts["arrays"]:
+        count = int(np.prod(shape))
+        arrays.append(np.frombuffer(rest, dtype, count, at).reshape(shape))
+        at += arrays[-1].nbytes
+    entry = Entry(*arrays, facts["version"], facts["visit"], facts["finished"], facts["law"])  # type: ignore[call-arg, arg-type]
+    return Key(bytes.fromhex(facts["digest"]), facts["copy"]), entry
+
+
+# RolloutStore: the last answer to every copy of every prompt, at most so many bytes of them. Knows no engine.
 
 CAPACITY = 1 << 30
 """Bytes: about 6 million tokens with the 20 best of each place, 130 million without."""

@@ -16,13 +16,12 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.rollout.entry import Key, digest, numbered
 from paceline.rollout.policy import Policy
 from paceline.rollout.rules import rule_of
 from paceline.rollout.run import Figures, Rollouts, rollout
-from paceline.rollout.store import RolloutStore
-from paceline.sampling import SamplingParams
+from paceline.rollout.store import Key, RolloutStore, digest, numbered
 
 DRAFT = "past-answer,first=8+sam,past=65536"
 """Old answers first; after the first other token, what other answers say at such a place."""

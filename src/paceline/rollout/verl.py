@@ -23,11 +23,10 @@ from uuid import uuid4
 import numpy as np
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from paceline.engine.sampling import RowRandom
 from paceline.errors import PacelineError
-from paceline.rollout.entry import Key, digest
 from paceline.rollout.served import BANNED, Scored, ServedRule, answer
-from paceline.rollout.store import RolloutStore
-from paceline.sampling import RowRandom
+from paceline.rollout.store import Key, RolloutStore, digest
 
 
 @cache

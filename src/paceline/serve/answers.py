@@ -9,9 +9,8 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from paceline.completion import Completion
-from paceline.row import RowStats
-from paceline.sampling import TokenLogprob
+from paceline.engine.request import Completion, RowStats
+from paceline.engine.sampling import TokenLogprob
 from paceline.serve import reading
 from paceline.serve.reading import Reader
 from paceline.target.tokenizer import Tokenizer

@@ -22,9 +22,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from pydantic import BaseModel
 
 from paceline import __version__
-from paceline.completion import Completion
+from paceline.engine.request import Completion
+from paceline.engine.sampling import SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, shortened
-from paceline.sampling import SamplingParams, TokenLogprob
 from paceline.serve import reading
 from paceline.serve import tools as tool
 from paceline.serve.answers import Echo, Frame
@@ -381,7 +381,7 @@ def _only_echo(request: Common) -> bool:
 
 
 def _nothing(prompt: list[int]) -> Completion:
-    from paceline.row import RowStats
+    from paceline.engine.request import RowStats
 
     return Completion(0, "", [], len(prompt), "length", 0.0, RowStats(), [])
 

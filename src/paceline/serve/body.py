@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from paceline.records import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 from paceline.serve.guard import Gone, Settings
 from paceline.serve.limits import Limits
 from paceline.serve.refusal import Refused

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, SkipValidation, model_validator
 
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.sampling import SamplingParams
 from paceline.serve.refusal import Refused
 
 

@@ -11,7 +11,7 @@ from threading import Lock
 from time import time
 
 from paceline.errors import PacelineError
-from paceline.records import Appender
+from paceline.jsonl import Appender
 from paceline.serve.worker import Job
 
 BLOCK = 1 << 16

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from paceline.engine.request import overlap
 from paceline.errors import PacelineError
-from paceline.records import NotJSON, loads
-from paceline.row import overlap
+from paceline.jsonl import NotJSON, loads
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.completion import Delta
+from paceline.engine.request import Delta
+from paceline.engine.sampling import TokenLogprob
 from paceline.errors import PacelineError
-from paceline.sampling import TokenLogprob
 from paceline.serve import reading
 from paceline.serve.answers import REASONS, Echo, Frame, Places, reason_of, speculation, usage
 from paceline.serve.fields import Common

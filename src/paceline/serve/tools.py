@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.records import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 from paceline.serve.fields import ChatRequest, Tool, ToolChoice
 
 INTRODUCTION = (

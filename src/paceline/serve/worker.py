@@ -22,12 +22,11 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
-from paceline.completion import Completion, Delta
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.prompt import Prompt
+from paceline.engine.request import Completion, Delta, Row, RowStats
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.prompt import Prompt
-from paceline.row import Row, RowStats
-from paceline.sampling import SamplingParams
 
 log = logging.getLogger("paceline")
 

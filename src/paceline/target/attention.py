@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from paceline.round import Segment
-from paceline.target.blocks import Blocks
+from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import linear
-from paceline.target.ops import TorchOps
-from paceline.target.quantised import tensors_of
+from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
+from paceline.target.steps import TorchOps
 
 
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:

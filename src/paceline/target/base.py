@@ -15,11 +15,11 @@ from typing import Protocol
 
 import torch
 
-from paceline.clock import Clock
+from paceline.engine.clock import Clock
+from paceline.engine.round import Segment, Verdict
 from paceline.errors import ModelError
-from paceline.round import Segment, Verdict
+from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
-from paceline.threads import Threads
 
 BEFORE_NORM = -1
 """The states that the final norm reads, in `Needs.hidden_layers`."""

@@ -15,27 +15,27 @@ import torch
 import torch.nn.functional as F
 from transformers import PretrainedConfig
 
-from paceline.clock import Clock
+from paceline.engine.clock import Clock
+from paceline.engine.round import Segment, Verdict
 from paceline.errors import ModelError
-from paceline.round import Segment, Verdict
-from paceline.target import integer, products
 from paceline.target.attention import attend
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
-from paceline.target.blocks import Blocks
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.fingerprint import fingerprint
 from paceline.target.graphs import Recorder
+from paceline.target.kernels import integer, products
 from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import BlockLinear, Linear, linear
-from paceline.target.ops import TorchOps
-from paceline.target.quantised import describe, tensors_of
+from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.checkpoint import describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
-from paceline.threads import Threads
+from paceline.target.steps import TorchOps
+from paceline.target.threads import Threads
 
 
 def _fused_ops() -> type[TorchOps]:
     # Imported here because compiling the kernels takes seconds the first time.
-    from paceline.target.kernels import FusedOps
+    from paceline.target.kernels.steps import FusedOps
 
     return FusedOps
 

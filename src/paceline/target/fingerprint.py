@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from paceline.target.blocks import Blocks
+from paceline.target.quantised.blocks import Blocks
 
 SAMPLE = 64
 """Numbers read of every tensor: fine-tuning in bfloat16 leaves many unchanged, but not all of a model's."""

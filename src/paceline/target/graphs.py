@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from paceline.clock import Clock
-from paceline.round import Segment, Verdict
+from paceline.engine.clock import Clock
+from paceline.engine.round import Segment, Verdict
+from paceline.engine.tree import IntArray, ancestors
 from paceline.target.base import Needs
 from paceline.target.layout import SHARED_QUERIES, Group, Layout
-from paceline.tree import IntArray, ancestors
 
 if TYPE_CHECKING:
     from paceline.target.decoder import Decoder

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.round import Segment
+from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray, ancestors
 from paceline.target.paths import PathPlan
-from paceline.tree import IntArray, ancestors
 
 SHARED_QUERIES = 64
 """Segments of at most this many nodes are padded to each other; longer ones would waste the others' time."""

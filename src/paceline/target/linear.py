@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import ModelError
-from paceline.target import integer, integer_kernel, products
-from paceline.target.blocks import Blocks
-from paceline.target.integer import IntegerPanels
+from paceline.target.kernels import integer, products
+from paceline.target.kernels import integer as integer_kernel
+from paceline.target.kernels.integer import IntegerPanels
+from paceline.target.quantised.blocks import Blocks
 
 BLOCK = 16
 """Rows of a call of a library, where its sums must have one order: with a number of rows that never changes, it always

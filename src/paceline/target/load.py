@@ -21,14 +21,16 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
-from paceline.records import loads
-from paceline.target import decoder, gguf_model, hf, quantised
+from paceline.jsonl import loads
+from paceline.target import decoder, hf
 from paceline.target.base import Target
 from paceline.target.checks import check_config, check_layers, check_numbers, check_shape, end_tokens, refuse_absent
 from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf, name_of
 from paceline.target.fingerprint import fingerprint
-from paceline.target.gguf import GGUF
-from paceline.target.gguf_tokenizer import same_tokens, tokenizer_of
+from paceline.target.quantised import checkpoint as quantised
+from paceline.target.quantised import gguf_model
+from paceline.target.quantised.gguf import GGUF
+from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 

@@ -6,7 +6,7 @@ query's keys are numbered by their position in its text and taken 64 at a time, 
 bit for bit, that of plain decoding: whatever tree it stands in, however a prompt was cut, and whichever rows run beside
 it.
 
-Compiled by Numba (`paceline.kernels.flash`), on the threads of torch's OpenMP.
+Compiled by Numba (`paceline.target.kernels.flash`), on the threads of torch's OpenMP.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 
-from paceline.kernels.compiled import address, intrinsic, put, widened
-from paceline.kernels.flash import BLOCK, LANES, gather1, gather4, soften, turn, widen
+from paceline.compiled import address, intrinsic, put, widened
 from paceline.target.cache import Writer
+from paceline.target.kernels.flash import BLOCK, LANES, gather1, gather4, soften, turn, widen
+from paceline.target.kernels.products import parallel
 from paceline.target.paths import COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, TILE, PathPlan
-from paceline.target.products import parallel
 
 WORTH_SHARING = 8192
 """Scores of a layer from which more threads than one are used."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.round import Segment
-from paceline.tree import IntArray
+from paceline.engine.round import Segment
+from paceline.engine.tree import IntArray
 
 BLOCK = 64
 """Keys are taken this many at a time, from position 0 of a text on."""

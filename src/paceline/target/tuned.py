@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.records import NotJSON, loads
+from paceline.jsonl import NotJSON, loads
 
 TUNED_FILE = "noise.json"
 """Written by `paceline train noise` beside the weights."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import PacelineError
-from paceline.records import loads, replacing
+from paceline.jsonl import loads, replacing
 from paceline.train.plan import Progress
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.records import loads, write_whole
+from paceline.jsonl import loads, write_whole
 from paceline.train import options
 from paceline.train.agreement import agreement, lines, logits_of
 from paceline.train.attention import use_blocks

@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, save_tensors
 from paceline.draft.neural.published import open_head
 from paceline.errors import PacelineError
-from paceline.records import replacing, write_whole
+from paceline.jsonl import replacing, write_whole
 from paceline.target.load import open_weights, read_config
 from paceline.target.shape import Shape
 from paceline.train.options import Out

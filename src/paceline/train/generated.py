@@ -21,10 +21,10 @@ import torch
 from accelerate import PartialState
 
 from paceline.draft.neural.checkpoint import TargetFacts
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.records import Appender, as_object, objects, write_whole
-from paceline.sampling import SamplingParams
+from paceline.jsonl import Appender, as_object, objects, write_whole
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.replies import Reply, encoded, with_prompts
 from paceline.train.sources import Document, Source, SourceError, read

@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor
 
 from paceline.errors import PacelineError
-from paceline.records import Appender, objects, write_whole
+from paceline.jsonl import Appender, objects, write_whole
 from paceline.train.plan import LoopConfig, Progress, seconds_left
 
 

@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig
 
 from paceline.errors import PacelineError, install
-from paceline.records import write_whole
+from paceline.jsonl import write_whole
 from paceline.target.tuned import TUNED_FILE
 from paceline.train import options
 from paceline.train.corrupt import NoiseConfig, Noisy, answers_in, corrupt

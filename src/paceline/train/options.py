@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError
-from paceline.records import check_folder, objects
+from paceline.jsonl import check_folder, objects
 
 if TYPE_CHECKING:
     from paceline.train.plan import LoopConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.records import objects
+from paceline.jsonl import objects
 from paceline.replay.record import read_trace
 from paceline.replay.tokens import Transcriber
 from paceline.target.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.draft.shapes import SLOTS_FILE, best_paths
-from paceline.records import write_whole
+from paceline.jsonl import write_whole
 
 RANKS = 10
 """Candidates of each depth that are counted."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, install
-from paceline.records import objects, opened
+from paceline.jsonl import objects, opened
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 

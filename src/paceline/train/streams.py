@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from paceline.draft.neural.checkpoint import save_tensors
 from paceline.draft.neural.streams import FILE, KEY
 from paceline.errors import PacelineError
-from paceline.records import loads, write_whole
+from paceline.jsonl import loads, write_whole
 from paceline.target.load import SMALL_FILES, find
 from paceline.train import options
 from paceline.train.agreement import agreement, lines, logits_of, overlaps

@@ -20,9 +20,9 @@ from rich.console import Console
 from paceline.draft.neural.heads.drafting import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE
+from paceline.engine.round import Segment
 from paceline.errors import PacelineError
-from paceline.records import check_folder
-from paceline.round import Segment
+from paceline.jsonl import check_folder
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.train import options

@@ -30,7 +30,7 @@ from paceline.draft.neural.vocab import (
     vocab_size,
 )
 from paceline.errors import PacelineError
-from paceline.records import check_folder
+from paceline.jsonl import check_folder
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
 from paceline.train import options

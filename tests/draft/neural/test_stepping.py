@@ -24,13 +24,13 @@ from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural.stepping import Stepping, SteppingConfig
 from paceline.draft.neural.stop import Adaptive, Outcome, Svip
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import RowRandom, SamplingParams, probabilities
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import RowRandom, SamplingParams, probabilities
 from paceline.target.base import Target
-from paceline.tree import DraftTree
 
 GREEDY = SamplingParams(max_tokens=40)
 

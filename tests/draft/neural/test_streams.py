@@ -22,11 +22,11 @@ from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural.stepping import Draft
 from paceline.draft.neural.streams import FILE, Streams, open_streams
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.target.load import load
 from paceline.train.streams import StreamsLoss
 

@@ -12,7 +12,6 @@ from tests.fakes import TableTarget
 from tests.lossless_enumeration import BranchingRandom, largest_difference, one_round, outcomes, plain, speculative
 from tests.lossless_statistics import fit
 
-from paceline.accept import Accepted
 from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import (
     FILE,
@@ -27,11 +26,12 @@ from paceline.draft.neural.vocab import (
     vocab_size,
 )
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.accept import Accepted
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.sampling import SamplingParams, draw
 from paceline.errors import MethodError
-from paceline.round import Segment
-from paceline.row import Row
-from paceline.sampling import SamplingParams, draw
 from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
 from paceline.target.load import load, load_tokenizer

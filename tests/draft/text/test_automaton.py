@@ -12,8 +12,7 @@ from tests.draft.rows import tokens
 from tests.draft.text_reading import occurrences, size, successors
 
 from paceline.draft.text.automaton import STAMP_HOPS, Match, SuffixAutomaton
-from paceline.draft.text.freezing import FRONT, build_part
-from paceline.draft.text.frozen import FrozenAutomaton, from_parts
+from paceline.draft.text.frozen import FRONT, FrozenAutomaton, build_part, from_parts
 from paceline.draft.text.store import open_store, writing
 from paceline.target.load import load_tokenizer
 

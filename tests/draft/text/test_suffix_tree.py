@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.draft.text_reading import count, num_nodes
 
-from paceline.draft.text.suffix_nodes import COUNT, FIRST, LENGTH, NEXT, PARENT, ROOT, START, _best
-from paceline.draft.text.suffix_tree import SuffixTree
+from paceline.draft.text.suffix_tree import COUNT, FIRST, LENGTH, NEXT, PARENT, ROOT, START, SuffixTree, _best
 
 WORK = st.integers(1, 4).flatmap(
     lambda k: st.lists(

@@ -8,7 +8,7 @@
     peer.answer([tokens], Ask(max_tokens=64))
 
 Every peer gets token ids and gives token ids; none of them tokenises. What this module reads from a peer's class is
-`Config`, a frozen dataclass of its options (see `paceline.spec`), where there are any. An engine is
+`Config`, a frozen dataclass of its options (see `paceline.draft.spec`), where there are any. An engine is
 imported when its peer is opened, never before.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 from paceline.bench.contestant import Contestant
 from paceline.bench.peers.setup import Setup
 from paceline.bench.record import PEER
+from paceline.draft.spec import OptionInfo, options, parse, values
 from paceline.errors import MethodError, meant
-from paceline.spec import OptionInfo, options, parse, values
 
 _HERE = "paceline.bench.peers"
 

@@ -21,7 +21,7 @@ from paceline.bench.contestant import Ask
 from paceline.bench.peers import llama_cpp, transformers, vllm
 from paceline.bench.peers.setup import cut, cut_rounds
 from paceline.bench.record import Reply
-from paceline.completion import Delta
+from paceline.engine.request import Delta
 
 SPEC = {"help": "the drafter, with ; for its commas"}
 MOST = {"help": "most tokens of a draft"}

@@ -30,7 +30,7 @@ from paceline.bench.contestant import Ask, Contestant, NotInstalled
 from paceline.bench.peers.setup import Setup, cut, cut_rounds, folder_of, model_bytes
 from paceline.bench.record import Reply
 from paceline.errors import PacelineError
-from paceline.records import loads
+from paceline.jsonl import loads
 from paceline.target.load import read_config
 
 WORKER = Path(__file__).with_name("vllm_worker.py")

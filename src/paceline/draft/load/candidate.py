@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.load.chances import Chances, Lengths
 from paceline.draft.load.times import Drafting
-from paceline.round import Round
-from paceline.row import Request
-from paceline.tree import DraftTree
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.tree import DraftTree
 
 Floats = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.tree import DraftTree
+from paceline.engine.tree import DraftTree
 
 Floats = NDArray[np.float64]
 

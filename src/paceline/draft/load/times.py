@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import MethodError
-from paceline.records import loads
+from paceline.jsonl import loads
 
 Floats = NDArray[np.float64]
 

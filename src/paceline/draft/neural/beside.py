@@ -29,8 +29,8 @@ import torch
 
 from paceline.draft.neural.branches import Ahead, Ask, Candidates, Window
 from paceline.draft.neural.ring import Closed, Ring
-from paceline.sampling import SamplingParams
-from paceline.tree import IntArray
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import IntArray
 
 OPEN, DROP, ASK, CANDIDATES, WORK, FAILED, READY = range(7)
 START_S = 300.0

@@ -27,9 +27,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from paceline.draft.neural.stepping import Draft, Stepping
-from paceline.row import Row
-from paceline.sampling import RowRandom, SamplingParams
-from paceline.tree import IntArray
+from paceline.engine.request import Row
+from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.engine.tree import IntArray
 
 Top = Sequence[tuple[int, float]]
 """(token, probability) of what may come next, best first."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paceline import __version__
 from paceline.errors import MethodError, meant
-from paceline.records import loads, replacing, write_whole
+from paceline.jsonl import loads, replacing, write_whole
 from paceline.target.base import Facts
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

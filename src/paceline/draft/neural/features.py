@@ -23,10 +23,10 @@ from paceline.draft.neural.pending import Pending
 from paceline.draft.neural.stepping import TREE, Draft, Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.neural.weights import PRECISION, Precision
+from paceline.draft.spec import option
+from paceline.engine.request import Request
+from paceline.engine.round import Round, Segment
 from paceline.errors import MethodError
-from paceline.round import Round, Segment
-from paceline.row import Request
-from paceline.spec import option
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.kernels.topk import top_tokens
-from paceline.tree import DraftTree
+from paceline.engine.topk import top_tokens
+from paceline.engine.tree import DraftTree
 
 if TYPE_CHECKING:
     from paceline.draft.neural.stepping import Draft

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from paceline.round import Round
-from paceline.row import Request
+from paceline.engine.request import Request
+from paceline.engine.round import Round
 from paceline.target.base import Facts
 
 CHUNK = 512

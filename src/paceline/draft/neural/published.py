@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paceline.draft.neural.checkpoint import CONFIG, KIND, WEIGHTS, open_drafter
 from paceline.errors import MethodError, meant
-from paceline.records import loads
+from paceline.jsonl import loads
 from paceline.target.base import Facts
 
 PICKLED = (".bin", ".pt", ".pth")

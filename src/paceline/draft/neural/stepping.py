@@ -26,14 +26,14 @@ from paceline.draft.neural import stop
 from paceline.draft.neural.growth import Growth
 from paceline.draft.neural.stop import Outcome
 from paceline.draft.sizing import best_sizes, verify_seconds
+from paceline.draft.spec import Options, option
+from paceline.engine.argmax import best_token
+from paceline.engine.request import Request
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import on_accelerator, probabilities, warp
+from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import NumericError, PacelineError
-from paceline.kernels.argmax import best_token
-from paceline.round import Round, Segment
-from paceline.row import Request
-from paceline.sampling import on_accelerator, probabilities, warp
-from paceline.spec import Options, option
 from paceline.target.base import Facts
-from paceline.tree import DraftTree, IntArray
 
 TREE = "drafted nodes of a tree of the most probable tokens; auto: as many as pay; 0: a chain"
 

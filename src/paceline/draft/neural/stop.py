@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from paceline.engine.sampling import is_compiled
+from paceline.engine.softmax import certainty_of_row
 from paceline.errors import MethodError, NumericError
-from paceline.kernels.softmax import certainty_of_row
-from paceline.sampling import is_compiled
 
 Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]
 

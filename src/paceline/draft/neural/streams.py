@@ -27,12 +27,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from paceline.accept import residual
 from paceline.draft.neural.stepping import Draft, Stepping
+from paceline.engine.accept import residual
+from paceline.engine.round import Segment
+from paceline.engine.sampling import probabilities
 from paceline.errors import MethodError, PacelineError
-from paceline.records import loads
-from paceline.round import Segment
-from paceline.sampling import probabilities
+from paceline.jsonl import loads
 from paceline.target.base import Needs
 from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find

@@ -30,7 +30,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline.errors import MethodError
-from paceline.records import loads
+from paceline.jsonl import loads
 from paceline.target.base import Facts, Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from paceline.errors import MethodError
 from paceline.target.base import Facts
-from paceline.target.blocks import Blocks
 from paceline.target.linear import linear
-from paceline.target.quantised import Weights, quantised
+from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.checkpoint import Weights, quantised
 
 Precision = Literal["auto", "int8", "int4"]
 PRECISION = "of its matrices; auto: the target's. int8, int4 read less, and draft a little otherwise"

@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.tree import IntArray
+from paceline.engine.tree import IntArray
 
 STAMP_HOPS = 64
 """Longest walk that renews `recent`. Text needs 1 or 2 hops; "aaaa" would need one for every token before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.tree import IntArray
+from paceline.engine.tree import IntArray
 
 
 def continuation(text: IntArray, start: int, count: int) -> IntArray:

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.text.freezing import BUILD_BYTES, DISK_BYTES
+from paceline.draft.text.frozen import BUILD_BYTES, DISK_BYTES
 from paceline.draft.text.store import Store, open_store, writing
 from paceline.errors import StoreError, meant
-from paceline.records import NotJSON, Piece, loads, numbered, opened
+from paceline.jsonl import NotJSON, Piece, loads, numbered, opened
 from paceline.target.tokenizer import Tokenizer
 
 
@@ -46,7 +46,7 @@ class Part:
 
 
 PARTS = {
-    "automaton": Part("paceline.draft.text.freezing:build_part", DISK_BYTES, BUILD_BYTES),
+    "automaton": Part("paceline.draft.text.frozen:build_part", DISK_BYTES, BUILD_BYTES),
     "ngrams": Part("paceline.draft.text.ngrams:build_part", 0, 20),
     "suffix-array": Part("paceline.draft.text.suffix_array:build_part", 4, 17),
 }

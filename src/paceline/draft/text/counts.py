@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from paceline.tree import IntArray
+from paceline.engine.tree import IntArray
 
 TOTAL, DISTINCT, HEAD = range(3)  # columns of `contexts`
 TOKEN, COUNT, NEXT = range(3)  # columns of `items`

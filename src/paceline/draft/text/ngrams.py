@@ -25,7 +25,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.text.store import Store
-from paceline.tree import IntArray
+from paceline.engine.tree import IntArray
 
 N = 5
 """Tokens of an n-gram in a store on disk; the published setting."""

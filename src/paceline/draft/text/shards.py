@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from paceline.draft.text.corpus import Documents, document, is_one_text, texts
 from paceline.errors import StoreError
-from paceline.machines import AUTO, spread
-from paceline.records import Piece, pieces_of
+from paceline.jsonl import Piece, pieces_of
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.cluster import AUTO, spread
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import StoreError
-from paceline.records import loads
+from paceline.jsonl import loads
 from paceline.target.base import Facts
 
 HEADER = "store.json"

@@ -1,14 +1,11 @@
-"""Suffix tree of bounded depth with counts: how often any run of tokens has been seen, and what goes on from it.
+"""The arrays of a suffix tree of bounded depth, and the compiled code that grows, prunes and reads them.
 
-Knows sequences of tokens and nothing of rows or drafters. A token appended costs O(depth); the oldest sequence can be
-taken out again, which leaves the tree as if it had never been there.
+Every place of a sequence puts a path of up to `depth` tokens into the tree, and the paths of the last `depth` places
+grow with each token. Edges hold runs of tokens (where in the text, how long). Every path ends at a node, so a node's
+count is that of every point on the edge above it, and there are at most 2 nodes a token.
 
-    tree = SuffixTree(depth=24)
-    tree.append([1, 2, 3, 1, 2])
-    tree.speculate([1, 2], most=4)            # 3 1: two tokens after two that match
-
-The structure is suffix decoding's (Oliaro et al. 2025, arXiv 2411.04975; github.com/snowflakedb/ArcticInference), on
-arrays: see `suffix_nodes.py`.
+An edge points to the latest text that went along it. Sequences are taken out in the order they came, so the text of
+an edge that is still in use is still there.
 """
 
 from __future__ import annotations
@@ -18,12 +15,333 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from paceline.draft.text import suffix_nodes
-from paceline.draft.text.suffix_nodes import COUNT, LENGTH, NODES, NONE, ROOT, START, TEXT
-from paceline.tree import IntArray
+from paceline.engine.tree import IntArray
 
+# Columns of a node. BEST is the child with the highest count, of equals the latest, or STALE; CHAIN goes on in a
+# bucket of the hash table of (parent, first token of the edge).
+PARENT, COUNT, START, LENGTH, BEST, FIRST, NEXT, BACK, CHAIN = range(9)
+NODES, FREE, TEXT = range(3)
+ROOT, NONE, GONE, STALE = 0, -1, -2, -2
+
+
+# Growing -------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyped-def]
+    """Every growing path, the longest first, goes on by each token."""
+    for token in tokens:
+        at = counts[TEXT]
+        text[at] = token
+        counts[TEXT] = at + 1
+        nodes[ROOT, COUNT] += 1
+        for k in range(len(active) - 2, -1, -1):
+            node = active[k]
+            if node > ROOT and nodes[node, FIRST] < 0 and nodes[node, COUNT] == 1:  # nobody else's, as most are
+                nodes[node, LENGTH] += 1
+                active[k + 1] = node
+            elif node >= 0:
+                active[k + 1] = _grow(nodes, heads, text, counts, node, at)
+
+
+@njit
+def _grow(nodes, heads, text, counts, node, at):  # type: ignore[no-untyped-def]
+    """The path that ends at `node` goes on by text[at]; where it ends then."""
+    child = _child(nodes, heads, text, node, text[at])
+    if child >= 0:
+        return _follow(nodes, heads, text, counts, node, child, at)
+    leaf = _new(nodes, counts)
+    nodes[leaf, COUNT] = 1
+    nodes[leaf, START] = at
+    nodes[leaf, LENGTH] = 1
+    _attach(nodes, heads, text, node, leaf)
+    return leaf
+
+
+@njit
+def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
+    """_grow, where the edge to `child` begins with text[at]."""
+    alone = node != ROOT and nodes[node, COUNT] == nodes[child, COUNT] + 1  # only this path ended at `node`
+    if nodes[child, LENGTH] > 1:
+        if alone:  # slide the node down the edge
+            _detach(nodes, heads, text, child)
+            nodes[node, LENGTH] += 1
+            nodes[node, START] = at + 1 - nodes[node, LENGTH]
+            _shorten(nodes, child)
+            _attach(nodes, heads, text, node, child)
+            return node
+        return _split(nodes, heads, text, counts, node, child, at)
+    nodes[child, COUNT] += 1
+    nodes[child, START] = at
+    _prefer(nodes, node, child)
+    if alone:
+        _absorb(nodes, heads, text, counts, node, child)
+    return child
+
+
+@njit
+def _split(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
+    """A node for the first token of the edge to `child`, where a path ends now."""
+    middle = _new(nodes, counts)
+    nodes[middle, COUNT] = nodes[child, COUNT] + 1
+    nodes[middle, START] = at
+    nodes[middle, LENGTH] = 1
+    _detach(nodes, heads, text, child)
+    _attach(nodes, heads, text, node, middle)
+    _shorten(nodes, child)
+    _attach(nodes, heads, text, middle, child)
+    return middle
+
+
+@njit
+def _shorten(nodes, child):  # type: ignore[no-untyped-def]
+    nodes[child, START] += 1
+    nodes[child, LENGTH] -= 1
+
+
+@njit
+def _absorb(nodes, heads, text, counts, node, child):  # type: ignore[no-untyped-def]
+    """`node`, at which no path ends and nothing branches, becomes part of the edge to `child`."""
+    parent = nodes[node, PARENT]
+    best = nodes[parent, BEST]
+    _detach(nodes, heads, text, child)
+    _detach(nodes, heads, text, node)
+    nodes[child, START] -= nodes[node, LENGTH]
+    nodes[child, LENGTH] += nodes[node, LENGTH]
+    _attach(nodes, heads, text, parent, child)
+    nodes[parent, BEST] = child if best == node else best
+    _free(nodes, counts, node)
+
+
+# Taking out ----------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def remove(nodes, heads, text, counts, start, length, depth):  # type: ignore[no-untyped-def]
+    """Take out the paths of a sequence, that of each of its places."""
+    nodes[ROOT, COUNT] -= length
+    for begin in range(start, start + length):
+        at, end, node = begin, min(begin + depth, start + length), ROOT
+        while at < end:
+            child = _child(nodes, heads, text, node, text[at])
+            at += nodes[child, LENGTH]
+            nodes[child, COUNT] -= 1
+            if nodes[child, COUNT] == 0:
+                _prune(nodes, heads, text, counts, child)
+                break
+            if nodes[node, BEST] == child:
+                nodes[node, BEST] = STALE
+            node = child
+        only = nodes[node, FIRST]
+        if node != ROOT and only >= 0 and nodes[only, COUNT] == nodes[node, COUNT]:
+            _absorb(nodes, heads, text, counts, node, only)
+
+
+@njit
+def _prune(nodes, heads, text, counts, node):  # type: ignore[no-untyped-def]
+    """Free a node that no path goes through any more, and the one path below it."""
+    parent = nodes[node, PARENT]
+    _detach(nodes, heads, text, node)
+    if nodes[parent, BEST] == node:
+        nodes[parent, BEST] = STALE
+    while node >= 0:
+        below = nodes[node, FIRST]
+        if below >= 0:
+            _detach(nodes, heads, text, below)
+        _free(nodes, counts, node)
+        node = below
+
+
+# Nodes, siblings and the hash table ----------------------------------------------------------------------------------
+
+
+@njit
+def _new(nodes, counts):  # type: ignore[no-untyped-def]
+    node = counts[FREE]
+    if node >= 0:
+        counts[FREE] = nodes[node, NEXT]
+    else:
+        node = counts[NODES]
+        counts[NODES] = node + 1
+    nodes[node, FIRST] = nodes[node, BEST] = NONE
+    return node
+
+
+@njit
+def _free(nodes, counts, node):  # type: ignore[no-untyped-def]
+    nodes[node, PARENT] = GONE
+    nodes[node, NEXT] = counts[FREE]
+    counts[FREE] = node
+
+
+@njit
+def _attach(nodes, heads, text, parent, child):  # type: ignore[no-untyped-def]
+    """Make `child` the first child of `parent`, findable by the first token of its edge."""
+    nodes[child, PARENT] = parent
+    nodes[child, BACK] = NONE
+    nodes[child, NEXT] = nodes[parent, FIRST]
+    if nodes[parent, FIRST] >= 0:
+        nodes[nodes[parent, FIRST], BACK] = child
+    nodes[parent, FIRST] = child
+    _prefer(nodes, parent, child)
+    bucket = _bucket(heads, parent, text[nodes[child, START]])
+    nodes[child, CHAIN] = heads[bucket]
+    heads[bucket] = child
+
+
+@njit
+def _detach(nodes, heads, text, child):  # type: ignore[no-untyped-def]
+    """Undo _attach, but for the best child of the parent."""
+    parent, before, after = nodes[child, PARENT], nodes[child, BACK], nodes[child, NEXT]
+    if before >= 0:
+        nodes[before, NEXT] = after
+    else:
+        nodes[parent, FIRST] = after
+    if after >= 0:
+        nodes[after, BACK] = before
+    bucket = _bucket(heads, parent, text[nodes[child, START]])
+    if heads[bucket] == child:
+        heads[bucket] = nodes[child, CHAIN]
+        return
+    at = heads[bucket]
+    while nodes[at, CHAIN] != child:
+        at = nodes[at, CHAIN]
+    nodes[at, CHAIN] = nodes[child, CHAIN]
+
+
+@njit
+def _prefer(nodes, parent, child):  # type: ignore[no-untyped-def]
+    """`child` has one more path: it may be the best now."""
+    best = nodes[parent, BEST]
+    if best == NONE or (best != STALE and nodes[child, COUNT] >= nodes[best, COUNT]):
+        nodes[parent, BEST] = child
+
+
+@njit
+def _best(nodes, node):  # type: ignore[no-untyped-def]
+    """The best child of a node, looked for anew if it lost paths; NONE if there is no child."""
+    if nodes[node, BEST] == STALE:
+        best = child = nodes[node, FIRST]
+        while child >= 0:
+            if nodes[child, COUNT] > nodes[best, COUNT]:
+                best = child
+            child = nodes[child, NEXT]
+        nodes[node, BEST] = best
+    return nodes[node, BEST]
+
+
+@njit
+def _child(nodes, heads, text, parent, token):  # type: ignore[no-untyped-def]
+    """The child whose edge begins with `token`, or NONE."""
+    child = heads[_bucket(heads, parent, token)]
+    while child >= 0 and (nodes[child, PARENT] != parent or text[nodes[child, START]] != token):
+        child = nodes[child, CHAIN]
+    return child
+
+
+@njit
+def _bucket(heads, parent, token):  # type: ignore[no-untyped-def]
+    """A multiplicative hash, high bits folded in."""
+    mixed = np.int64(parent) * 0x9E3779B1 + np.int64(token) * 0x85EBCA77
+    return (mixed ^ (mixed >> 29)) & (len(heads) - 1)
+
+
+@njit(cache=True)
+def hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
+    """Fill an empty table."""
+    for node in range(ROOT + 1, num_nodes):
+        if nodes[node, PARENT] > GONE:
+            bucket = _bucket(heads, nodes[node, PARENT], text[nodes[node, START]])
+            nodes[node, CHAIN] = heads[bucket]
+            heads[bucket] = node
+
+
+# Speculating ---------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
+    """The node on whose edge `tokens` end, NONE if they do not occur, and how much of the edge they take."""
+    node, used = ROOT, 0
+    for token in tokens:
+        if used < nodes[node, LENGTH]:
+            if text[nodes[node, START] + used] != token:
+                return NONE, 0
+            used += 1
+        else:
+            node, used = _child(nodes, heads, text, node, token), 1
+            if node < 0:
+                return NONE, 0
+    return np.int64(node), used
+
+
+@njit(cache=True)
+def speculate(nodes, heads, text, active, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
+    """SuffixTree.speculate: tokens, parents, probabilities and the length of the match."""
+    best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
+    for length in range(1, len(context) + 1):
+        node, used = walk(nodes, heads, text, context[len(context) - length :])
+        if node < 0:
+            break
+        size = min(most, int(factor * length + offset))
+        if size > 0:
+            seen = nodes[node, COUNT]
+            if node == active[length] and used == nodes[node, LENGTH]:
+                seen -= 1
+            draft = _likeliest(nodes, text, node, used, nodes[node, COUNT] / max(seen, 1), size, min_prob, branch)
+            score = draft[2].sum()
+            if len(draft[0]) and score >= best_score:
+                best, match, best_score = draft, length, score
+    return best[0], best[1], best[2], match
+
+
+@njit
+def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: ignore[no-untyped-def]
+    """One list in order of probability, read from the front: what a place may go on with is put in after it.
+
+    prob  that of the place on the edge to `node` where it begins, by which the shares of its children are multiplied.
+
+    Entry i of the lists is a drafted token once i has been read: where it stands, its parent and its probability."""
+    at, upto, parent = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    probs = np.empty(size, np.float64)
+    num, read = 0, 0
+    while True:
+        if used < nodes[node, LENGTH]:
+            num = _insert(at, upto, parent, probs, num, node, used + 1, read, prob)
+        else:
+            child = nodes[node, FIRST] if branch else _best(nodes, node)
+            while child >= 0:
+                share = prob * nodes[child, COUNT] / nodes[node, COUNT]
+                if share >= min_prob:
+                    num = _insert(at, upto, parent, probs, num, child, 1, read, share)
+                child = nodes[child, NEXT] if branch else NONE
+        if read == num:
+            break
+        node, used, prob = at[read], upto[read], probs[read]
+        read += 1
+    tokens = np.empty(num, np.int64)
+    for i in range(num):
+        tokens[i] = text[nodes[at[i], START] + upto[i] - 1]
+    return tokens, parent[:num], probs[:num]
+
+
+@njit
+def _insert(at, upto, parent, probs, num, node, used, above, prob):  # type: ignore[no-untyped-def]
+    """Put an entry after all that are as likely or likelier; what does not fit falls off. How many there are then."""
+    if num == len(at) and probs[num - 1] >= prob:
+        return num
+    i = min(num, len(at) - 1)
+    while i > 0 and probs[i - 1] < prob:
+        at[i], upto[i], parent[i], probs[i] = at[i - 1], upto[i - 1], parent[i - 1], probs[i - 1]
+        i -= 1
+    at[i], upto[i], parent[i], probs[i] = node, used, above, prob
+    return num + 1 if num < len(at) else num
+
+
+# Suffix tree of bounded depth with counts: how often any run of tokens has been seen, and what goes on from it.
 
 class Speculation(NamedTuple):
     """What may follow a context.
@@ -68,7 +386,7 @@ class SuffixTree:
             self._make_room(len(tokens))
         # A fresh int32 array whatever comes in, so that only one version is ever compiled.
         new = np.array(tokens, np.int32)
-        suffix_nodes.append(self._nodes, self._heads, self._text, self._counts, self._active, new)
+        append(self._nodes, self._heads, self._text, self._counts, self._active, new)
         self._open += len(tokens)
 
     def close(self) -> None:
@@ -81,7 +399,7 @@ class SuffixTree:
         """Take out the oldest closed sequence."""
         length = self._lengths.popleft()
         start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
-        suffix_nodes.remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
+        remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
 
     def speculate(
         self,
@@ -100,7 +418,7 @@ class SuffixTree:
         counted, for nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
         sizes = float(factor), float(offset), float(min_prob)
-        tokens, parent, probs, match = suffix_nodes.speculate(
+        tokens, parent, probs, match = speculate(
             self._nodes, self._heads, self._text, self._active, key, most, *sizes, branch
         )
         return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
@@ -118,7 +436,7 @@ class SuffixTree:
         self._text, self._nodes = text, nodes
         self._counts[TEXT] = live
         self._heads = np.full(1 << (2 * capacity).bit_length(), NONE, np.int32)
-        suffix_nodes.hash_all(self._nodes, self._heads, self._text, self._counts[NODES])
+        hash_all(self._nodes, self._heads, self._text, self._counts[NODES])
 
 
 def warm_up() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.errors import PacelineError, install, meant
 from paceline.evals.align import sample
 from paceline.evals.align.types import Data, Item, Kind, Rule, Scenario
-from paceline.records import loads, objects
+from paceline.jsonl import loads, objects
 
 PROMPTS, RULES, ABOUT = "prompts.json", "specifications.json", "scenario.json"
 TABLES = (".parquet", ".jsonl", ".json")

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.records import Appender, NotJSON, as_object, loads, write_whole
+from paceline.jsonl import Appender, NotJSON, as_object, loads, write_whole
 
 RUN, GENERATIONS, JUDGEMENTS, ERRORS = "run.json", "generations.jsonl", "judgements.jsonl", "errors.jsonl"
 KIND = "align"

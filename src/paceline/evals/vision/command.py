@@ -19,7 +19,7 @@ from paceline.evals.vision.evaluate import score
 from paceline.evals.vision.models.names import EndpointOptions, open_model, read_name
 from paceline.evals.vision.scores import overall
 from paceline.evals.vision.words import TITLES
-from paceline.records import write_whole
+from paceline.jsonl import write_whole
 
 REPORT, SCORES = "report.json", "scores.npz"
 Advance = Callable[..., None]

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops
 
+from paceline.draft.spec import parse, values
 from paceline.errors import PacelineError, install
 from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.geometry import Box
 from paceline.evals.vision.objects import HELD_OUT, KINDS
 from paceline.evals.vision.providers import Cutout
 from paceline.evals.vision.words import Noun
-from paceline.spec import parse, values
 from paceline.target.load import device_named
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"

@@ -24,8 +24,8 @@ from paceline.evals.vision import published
 from paceline.evals.vision.command import REPORT, SCORES
 from paceline.evals.vision.dataset import Data, read_data
 from paceline.evals.vision.words import TITLES
+from paceline.jsonl import write_whole
 from paceline.pages.plots import COLORS, Curve, plot, style
-from paceline.records import write_whole
 
 SIDE = 132
 """Pixels of a picture on the page."""

@@ -15,7 +15,7 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.evaluate import BATCH, DualEncoder
-from paceline.records import objects
+from paceline.jsonl import objects
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from paceline.evals.vision.models.towers import Towers
 from paceline.evals.vision.retention import PairFile, read_pairs
 from paceline.evals.vision.tune import Config, tune
 from paceline.evals.vision.wise import Weights, choose, frontier, mix, weights
-from paceline.records import Appender, check_folder, write_whole
+from paceline.jsonl import Appender, check_folder, write_whole
 
 EVERY = 20
 """Steps between two lines of the log."""

@@ -26,7 +26,7 @@ from PIL import Image
 from paceline.errors import PacelineError
 from paceline.evals.vision.engine import PLAIN, Case, Plan, compose, render
 from paceline.evals.vision.seeds import child
-from paceline.records import write_whole
+from paceline.jsonl import write_whole
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
 COMPRESSION = 1

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.rollout.demo.start import policy, save
 from paceline.rollout.demo.task import EOS, MAX_NEW, PAD, Problem, problems
 from paceline.rollout.policy import Policy
 from paceline.rollout.run import Figures, Rollout
 from paceline.rollout.store import RolloutStore
-from paceline.sampling import SamplingParams
 
 PROMPTS, GROUP, STEPS = 64, 8, 4
 """Prompts of an epoch, answers to each, and batches they come in."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
-from paceline.records import check_folder, write_whole
+from paceline.jsonl import check_folder, write_whole
 from paceline.rollout.demo import grpo
 from paceline.rollout.demo.grpo import Plan, Run
 from paceline.rollout.demo.start import supervised

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.records import replacing
+from paceline.jsonl import replacing
 from paceline.rollout.demo.task import BOS, EOS, PAD, VOCAB_SIZE, encode, problems
 from paceline.train.llama import ModelConfig, new_llama
 

@@ -37,14 +37,14 @@ from paceline.draft.shapes import (
     template_of,
 )
 from paceline.draft.sizing import SIZES, best_size, verify_seconds
+from paceline.draft.spec import Options, option
+from paceline.engine.request import Request
+from paceline.engine.topk import top_tokens
+from paceline.engine.tree import DraftTree, IntArray
+from paceline.engine.typical import Typical
 from paceline.errors import MethodError
-from paceline.kernels.topk import top_tokens
-from paceline.row import Request
-from paceline.spec import Options, option
 from paceline.target.base import Facts
 from paceline.target.linear import Linear
-from paceline.tree import DraftTree, IntArray
-from paceline.typical import Typical
 
 RANKS = 10
 """Most candidates of each depth where no file of paths asks for more."""

@@ -15,15 +15,15 @@ from dataclasses import replace
 import torch
 
 from paceline.draft.neural.layer import HeadLayer, head_cache, layer_shapes
+from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.round import Segment
 from paceline.target.attention import begin
 from paceline.target.base import Facts
-from paceline.target.blocks import Blocks
 from paceline.target.cache import Writer
 from paceline.target.decoder import Decoder
 from paceline.target.layout import Layout
-from paceline.target.quantised import tensors_of
+from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
 
 NORM = "input_layernorm"

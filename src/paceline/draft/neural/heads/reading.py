@@ -12,8 +12,8 @@ import torch
 
 from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads
 from paceline.draft.neural.pending import Pending
-from paceline.round import Round
-from paceline.row import Request
+from paceline.engine.request import Request
+from paceline.engine.round import Round
 from paceline.target.cache import RaggedCache
 
 

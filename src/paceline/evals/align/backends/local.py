@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError, PacelineError
 from paceline.evals.align.backends.base import Reply, Request
 from paceline.evals.align.backends.scoped import Scoped, fits
 from paceline.evals.align.thoughts import continued, opened
 from paceline.evals.align.types import Call, digest
-from paceline.row import Row
-from paceline.sampling import SamplingParams
 from paceline.workbench.client import CompletionError
 
 MOST_MEMOS = 256

@@ -10,10 +10,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from paceline.draft.base import Drafter
-from paceline.round import Round
-from paceline.row import Request
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.tree import DraftTree
 from paceline.target.base import Facts, Needs
-from paceline.tree import DraftTree
 
 MOST_SCOPES = 128
 """Scopes kept, the least recently used forgotten first; more than are ever under way at once."""

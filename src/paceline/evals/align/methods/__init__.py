@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from paceline.draft.spec import parse, values
 from paceline.errors import MethodError, meant
 from paceline.evals.align.methods.align3 import Align3Config, align3
 from paceline.evals.align.methods.base import Task
@@ -16,7 +17,6 @@ from paceline.evals.align.methods.self_refine import SelfRefineConfig, self_refi
 from paceline.evals.align.methods.single import raw, vanilla, zero_think
 from paceline.evals.align.methods.tpo import TpoConfig, tpo
 from paceline.evals.align.types import Generation
-from paceline.spec import parse, values
 
 Run = Callable[[Task, Any], Awaitable[Generation]]
 

@@ -25,7 +25,7 @@ from paceline.evals.vision.dataset import Case, Data
 from paceline.evals.vision.models.names import EndpointOptions
 from paceline.evals.vision.scores import summarise
 from paceline.evals.vision.words import VALUES
-from paceline.records import Appender, write_whole
+from paceline.jsonl import Appender, write_whole
 from paceline.workbench.client import Client, Completion, Retry
 
 REPLIES = "replies.jsonl"

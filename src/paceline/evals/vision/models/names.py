@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from paceline.draft.spec import Part, parse, values
 from paceline.errors import MethodError, meant
-from paceline.spec import Part, parse, values
 
 
 @dataclass(frozen=True)

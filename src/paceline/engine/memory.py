@@ -1,0 +1,328 @@
+"""Prefixes: keys and values of requests that ended, for later ones that begin alike. Knows nothing of the engine.
+
+Each is a copy as long as its row, outside the batch's cache: rows that run never read past it, and what it takes is
+what it weighs. The least recently used go first.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.engine.request import Row
+from paceline.engine.tree import IntArray
+from paceline.errors import PacelineError, PromptError
+from paceline.target.base import Target
+from paceline.target.cache import RaggedCache, in_granules
+
+SHORTEST = 16
+"""Fewest tokens worth copying instead of running them."""
+
+
+class Prefix(NamedTuple):
+    """Tokens int64 [n], and their keys and values [layers, 2, kv_heads, n, head_dim]."""
+
+    tokens: IntArray
+    kv: torch.Tensor
+
+
+class Prefixes:
+    """At most `most` of them, each of SHORTEST tokens or more.
+
+    They are found by their first SHORTEST tokens: comparing each with each takes longer than the forwards of a small
+    model as soon as there are a hundred rows."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.nbytes = 0
+        self._kept: OrderedDict[int, Prefix] = OrderedDict()
+        self._alike: dict[bytes, dict[int, Prefix]] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def best(self, tokens: IntArray) -> tuple[int, Prefix | None]:
+        """The one with the longest common beginning with `tokens`, and its length; 0 and None if that is short."""
+        alike = self._alike.get(beginning(tokens), {})
+        shared = {number: common(prefix.tokens, tokens) for number, prefix in alike.items()}
+        number = max(shared, key=lambda one: shared[one], default=-1)
+        if number < 0 or shared[number] < SHORTEST:
+            return 0, None
+        self._kept.move_to_end(number)
+        return shared[number], self._kept[number]
+
+    def has(self, tokens: IntArray) -> bool:
+        """Whether one of them begins with all of `tokens`."""
+        alike = self._alike.get(beginning(tokens), {})
+        return any(common(prefix.tokens, tokens) == len(tokens) for prefix in alike.values())
+
+    def add(self, tokens: IntArray, kv: torch.Tensor) -> None:
+        """Keep one more, in place of those that it goes on from."""
+        begins = beginning(tokens)
+        for number, prefix in list(self._alike.get(begins, {}).items()):
+            if common(prefix.tokens, tokens) == len(prefix.tokens):
+                self._remove(number)
+        while self._kept and len(self._kept) >= self.most:
+            self.forget()
+        self._kept[self._next] = self._alike.setdefault(begins, {})[self._next] = Prefix(tokens, kv)
+        self.nbytes += kv.nbytes
+        self._next += 1
+
+    def forget(self) -> None:
+        """Drop the one that was not used for longest."""
+        self._remove(next(iter(self._kept)))
+
+    def _remove(self, number: int) -> None:
+        prefix = self._kept.pop(number)
+        begins = beginning(prefix.tokens)
+        del self._alike[begins][number]
+        if not self._alike[begins]:
+            del self._alike[begins]
+        self.nbytes -= prefix.kv.nbytes
+
+
+def beginning(tokens: IntArray) -> bytes:
+    """The first SHORTEST tokens: texts with another beginning have too little in common."""
+    return tokens[:SHORTEST].tobytes()
+
+
+def common(a: IntArray, b: IntArray) -> int:
+    """Length of the longest common beginning of two int64 arrays."""
+    short = min(len(a), len(b))
+    different = np.flatnonzero(a[:short] != b[:short])
+    return int(different[0]) if len(different) else short
+
+
+# Memory: which requests the cache has room for, who gives way when it runs out, and whose keys and values are reused.
+
+log = logging.getLogger("paceline")
+
+SLACK = 64
+"""Tokens of room that a row has beyond its own, for its draft and padding, until a larger draft was seen."""
+SHARE = 0.5
+"""Of the memory that is free, what the cache may have unless it is told."""
+MOST_KEPT = 64
+"""Prefixes that are kept at most, and four times the batch where that is more."""
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+
+class Memory:
+    """The cache's memory in an engine. Targets that have no `RaggedCache` get their rows and nothing else.
+
+    budget  bytes; None: a share of what is free. reuse: whether prompts that begin alike share keys and values."""
+
+    def __init__(self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool):
+        self.target, self.max_batch = target, max_batch
+        cache = getattr(target, "cache", None)
+        self.cache = cache if isinstance(cache, RaggedCache) else None
+        self.budget = int(SHARE * free_memory(target.device)) if budget is None else parse_bytes(budget)
+        self.reuse = reuse and self.cache is not None
+        self.prefixes = Prefixes(max(MOST_KEPT, 4 * max_batch))
+        self._slack = SLACK
+        self._fresh: dict[int, tuple[Row | None, int]] = {}
+        self._begins: dict[int, bytes] = {}
+        if self.cache is not None:
+            self.cache.most_bytes = self.budget
+
+    # Joining --------------------------------------------------------------------------------------------------
+
+    def check(self, row: Row) -> None:
+        """Raise PromptError if `row` could never be answered, alone with all the memory there is."""
+        if self.cache is None or (need := self.cache.weight(1, row.max_length + SLACK)) <= self.budget:
+            return
+        raise PromptError(
+            f"The prompt of {row.prompt_length} tokens and up to {row.max_length - row.prompt_length} new ones need "
+            f"{in_words(need)} of cache, and cache_memory is {in_words(self.budget)}: ask for less, or give it more."
+        )
+
+    def has_room(self, row: Row, running: Sequence[Row]) -> bool:
+        """Make room for one more row; False if it must wait for others to end."""
+        if self.cache is None:
+            return True
+        need = max(r.expected_length for r in (*running, row)) + self._slack
+        return self._fit(len(self.cache.held) + 1, need, running) or not running
+
+    def start(self, row: Row, running: Sequence[Row]) -> None:
+        """Give a row its slot. `ready` says when it may run: first an older row may have to compute what both need."""
+        row.slot = self.target.add_row(row.expected_length)
+        row.cached = 0
+        if not self.reuse or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
+            return
+        tokens = row.tokens[:-1]
+        self._begins[row.id] = beginning(tokens)
+        at_hand, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
+        for other in self._alike(row, running):
+            if other.id < row.id and (shared := common(other.tokens, tokens)) > at_hand:
+                at_hand, lead = shared, other
+        self._fresh[row.id] = lead, at_hand
+
+    def ready(self, running: Sequence[Row]) -> Sequence[Row]:
+        """The rows that may run in this round."""
+        if not self._fresh:
+            return running
+        for row in running:
+            lead, shared = self._fresh.get(row.id, (row, 1 << 62))
+            if lead is None or lead not in running or lead.cached >= shared:
+                del self._fresh[row.id]
+                try:
+                    self._take_over(row, running)
+                except (MemoryError, RuntimeError):  # then it is run
+                    log.exception("request %d could not begin with what is known of its prompt", row.id)
+        return [row for row in running if row.id not in self._fresh]
+
+    def _take_over(self, row: Row, running: Sequence[Row]) -> None:
+        """Begin with the keys and values of a row or prefix that begins alike; the last token is always run."""
+        assert self.cache is not None
+        tokens = row.tokens[:-1]
+        shared, prefix = self.prefixes.best(tokens)
+        lead = max(self._alike(row, running), key=lambda r: min(r.cached, common(r.tokens, tokens)), default=row)
+        live = min(lead.cached, common(lead.tokens, tokens))
+        if max(shared, live) < SHORTEST:
+            return
+        if live > shared:
+            kv = self.cache.copy(lead.slot, live)
+        else:
+            assert prefix is not None
+            kv = prefix.kv[:, :, :, :shared]
+        self.cache.paste(row.slot, kv)
+        row.cached = kv.shape[3]
+        row.reused += row.cached
+
+    def _alike(self, row: Row, running: Sequence[Row]) -> list[Row]:
+        """The rows whose first tokens are those of `row`."""
+        begins = self._begins[row.id]
+        return [other for other in running if self._begins.get(other.id) == begins]
+
+    # Running --------------------------------------------------------------------------------------------------
+
+    def give_way(self, running: Sequence[Row]) -> list[Row]:
+        """Make room for what the rows may write in this round; the rows, youngest first, that lost their slots for
+        that."""
+        if self.cache is None or not running:
+            return []
+        rows, gone = list(running), list[Row]()
+        while (need := max(map(len, rows)) + self._slack) > self.cache.capacity or self.cache.nbytes > self.budget:
+            if self._fit(len(self.cache.held), need, rows) or len(rows) == 1:
+                break
+            row = max(rows, key=lambda row: row.id)
+            rows.remove(row)
+            self.release(row)
+            gone.append(row)
+        return gone
+
+    def saw(self, draft: int) -> None:
+        """A draft had so many nodes. The first one that does not fit beside its row makes the cache grow in the middle
+        of its forward, perhaps above the budget; from the next round on there is room."""
+        if draft + SLACK // 2 > self._slack:
+            self._slack = in_granules(draft) + SLACK
+
+    def release(self, row: Row) -> None:
+        """Take a row's slot from it; it will be run again."""
+        self.target.drop_row(row.slot)
+        self._fresh.pop(row.id, None)
+        self._begins.pop(row.id, None)
+        row.slot, row.cached = -1, 0
+        row.preempted += 1
+
+    def _fit(self, slots: int, capacity: int, running: Sequence[Row]) -> bool:
+        """Make the cache hold `slots` rows of `capacity` tokens, with room to grow if the budget allows; False if it
+        cannot. Rows may move to other slots."""
+        cache = self.cache
+        assert cache is not None
+        if len(cache.held) > len(running) and cache.held:
+            slots = max(slots, cache.held[-1] + 1)  # another engine's rows do not move
+        if slots <= cache.num_slots and capacity <= cache.capacity and cache.nbytes <= self.budget:
+            return True
+        slot_counts = max(slots, min(2 * cache.num_slots, self.max_batch)), max(slots, cache.num_slots), slots
+        lengths = max(capacity, min(2 * cache.capacity, cache.max_context + 1)), max(capacity, cache.capacity), capacity
+        room = self.budget - self.prefixes.nbytes
+        shapes = (shape for shape in product(slot_counts, lengths) if cache.weight(*shape) <= room)
+        shape = next(shapes, (slots, capacity))
+        if cache.weight(*shape) > self.budget:
+            return False
+        while len(self.prefixes) and cache.weight(*shape) + self.prefixes.nbytes > self.budget:
+            self.prefixes.forget()
+        try:
+            moved = cache.reshape(*shape)
+        except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
+            log.warning("no memory for a cache of %s: %s", in_words(cache.weight(*shape)), error)
+            return False
+        for row in running:
+            row.slot = moved[row.slot]
+        return True
+
+    # Leaving --------------------------------------------------------------------------------------------------
+
+    def end(self, row: Row) -> None:
+        """Free a row's slot; its keys and values are kept for others while there is room."""
+        self._fresh.pop(row.id, None)
+        self._begins.pop(row.id, None)
+        try:
+            if self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
+                self._keep(row)
+        except Exception:  # the row's answer stands, and other rows must not suffer
+            log.exception("request %d is not kept for reuse", row.id)
+        finally:
+            self.target.drop_row(row.slot)
+
+    def _keep(self, row: Row) -> None:
+        assert self.cache is not None
+        tokens = row.tokens[: row.cached].copy()
+        room = self.budget - self.cache.nbytes - row.cached * self.cache.token_bytes
+        if room < 0 or self.prefixes.has(tokens):
+            return
+        while self.prefixes.nbytes > room:
+            self.prefixes.forget()
+        self.prefixes.add(tokens, self.cache.copy(row.slot, row.cached))
+
+
+def parse_bytes(text: int | str) -> int:
+    """2000000000, "2GB", "1.5 GiB", "500M" in bytes; PacelineError for anything else, and for nothing at all."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
+    size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
+    if size < 1 or isinstance(text, bool):
+        raise PacelineError(f"cache_memory is {text!r}; it must be a number of bytes above 0, such as 2GB or 500MB.")
+    return size
+
+
+def in_words(size: int) -> str:
+    """Bytes as people write them."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be taken now, on the accelerator or in this machine or container; 4 GB where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = [size for size in (_available(), _left_in_group()) if size is not None]
+    return min(free, default=4 * 10**9)
+
+
+def _available() -> int | None:
+    """MemAvailable of Linux."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
+
+
+def _left_in_group() -> int | None:
+    """What a container's limit leaves (control groups, version 2)."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no group, or no limit ("max")
+        return None

@@ -1,0 +1,348 @@
+"""The rectangular KV cache: rows of one forward lie right-aligned in a block, padded on the left. Knows no models.
+
+    block = cache.arrange(slots, width)     # realigns, if the rows do not lie so already
+    block.write(layer, keys, values)        # the columns after the block's last
+    cache.commit(slot, path)                # which of them the row keeps
+
+`arrange` keeps the method's invariant (Zhang et al. 2025, arXiv 2510.22876): p + c = L for every row, with p columns of
+padding before its c tokens. What is padding follows from lengths alone, never from a token's id. Rows that committed
+equally many tokens stay where they are. Else every row is copied into a new block, all layers in one copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from paceline.engine.request import Row
+from paceline.engine.round import Segment
+from paceline.engine.scheduler import Ragged, Schedule, Turn
+from paceline.engine.tree import IntArray, ancestors
+from paceline.errors import ModelError, PacelineError, meant
+from paceline.target.base import Target
+from paceline.target.hf import HFTarget, Padding
+
+GRANULE = 16
+"""Columns of a block are a multiple of this."""
+
+
+@dataclass(eq=False)
+class Block:
+    """Rows side by side. kv: [layers, 2, rows, kv_heads, columns, head_dim]; slots: its rows, in order.
+
+    end    columns in use: L. pads: unused columns before each row's tokens.
+    width  columns that the forward under way writes after `end`."""
+
+    kv: torch.Tensor
+    slots: list[int]
+    end: int
+    pads: list[int] = field(default_factory=list)
+    width: int = 0
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store keys and values [rows, kv_heads, width, head_dim]; return those of all columns."""
+        end = self.end + self.width
+        self.kv[layer, 0, :, :, self.end : end] = keys
+        self.kv[layer, 1, :, :, self.end : end] = values
+        return self.kv[layer, 0, :, :, :end], self.kv[layer, 1, :, :, :end]
+
+
+@dataclass(eq=False)
+class _Row:
+    """Where a row's tokens lie: row `index` of `block`, columns `runs` (begin, end) in the order of the text.
+
+    new  the column of node 0 of the segment that was just run."""
+
+    block: Block | None = None
+    index: int = 0
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    new: int = 0
+
+    @property
+    def length(self) -> int:
+        return sum(end - begin for begin, end in self.runs)
+
+    def keep(self, column: int) -> None:
+        """Add a column to the row's text."""
+        if self.runs and self.runs[-1][1] == column:
+            self.runs[-1] = (self.runs[-1][0], column + 1)
+        else:
+            self.runs.append((column, column + 1))
+
+
+class RectangularCache:
+    """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
+
+    moved_bytes   bytes of keys and values read and written to bring rows into line, since the beginning.
+    realigned     how often that was done; arranged: how often rows were asked for, as once a forward."""
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
+        self._shape = (layers, 2, kv_heads, head_dim)
+        self._dtype, self._device = dtype, device
+        self._bytes_per_token = 2 * layers * kv_heads * head_dim * dtype.itemsize
+        self._rows: dict[int, _Row] = {}
+        self.moved_bytes = self.realigned = self.arranged = 0
+
+    def add_row(self, expected_length: int) -> int:
+        """The lowest free slot, empty. Room is made when the row is first run."""
+        slot = next(i for i in range(len(self._rows) + 1) if i not in self._rows)
+        self._rows[slot] = _Row()
+        return slot
+
+    def drop_row(self, slot: int) -> None:
+        """Free a slot. Its block's memory is free when the last of the block's rows has left it."""
+        self._row(slot)
+        del self._rows[slot]
+
+    def length(self, slot: int) -> int:
+        """Committed tokens of a row."""
+        return self._row(slot).length
+
+    def _row(self, slot: int) -> _Row:
+        if slot not in self._rows:
+            raise ValueError(f"slot {slot} holds no row")
+        return self._rows[slot]
+
+    def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
+        """The block of exactly these rows, right-aligned, with room for the counts[i] tokens that row i runs next:
+        they lie at the end of the block's next max(counts) columns."""
+        rows, width = [self._row(slot) for slot in slots], max(counts)
+        block, length = _aligned(rows, slots), sum(row.length for row in rows)
+        self.arranged += 1
+        if block is None:
+            self.realigned += length > 0
+            self.moved_bytes += 2 * length * self._bytes_per_token
+        if block is None or block.end + width > block.kv.shape[4]:
+            block = self._moved(rows, slots, width)
+        block.width, block.pads = width, [block.end - row.length for row in rows]
+        for row, count in zip(rows, counts, strict=True):
+            row.new = block.end + width - count
+        return block
+
+    def _moved(self, rows: Sequence[_Row], slots: Sequence[int], width: int) -> Block:
+        """A new block with the tokens of `rows`."""
+        end = max(row.length for row in rows)
+        columns = -(-(end + width + end // 8) // GRANULE) * GRANULE
+        layers, two, heads, size = self._shape
+        kv = torch.empty(layers, two, len(rows), heads, columns, size, dtype=self._dtype, device=self._device)
+        block = Block(kv, list(slots), end)
+        for i, row in enumerate(rows):
+            pad = end - row.length
+            kv[:, :, i, :, :pad] = 0  # masked, but zero times NaN is NaN
+            at = pad
+            for begin, stop in row.runs:
+                assert row.block is not None
+                kv[:, :, i, :, at : at + stop - begin] = row.block.kv[:, :, row.index, :, begin:stop]
+                at += stop - begin
+            row.block, row.index, row.runs = block, i, [(pad, end)] if end > pad else []
+        return block
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        """Keep nodes `path` (increasing, from 0) of the segment just run as the row's next tokens."""
+        row = self._row(slot)
+        for node in path:
+            row.keep(row.new + node)
+
+
+def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
+    """The block that holds exactly these rows, in this order, each of them whole and up to the same column."""
+    block = rows[0].block
+    if block is None or block.slots != list(slots) or any(row.block is not block for row in rows):
+        return None
+    if any(len(row.runs) != 1 or row.runs[0][1] != rows[0].runs[0][1] for row in rows):
+        return None
+    block.end = rows[0].runs[0][1]
+    return block
+
+
+# A transformers model over rectangles: rows of a forward are padded on the left and realigned where they part.
+
+def rectangular(target: Target) -> RectangularTarget:
+    """`target` with a rectangular cache of its own; the weights are shared. ModelError if it is not a transformers
+    target."""
+    if isinstance(target, RectangularTarget):
+        return target
+    if not isinstance(target, HFTarget):
+        raise ModelError(
+            f"{target.name} runs in the native decoder, which has no rectangular cache; "
+            "load it with native=False for this schedule, or use the schedule ragged"
+        )
+    return RectangularTarget(target)
+
+
+class RectangularTarget(HFTarget):
+    """A transformers target, which has proved itself on loading, with rows in rectangles."""
+
+    cache: RectangularCache  # type: ignore[assignment]
+
+    def __init__(self, inner: HFTarget):
+        vars(self).update(vars(inner) | {"threads": inner.threads})
+        layers, _, _, heads, _, size = inner.cache.shape
+        self.cache = RectangularCache(layers, heads, size, inner.cache.dtype, inner.device)
+
+    def _forwards(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
+        yield list(range(len(segments)))
+
+    def _forward(
+        self, segments: Sequence[Segment], hidden_layers: Sequence[int]
+    ) -> list[tuple[torch.Tensor, dict[int, torch.Tensor]]]:
+        lengths = [self.cache.length(s.slot) for s in segments]
+        block = self.cache.arrange([s.slot for s in segments], [s.num_run for s in segments])
+        self.clock.lap("align")
+        padding = Padding(segments, self.device)
+        tokens = self._packed([s.tokens for s in segments])
+        positions = self._packed([length + s.depth for length, s in zip(lengths, segments, strict=True)])
+        mask = self._additive(_visible(segments, block))
+        self.clock.lap("prepare")
+        return self._run(segments, padding, tokens, positions, mask, _Columns(block), hidden_layers)
+
+    def _packed(self, of_segments: Sequence[IntArray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(of_segments)).to(self.device)
+
+
+def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
+    """Which columns each query sees, bool [rows, queries, columns]: its row's tokens, its ancestors and itself; from
+    lengths, whatever the tokens are. Padding sees the first column, or its softmax would be NaN."""
+    columns = block.end + block.width
+    visible = np.zeros((len(segments), block.width, columns), np.bool_)
+    visible[:, :, 0] = True
+    for row, (segment, pad) in enumerate(zip(segments, block.pads, strict=True)):
+        n = segment.num_run
+        visible[row, -n:, 0] = False
+        visible[row, -n:, pad : block.end] = True
+        visible[row, -n:, columns - n :] = ancestors(segment.parent)
+    return visible
+
+
+class _Columns(Cache):
+    """A block as a cache of transformers, for one forward."""
+
+    def __init__(self, block: Block):
+        super().__init__(layer_class_to_replicate=DynamicLayer)
+        self._block = block
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys and values [rows, kv_heads, queries, head_dim]; return those of all columns."""
+        return self._block.write(layer_idx, key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns before this forward; models that are given positions and a mask do not use it."""
+        return self._block.end
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Number and offset of the columns that `update` returns."""
+        return self._block.end + self._block.width, 0
+
+
+# The two published schedules for rows that grow unequally, to compare with: Zhang et al. 2025, arXiv 2510.22876.
+
+class Equal:
+    """A batch of at most `max_batch` rows; the next one begins when its last row has ended.
+
+    prefill_chunk  most tokens of each row's prompt in one round. Drafting begins when all prompts are through."""
+
+    def __init__(self, max_batch: int, prefill_chunk: int):
+        self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
+
+    def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
+        """A whole batch, in the order they came, when there is none."""
+        return [] if running else [waiting.popleft() for _ in range(min(self.max_batch, len(waiting)))]
+
+    def select(self, running: Sequence[Row]) -> list[Turn]:
+        """The prompts, until they are through; then every row."""
+        return _prompts(running, self.max_batch, self.prefill_chunk) or [Turn(row, 0) for row in running]
+
+
+class Grouped:
+    """A window of requests, of which `max_batch` run in a round.
+
+    window         most requests that are begun; more than `max_batch`, or there is nothing to choose from.
+    prefill_chunk  most tokens of each row's prompt in one round.
+
+    A request whose length no others share runs only when it is among the window's first and nobody else makes a group;
+    it can wait long. That is the method's, and a reason not to use it."""
+
+    def __init__(self, max_batch: int, prefill_chunk: int, window: int):
+        self.max_batch, self.prefill_chunk, self.window = max_batch, prefill_chunk, window
+
+    def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
+        """As many as the window has room for, in the order they came."""
+        room = self.window - len(running)
+        return [waiting.popleft() for _ in range(min(room, len(waiting)))]
+
+    def select(self, running: Sequence[Row]) -> list[Turn]:
+        """Prompts that have just come, `max_batch` at a time; else the first group that is full, in the order of the
+        window; else the window's first."""
+        prompts = _prompts(running, self.max_batch, self.prefill_chunk)
+        return prompts or [Turn(row, 0) for row in self._group(running) or running[: self.max_batch]]
+
+    def _group(self, running: Sequence[Row]) -> list[Row]:
+        """The first `max_batch` rows that are equally long; nobody if there are not so many."""
+        by_length: dict[int, list[Row]] = {}
+        for row in running:
+            group = by_length.setdefault(len(row), [])
+            group.append(row)
+            if len(group) == self.max_batch:
+                return group
+        return []
+
+
+def _prompts(running: Sequence[Row], most: int, chunk: int) -> list[Turn]:
+    """Pieces of the first `most` prompts that are not through."""
+    fresh = [row for row in running if not row.is_decoding]
+    return [Turn(row, min(chunk, len(row.pending))) for row in fresh[:most]]
+
+
+# Schedules by name, and the target each one runs on. The engine knows no schedule's name.
+
+NAMES = ("ragged", "equal", "grouped")
+WINDOW = 32
+"""Requests that `grouped` chooses from, as the published program does; at least twice the batch."""
+
+
+def create_schedule(spec: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:
+    """The schedule of that name; `ragged` for None, and a schedule is itself. PacelineError for a wrong name."""
+    if spec is None:
+        return Ragged(max_batch, prefill_chunk)
+    if not isinstance(spec, str):
+        return spec
+    name, window = check_schedule(spec)
+    if name == "grouped":
+        if window is not None and window <= max_batch:
+            raise PacelineError(f"schedule {spec!r}: a window is larger than the batch, which is {max_batch}")
+        return Grouped(max_batch, prefill_chunk, window or max(WINDOW, 2 * max_batch))
+    return Equal(max_batch, prefill_chunk) if name == "equal" else Ragged(max_batch, prefill_chunk)
+
+
+def check_schedule(spec: str) -> tuple[str, int | None]:
+    """Name and window of `spec`; PacelineError, one line, if it is wrong."""
+    name, colon, window = spec.partition(":")
+    if name not in NAMES:
+        raise PacelineError(f"there is no schedule {name!r}; there are {', '.join(NAMES)}.{meant(name, NAMES)}")
+    if not colon:
+        return name, None
+    if name != "grouped" or not window.isdecimal() or int(window) < 1:
+        raise PacelineError(f"schedule {spec!r}: only grouped takes a number, its window, as in grouped:48")
+    return name, int(window)
+
+
+def is_rectangular(schedule: str | Schedule | None) -> bool:
+    """Whether a schedule runs on a transformers target with a rectangular cache."""
+    if isinstance(schedule, str):
+        return check_schedule(schedule)[0] != "ragged"
+    return isinstance(schedule, (Equal, Grouped))
+
+
+def fitted(target: Target, schedule: Schedule) -> Target:
+    """`target` as the schedule needs it; ModelError if it cannot be had so."""
+    return rectangular(target) if is_rectangular(schedule) else target

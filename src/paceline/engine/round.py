@@ -1,0 +1,183 @@
+"""Round: what travels through one turn of the loop, and what a drafter may ask of it afterwards.
+
+    segments   what the target runs for each row: a draft, or a piece of a prompt
+    verdict    what the target's one forward says of all segments
+    accepted   what became of each draft
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.engine.accept import Accepted
+from paceline.engine.request import Row
+from paceline.engine.tree import DraftTree, IntArray, depths
+from paceline.errors import MethodError
+
+_UNKNOWN: IntArray = np.empty(0, np.int64)
+
+
+def _unknown() -> IntArray:
+    return _UNKNOWN
+
+
+@dataclass(slots=True)
+class Segment:
+    """Tokens of one row in one forward: a tree, or a chunk of the prompt (a chain).
+
+    slot     the row's slot in the cache; the target knows the row's committed length.
+    tokens   int64 [n]; parent int64 [n] as in DraftTree.
+    start    nodes before `start` already have their keys and values after the row (from a self-drafter);
+             only nodes start..n-1 are run.
+    num_logits  logits are wanted for the last `num_logits` nodes.
+    depth    int64 [n]: how far each node is below the first; worked out if not given.
+    hidden   [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
+    is_prompt  the tokens are a piece of the row's prompt.
+    """
+
+    slot: int
+    tokens: IntArray
+    parent: IntArray
+    start: int = 0
+    num_logits: int = 0
+    hidden: torch.Tensor | None = None
+    depth: IntArray = field(default_factory=_unknown)
+    is_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        if self.depth is _UNKNOWN:
+            self.depth = depths(self.parent)
+
+    @property
+    def num_run(self) -> int:
+        """Nodes that the forward runs."""
+        return len(self.tokens) - self.start
+
+    def longer(self, count: int) -> Segment:
+        """The segment with `count` more nodes, one below the other, whose tokens are 0."""
+        n = len(self.tokens)
+        return Segment(
+            self.slot,
+            np.concatenate([self.tokens, np.zeros(count, np.int64)]),
+            np.concatenate([self.parent, np.arange(n - 1, n + count - 1)]),
+            self.start,
+            self.num_logits,
+            self.hidden,
+            np.concatenate([self.depth, self.depth[-1] + 1 + np.arange(count)]),
+            self.is_prompt,
+        )
+
+    @classmethod
+    def tree(cls, slot: int, tree: DraftTree) -> Segment:
+        """Verify every node of `tree`."""
+        return cls(slot, tree.tokens, tree.parent, num_logits=len(tree), hidden=tree.hidden, depth=tree.depth)
+
+    @classmethod
+    def chunk(cls, slot: int, tokens: IntArray, last: bool) -> Segment:
+        """A piece of a prompt; logits after its last token if `last`."""
+        return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=int(last), is_prompt=True)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What one forward says, packed in the order of the segments.
+
+    logits          [M, V] for the nodes whose logits were wanted, in the model's dtype.
+    logits_at       where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
+    hidden          {layer: [N, H]} for all nodes that were run; hidden_at as logits_at.
+    top_k           (values [M, k], token ids [M, k]) or None.
+    """
+
+    logits: torch.Tensor
+    logits_at: list[int]
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    hidden_at: list[int] = field(default_factory=list)
+    top_k: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def of(self, s: int) -> torch.Tensor:
+        """Logits of segment s, [its num_logits, V]."""
+        return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
+
+
+@dataclass(eq=False)
+class Round:
+    """One turn of the loop. Index i of every list is about the same row.
+
+    rows      the rows that run in this round.
+    trees     what each row drafted, cut to the room it has; the last token alone where nothing was drafted.
+    segments  what the target runs for each row: its tree, or a piece of its prompt.
+    verdict   the target's forward over `segments`; None before it.
+    accepted  what became of each tree; empty before acceptance.
+    places    number of each row's segment in the verdict, where rows have left since the forward; None: all are there.
+    """
+
+    rows: list[Row]
+    trees: list[DraftTree]
+    segments: list[Segment]
+    verdict: Verdict | None = None
+    accepted: list[Accepted] = field(default_factory=list)
+    places: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def is_prompt(self, i: int) -> bool:
+        """Whether row i ran a piece of its prompt; its tree is then the piece's last token alone."""
+        return self.segments[i].is_prompt
+
+    def is_from(self, i: int, drafter: object) -> bool:
+        """Whether row i's tree is one that `drafter` proposed in this round."""
+        return self.trees[i].owner is drafter
+
+    def logits(self, i: int) -> torch.Tensor:
+        """Logits of the nodes of row i's tree, [n, V]; [0, V] inside a prompt."""
+        return self._said.logits[self._wanted(i)]
+
+    def top_k(self, i: int) -> torch.Tensor:
+        """Token ids of the best logits of the nodes of row i's tree, best first, [n, k]; k as in `Needs.top_k`."""
+        assert self._said.top_k is not None, "Needs.top_k asks for it"
+        return self._said.top_k[1][self._wanted(i)]
+
+    def hidden(self, i: int, layer: int) -> torch.Tensor:
+        """States before layer `layer` of every node of row i's segment that was run, [N, H]; see `Needs`."""
+        at, place = self._said.hidden_at, self._place(i)
+        return self._said.hidden[layer][at[place] : at[place + 1]]
+
+    def committed(self, i: int, layer: int) -> torch.Tensor:
+        """States before layer `layer` of the tokens that row i keeps from this round's forward, [len(path), H]."""
+        states, path = self.hidden(i, layer), self.accepted[i].path
+        is_chain = not path or path[-1] == len(path) - 1
+        return states[: len(path)] if is_chain else states[path]
+
+    def spans(self) -> list[slice]:
+        """Where each row's nodes lie among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""
+        ends = list(accumulate((segment.num_run for segment in self.segments), initial=0))
+        return [slice(begin, end) for begin, end in pairwise(ends)]
+
+    def only(self, kept: Sequence[int]) -> Round:
+        """The round of the rows `kept` alone."""
+
+        def of(items: list[Any]) -> list[Any]:
+            return [items[i] for i in kept] if items else []
+
+        places = [self._place(i) for i in kept]
+        return Round(of(self.rows), of(self.trees), of(self.segments), self.verdict, of(self.accepted), places)
+
+    @property
+    def _said(self) -> Verdict:
+        if self.verdict is None:
+            raise MethodError("This round has no forward: a recording holds tokens, and the drafter asks for more.")
+        return self.verdict
+
+    def _place(self, i: int) -> int:
+        return i if self.places is None else self.places[i]
+
+    def _wanted(self, i: int) -> slice:
+        at, place = self._said.logits_at, self._place(i)
+        return slice(at[place], at[place + 1])

@@ -1,0 +1,405 @@
+"""SamplingParams, the warping of logits, and the seeded randomness of a row. Knows nothing of drafts.
+
+Logits are warped here and nowhere else. The target's and a sampling drafter's go through the same function, so that an
+acceptance rule compares two distributions that are warped alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import index
+from secrets import randbits
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from paceline.engine.softmax import keep_best, softmax_of_row, softmax_of_rows, token_at
+from paceline.engine.tree import IntArray
+from paceline.errors import NumericError, PacelineError, shortened
+
+COLDEST = 1e-6
+"""Lowest temperature above greedy; logits divided by a lower one could overflow."""
+MOST = 2**31 - 1
+"""Largest count that the compiled functions take."""
+
+RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda t: t == 0 or COLDEST <= t + 0.0 < math.inf, f"0 (greedy), or {COLDEST:g} or more"),
+    "top_k": (lambda k: 0 <= index(k) <= MOST, f"a whole number, 0 (all tokens) to {MOST:,}"),
+    "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
+    "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1"),
+    "repetition_penalty": (lambda r: 0 < r + 0.0 < math.inf, "above 0 (1 is off)"),
+    "presence_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
+    "frequency_penalty": (lambda p: -2 <= p <= 2, "between -2 and 2 (0 is off)"),
+    "min_tokens": (lambda n: 0 <= index(n) <= MOST, f"a whole number, 0 to {MOST:,}"),
+    "logit_bias": (
+        lambda bias: all(index(i) >= 0 and b + 0.0 < math.inf for i, b in bias.items()),
+        "a mapping from token ids to numbers (-inf bans a token)",
+    ),
+    "bad_words": (
+        lambda words: all(len(w) > 0 and all(index(i) >= 0 for i in w) for w in words),
+        "sequences of at least one token id",
+    ),
+    "max_tokens": (lambda n: 1 <= index(n) <= MOST, f"a whole number, 1 or more (at most {MOST:,})"),
+    "seed": (lambda seed: seed is None or index(seed) >= 0, "a whole number, 0 or more, or None"),
+    "stop": (
+        lambda stop: not isinstance(stop, str) and all(isinstance(s, str) and s for s in stop),
+        "a list of non-empty strings",
+    ),
+    "logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
+    "prompt_logprobs": (lambda n: n is None or index(n) >= 0, "a whole number, 0 or more, or None"),
+    "stop_token_ids": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
+    "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
+    "prediction": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
+}
+"""What each field of SamplingParams must be: a test, and the rule in words."""
+
+WARPING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "logit_bias", "bad_words", "grammar", "beginning", "ends",
+)  # fmt: skip
+"""Fields of SamplingParams that change the distribution; the others say when an answer ends."""
+
+
+class Grammar(Protocol):
+    """What constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged as
+    committed ones are."""
+
+    def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
+        """Which of `size` tokens may come after the answer's tokens: bool [size]; none if it cannot go on."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is answered. Every drafter and every batch gives the same distribution of answers.
+
+    temperature         0 is greedy.
+    top_k               keep the k most probable tokens; 0 keeps all.
+    top_p               keep the smallest set of tokens with at least this probability; 1 keeps all.
+    min_p               drop tokens less probable than min_p times the most probable one; 0 drops none.
+    repetition_penalty  divides positive, multiplies negative logits of tokens in prompt and answer; 1 is off.
+    presence_penalty    subtracted from the logits of tokens that the answer has; 0 is off.
+    frequency_penalty   subtracted as many times as the answer has the token; 0 is off.
+    min_tokens          the answer does not end before this many tokens.
+    logit_bias          added to the logits of these token ids.
+    bad_words           token sequences that must not occur.
+    max_tokens          most new tokens.
+    seed                makes the row reproducible; None draws a fresh seed.
+    stop                strings that end the answer; the text ends before them.
+    stop_token_ids      tokens that end the answer, beside the model's own end-of-sequence tokens.
+    ignore_eos          go on past the model's end-of-sequence tokens.
+    grammar             which tokens may come next, by what the answer has so far; see `Grammar`.
+    prediction          token ids that the answer is expected to be much like; only drafters read them.
+    draft               the drafter this request wants, where the engine has several (`draft/choice.py`).
+    logprobs            report how likely the target found each new token, and this many of the most probable tokens at
+                        its place; None reports nothing.
+    prompt_logprobs     the same of the prompt's own tokens; the whole prompt is then run, whatever others share of it.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[Sequence[int]] = ()
+    max_tokens: int = 256
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    grammar: Grammar | None = field(default=None, compare=False)
+    prediction: Sequence[int] = ()
+    draft: str | None = None
+    beginning: int = field(default=0, repr=False)
+    ends: frozenset[int] = field(default=frozenset(), repr=False)
+
+    def __post_init__(self) -> None:
+        for name, (fits, rule) in RULES.items():
+            value = getattr(self, name)
+            try:
+                good = fits(value) and (name == "ignore_eos" or not isinstance(value, bool))
+            except (TypeError, AttributeError, OverflowError):  # of another type, or too large
+                good = False
+            if not good:
+                raise PacelineError(f"{name} is {shortened(repr(value))}; it must be {rule}.")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Temperature 0: the most probable token, always."""
+        return self.temperature == 0
+
+    @property
+    def shifts_logits(self) -> bool:
+        """Whether the most probable token can change, so that greedy decoding needs warping too."""
+        return (
+            self.repetition_penalty != 1
+            or bool(self.logit_bias)
+            or bool(self.bad_words)
+            or self.looks_back
+            or self.grammar is not None
+        )
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what may come next depends on how the answer began."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.min_tokens > 0
+
+    def of_row(self, beginning: int, ends: frozenset[int]) -> SamplingParams:
+        """For a row whose answer begins after `beginning` tokens, and ends with one of `ends`; only what looks at the
+        answer needs to know."""
+        if not self.looks_back and self.grammar is None:
+            return self
+        return replace(self, beginning=beginning, ends=ends)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise PacelineError if a model of `vocab_size` tokens cannot answer this: a parameter names a token that does
+        not exist, or every token is banned."""
+        _check_ids("logit_bias", self.logit_bias, vocab_size)
+        _check_ids("bad_words", [word[-1] for word in self.bad_words], vocab_size)
+        banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
+        banned |= {word[0] for word in self.bad_words if len(word) == 1}
+        if len(banned) == vocab_size:
+            raise PacelineError("logit_bias and bad_words ban every token; allow at least one.")
+
+    def warps_like(self, other: SamplingParams) -> bool:
+        """Whether both turn the same logits into the same distribution."""
+        return self is other or all(getattr(self, f) == getattr(other, f) for f in WARPING)
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """Every field, for command lines and prompt files."""
+        hidden = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "ends")
+        return tuple(f.name for f in fields(cls) if f.name not in hidden)
+
+
+class TokenLogprob(NamedTuple):
+    """How likely the target found a token: natural logarithms of the probabilities at temperature 1, before penalties,
+    biases and filters. top: the most probable tokens at this place, best first, as (token id, logarithm)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class FreeNoise:
+    """Uniform numbers in [0, 1) that depend on the seed, the output position at which a round begins, and how many were
+    drawn in that round before: not on rounds that came earlier, or that were begun and given up."""
+
+    LANE, BLOCK = 64, 64  # numbers of a round made at once; positions for which they are
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._position = self._drawn = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the numbers that were made (32 kB), for a row that has ended; asked again, it makes the same."""
+        self._where: tuple[int, int] | None = None
+        self._block = np.empty(0)
+
+    def begin(self, position: int) -> None:
+        """A round begins at output position `position`."""
+        self._position, self._drawn = position, 0
+
+    def random(self, count: int = 0) -> Any:
+        """The next number, or, with a `count`, an array of that many."""
+        return np.array([self._next() for _ in range(count)]) if count else self._next()
+
+    def _next(self) -> float:
+        page, at = divmod(self._drawn, self.LANE)
+        self._drawn += 1
+        block, lane = divmod(self._position, self.BLOCK)
+        if self._where != (block, page):
+            source = np.random.SeedSequence(self._seed, spawn_key=(1, block, page))
+            self._block = np.random.Generator(np.random.Philox(source)).random((self.BLOCK, self.LANE))
+            self._where = (block, page)
+        return float(self._block[lane, at])
+
+
+class RowRandom:
+    """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
+
+    The noise of the token at output position i depends on the seed and i alone, not on the number of rounds before it
+    or the other rows of the batch. So with drafts that are point masses a seed gives exactly the tokens that plain
+    sampling gives. Drawn drafts give tokens of their own, which depend on where the row's rounds begin and on nothing
+    else of how it was run.
+
+    Every random decision of a row is `choose`, `keep` or `draft`, so a test double can follow every branch with its
+    exact probability.
+    """
+
+    def __init__(self, seed: int | None):
+        self.seed = randbits(63) if seed is None else seed
+        emit = np.random.SeedSequence(self.seed, spawn_key=(0,))
+        self._emit = np.random.Generator(np.random.Philox(emit))
+        self._noise = np.empty(0)
+        self.free = FreeNoise(self.seed)
+
+    def emit(self, position: int) -> float:
+        """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
+        while position >= len(self._noise):
+            self._noise = np.concatenate([self._noise, self._emit.random(256)])
+        return float(self._noise[position])
+
+    def choose(self, probs: torch.Tensor, position: int) -> int:
+        """The target's token at output position `position`, drawn from `probs` [V]. Called once for each position."""
+        return draw(probs, self.emit(position))
+
+    def keep(self, probability: float) -> bool:
+        """Whether to keep a drafted token that should be kept with `probability`."""
+        return bool(self.free.random() < probability)
+
+    def draft(self, probs: torch.Tensor) -> int:
+        """A drafter's token, drawn from `probs` [V]."""
+        return draw(probs, self.free.random())
+
+
+def on_accelerator(tensor: torch.Tensor) -> bool:
+    """Whether reading a number of `tensor` has to wait for a device; otherwise NumPy can read it in place."""
+    return tensor.device.type != "cpu"
+
+
+def warp(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """Apply a request's parameters to logits [R, V]: float32 or float64 [R, V], dropped tokens -inf.
+
+    contexts[r] holds every token before the position that row r of `logits` predicts, drafted ones included; it is
+    read only if `params.shifts_logits`. The order is that of transformers' processors: logit bias, repetition penalty,
+    bad words, temperature, top-k, top-p, min-p. `logits` are not changed.
+
+    Raises PacelineError if logit_bias or bad_words name a token the model does not have, or leave none."""
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if params.shifts_logits:
+        scores = _shift(scores.clone(), params, contexts)
+    if params.is_greedy:
+        return scores
+    if params.temperature != 1:
+        scores = scores / params.temperature
+    if 0 < params.top_k < scores.shape[-1]:
+        scores = scores.masked_fill(scores < scores.topk(params.top_k).values[:, -1:], -torch.inf)
+    if params.top_p < 1:
+        scores = nucleus(scores, params.top_p)
+    if params.min_p > 0:
+        probs = scores.softmax(-1)
+        scores = scores.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), -torch.inf)
+    return scores
+
+
+def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """Logit bias, repetition penalty and bad words, in place."""
+    vocab_size = scores.shape[-1]
+    _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_ids("bad_words", [word[-1] for word in params.bad_words], vocab_size)
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=scores.device)
+        scores[:, ids] += torch.tensor(list(params.logit_bias.values())).to(scores)
+    for row, context in zip(scores, contexts, strict=True):
+        if params.repetition_penalty != 1:
+            # A prompt may hold ids that the model reads and cannot write (images).
+            seen = torch.from_numpy(np.unique(context[context < vocab_size])).to(scores.device)
+            past, penalty = row[seen], params.repetition_penalty
+            row[seen] = torch.where(past > 0, past / penalty, past * penalty)
+        if params.looks_back:
+            _look_back(row, params, context[params.beginning :])
+        if params.grammar is not None:
+            allowed = params.grammar.allowed(context[params.beginning :].tolist(), vocab_size)
+            row[~allowed.to(scores.device)] = -torch.inf
+        for word in params.bad_words:
+            begun = len(word) - 1
+            if begun <= len(context) and list(context[len(context) - begun :]) == list(word[:-1]):
+                row[word[-1]] = -torch.inf
+    if bool((scores.amax(-1) == -torch.inf).any()):
+        raise PacelineError("logit_bias, bad_words and grammar leave no token that may come next; ban fewer.")
+    return scores
+
+
+def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> None:
+    """OpenAI's penalties on what the answer has, and no end before min_tokens; row [V], in place."""
+    tokens, counts = np.unique(answer[answer < len(row)], return_counts=True)
+    seen = torch.from_numpy(tokens).to(row.device)
+    times = torch.from_numpy(counts).to(row)
+    row[seen] -= params.presence_penalty + params.frequency_penalty * times
+    if len(answer) < params.min_tokens and params.ends:
+        row[torch.tensor(sorted(params.ends), device=row.device)] = -torch.inf
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise PacelineError for a token id that the model does not have."""
+    for i in ids:
+        if i >= vocab_size:
+            raise PacelineError(f"{name} names token {i}; this model's tokens are 0 to {vocab_size - 1}.")
+
+
+def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
+
+    Of equal scores at its border, those of lower token ids are dropped first, so that a row's tokens do not depend on
+    its batch. (Holtzman et al. 2020, section 3.1.)"""
+    ranked, order = scores.sort(stable=True)
+    drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p
+    drop[:, -1] = False
+    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
+
+
+def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequence[IntArray]) -> torch.Tensor:
+    """The distribution a request draws from, [R, V]: softmax of `warp`, or one-hot when greedy."""
+    if params.is_greedy:
+        scores = warp(logits, params, contexts)
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    if is_compiled(logits):
+        if params.shifts_logits:
+            logits = _shift(logits.to(torch.float32, copy=True), params, contexts)
+        return torch.stack([distribution(logits, r, params) for r in range(len(logits))])
+    return warp(logits, params, contexts).softmax(-1)
+
+
+def is_compiled(logits: torch.Tensor) -> bool:
+    """Whether the compiled functions of `paceline.engine.softmax` take these logits."""
+    return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
+
+
+def distribution(logits: torch.Tensor, row: int, params: SamplingParams) -> torch.Tensor:
+    """Fast path of `probabilities` for one row of logits [n, V] for which `is_compiled`; [V], float32.
+
+    Logit shifts are not applied. Equal up to float32's rounding, and several times as fast."""
+    probs = softmax_of_row(logits, row, params.temperature)
+    if params.top_k or params.top_p < 1 or params.min_p:
+        keep_best(probs, params.top_k, params.top_p, params.min_p)
+    return probs
+
+
+def distributions(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """`distribution` of all rows of logits [n, V] for which `is_compiled`, bit for bit the same; [n, V], float32."""
+    probs = softmax_of_rows(logits, params.temperature)
+    if params.top_k or params.top_p < 1 or params.min_p:
+        for of_row in probs:
+            keep_best(of_row, params.top_k, params.top_p, params.min_p)
+    return probs
+
+
+def draw(probs: torch.Tensor, noise: float) -> int:
+    """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V] (need not be normalised).
+
+    A token of probability 0 is never drawn. Raises NumericError if `probs` are not numbers, or all 0."""
+    if on_accelerator(probs):
+        return draw_rows(probs.unsqueeze(0), [noise])[0]
+    return token_at(probs if probs.dtype == torch.float64 else probs.float(), noise)
+
+
+def draw_rows(probs: torch.Tensor, noise: Sequence[float]) -> list[int]:
+    """`draw` for each row of `probs` [R, V] at once: on an accelerator, one wait instead of R."""
+    ends = probs.cumsum(-1, dtype=torch.float64)
+    total = ends[:, -1:]
+    at = torch.tensor(noise, dtype=torch.float64).to(probs.device).unsqueeze(-1) * total
+    at = at.masked_fill(total == torch.inf, torch.nan)  # NaN sorts after the last token
+    tokens: list[int] = torch.searchsorted(ends, at, right=True)[:, 0].tolist()
+    if max(tokens) >= probs.shape[-1]:
+        raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")
+    return tokens

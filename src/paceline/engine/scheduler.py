@@ -1,0 +1,71 @@
+"""Schedule: which requests join the batch, and which rows run in a round. Knows nothing of drafts or models.
+
+Ragged   first come, first served; every row that is decoding runs in every round, and prompts run beside them in
+         pieces, so that a long one holds up neither them nor a short prompt. A row has a length of its own and is
+         never realigned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from paceline.engine.request import Row
+
+
+class Turn(NamedTuple):
+    """A row that runs in this round. chunk: how many tokens of its prompt it runs; 0: it is decoding."""
+
+    row: Row
+    chunk: int
+
+
+class Schedule(Protocol):
+    """Called by the engine before every round, first `admit`, then `select`."""
+
+    def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
+        """Take the requests that join the batch now out of `waiting`. Those that the cache has no memory for are put
+        back."""
+
+    def select(self, running: Sequence[Row]) -> list[Turn]:
+        """The rows that run in this round, at least one of those that may: `running` lacks rows that wait for another
+        to compute what their prompts share."""
+
+
+class Ragged:
+    """Rows of any length side by side.
+
+    max_batch      most rows at once.
+    prefill_chunk  most prompt tokens in one round. Half of them are the oldest prompt's, the rest goes to the prompts
+                   that have least left: a prompt of k tokens beside a longer one is run after 2 k / prefill_chunk
+                   rounds, and one of k tokens that came first after as many, whatever comes later."""
+
+    def __init__(self, max_batch: int, prefill_chunk: int):
+        self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
+
+    def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
+        """As many as there is room for, in the order they came."""
+        room = self.max_batch - len(running)
+        return [waiting.popleft() for _ in range(min(room, len(waiting)))]
+
+    def select(self, running: Sequence[Row]) -> list[Turn]:
+        """All rows that are decoding, and pieces of prompts as far as the chunk goes."""
+        prompts = {row.id: row for row in running if not row.is_decoding}
+        chunks = self._chunks(list(prompts.values()))
+        return [Turn(row, chunks.get(row.id, 0)) for row in running if row.id in chunks or row.id not in prompts]
+
+    def _chunks(self, prompts: Sequence[Row]) -> dict[int, int]:
+        """How many tokens each prompt runs, by row id."""
+        if not prompts:
+            return {}
+        oldest = min(prompts, key=lambda row: row.id)
+        room = self.prefill_chunk
+        chunks = {oldest.id: min(-(-room // 2), len(oldest.pending))}
+        room -= chunks[oldest.id]
+        for row in sorted(prompts, key=lambda row: len(row.pending)):
+            more = min(room, len(row.pending) - chunks.get(row.id, 0))
+            if more:
+                chunks[row.id] = chunks.get(row.id, 0) + more
+                room -= more
+        return chunks

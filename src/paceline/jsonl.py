@@ -1,0 +1,344 @@
+"""Pieces of files: whole lines, each piece to be read by itself, on any machine.
+
+    for piece in pieces_of("log.jsonl"):
+        for where, record in objects(piece, TraceError, "an answer"): ...
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, Protocol
+
+from paceline.errors import PacelineError
+
+PIECE_BYTES = 1 << 20
+"""Bytes of a piece: some seconds of work."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes [begin, end) of a file, which are whole lines; end None: all the rest. line: the first one's number."""
+
+    path: Path
+    begin: int = 0
+    end: int | None = None
+    line: int = 1
+
+    def within(self, file: IO[bytes]) -> Iterable[bytes]:
+        """Its lines, of the opened file."""
+        if self.end is None:
+            return file
+        file.seek(self.begin)
+        return io.BytesIO(file.read(self.end - self.begin))
+
+
+def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
+    """A file's pieces in order; one for an empty file, and for a gzipped one, which can be read from its beginning
+    alone. `error` if it cannot be read."""
+    try:
+        with path.open("rb") as raw:
+            if path.suffix == ".gz" or raw.read(2) == b"\x1f\x8b":
+                yield Piece(path)
+                return
+            raw.seek(0)
+            begin, line = 0, 1
+            while content := raw.read(PIECE_BYTES) + raw.readline():
+                yield Piece(path, begin, begin + len(content), line)
+                begin, line = begin + len(content), line + content.count(b"\n")
+            if begin == 0:
+                yield Piece(path)
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
+
+
+# Read JSON from outside. Anything wrong with it is a PacelineError of one line.
+
+DEPTH = 100
+"""Most levels of nesting. Python's own limit depends on the depth of the caller in the stack."""
+BOM = b"\xef\xbb\xbf"
+
+
+class NotJSON(PacelineError, ValueError):
+    """Text that is not JSON, or JSON that cannot be used."""
+
+
+def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """`json.loads`, but whatever is wrong raises NotJSON: bytes that are not UTF-8, a syntax error, nesting deeper
+    than DEPTH, an integer of more digits than Python reads, half a surrogate pair (no text can be made of it)."""
+    try:
+        text = text.removeprefix(BOM).decode() if isinstance(text, bytes) else text
+        value = json.loads(text, parse_constant=parse_constant)
+    except UnicodeDecodeError as error:
+        raise NotJSON(f"not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
+        raise NotJSON(f"not JSON: {error.msg} at {line}column {error.colno}") from None
+    except RecursionError:
+        raise NotJSON(_DEEP) from None
+    except ValueError:  # the only other one: int() of a long text is refused, as it would take quadratic time
+        raise NotJSON("a whole number of more than 4,300 digits is not read") from None
+    if text.count("[") + text.count("{") > DEPTH and _is_deep(value):
+        raise NotJSON(_DEEP)
+    if "\\ud" in text or "\\uD" in text:
+        _refuse_surrogates(value)
+    return value
+
+
+_DEEP = f"nested more than {DEPTH} levels deep"
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEPTH + 1):
+        holders = [value for value in level if isinstance(value, (dict, list)) and value]
+        if not holders:
+            return False
+        level = [inner for holder in holders for inner in (holder.values() if isinstance(holder, dict) else holder)]
+    return True
+
+
+def _refuse_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise NotJSON(f"{half} is half of a surrogate pair and stands alone, which is not a character") from None
+
+
+def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
+    """The JSON object of a line. NotJSON if it holds something else; `wanted` says what, in the message."""
+    value = loads(line)
+    if not isinstance(value, dict):
+        raise NotJSON(f"a JSON object is wanted ({wanted}), not a {type(value).__name__}")
+    return value
+
+
+def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, bytes]]:
+    """(line number from `first`, line) of every line that is not blank, without a byte order mark."""
+    for number, line in enumerate(lines, first):
+        line = line.removeprefix(BOM) if number == 1 else line
+        if line.strip():
+            yield number, line
+
+
+@contextmanager
+def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
+    """A file, gzipped (by its first bytes, or its name) or not, for reading bytes. What cannot be read in the block, or
+    unzipped, raises `error`. `tell` of its `raw` stays where the compressed bytes are."""
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b" or path.suffix == ".gz"
+            raw.seek(0)
+            with gzip.open(raw) if zipped else raw as lines:
+                yield lines  # type: ignore[misc]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as cause:
+        raise error(f"{path} is cut off or damaged ({cause})") from cause
+    except OSError as cause:
+        raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
+
+
+def objects(
+    source: str | Path | Piece, error: type[PacelineError], wanted: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("file, line n", object) of every line that is not blank; `error`, which names the line, if it is not an object.
+
+    wanted  what a line should be, for the message."""
+    piece = source if isinstance(source, Piece) else Piece(Path(source))
+    with opened(piece.path, error) as file:
+        for number, line in numbered(piece.within(file), piece.line):
+            where = f"{piece.path}, line {number}"
+            try:
+                record = as_object(line, wanted)
+            except NotJSON as cause:
+                raise error(f"{where}: {cause}") from None
+            yield where, record
+
+
+# Append JSON Lines. At any moment, and after a crash or on a full disk, the file holds whole lines.
+
+class Writer(Protocol):
+    """Anything that records can be appended to."""
+
+    def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
+        """Write records (or lines without their ends)."""
+
+
+class Appender:
+    """Lines at the end of an unbuffered file: when `append` returns they are written.
+
+    raw   opened for writing; closed with this. name is for messages; then follows "cannot be written" in a message."""
+
+    def __init__(self, raw: FileIO, name: str, then: str = ""):
+        self._raw, self._name, self._then = raw, name, then
+        self._is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+
+    @classmethod
+    def open(cls, path: Path, *, new: bool = False, then: str = "") -> Appender:
+        """At the end of `path`, made if it does not exist; new: it must not exist. PacelineError if that fails."""
+        try:
+            return cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
+        except FileExistsError as error:
+            raise PacelineError(f"{path} exists already; give another name, or remove it first") from error
+        except OSError as error:
+            raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
+
+    def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
+        """Write records (or lines without their ends) in one piece. If that fails the file is as it was, and
+        PacelineError says why; a pipe that nobody reads any more raises BrokenPipeError."""
+        rest = memoryview("".join(_line(record) for record in records).encode())
+        end = os.fstat(self._raw.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._raw.write(rest) :]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._is_file:
+                self._raw.truncate(end)
+                self._raw.seek(end)
+            raise PacelineError(f"{self._name} cannot be written: {error.strerror}{self._then}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._raw.close()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Stream:
+    """Standard output without a file descriptor, such as a test's."""
+
+    def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
+        sys.stdout.write("".join(_line(record) for record in records))
+        sys.stdout.flush()
+
+
+def standard_output() -> Writer:
+    """Lines to standard output."""
+    sys.stdout.flush()
+    try:
+        return Appender(FileIO(os.dup(sys.stdout.fileno()), "w"), "standard output")
+    except (OSError, ValueError):  # no file: io.UnsupportedOperation is both
+        return _Stream()
+
+
+def check_file(path: Path | None) -> Path | None:
+    """PacelineError unless a file can be written at `path`, in place of the one there may be. Its folder must exist."""
+    if path is not None:
+        with _writing(path):
+            if path.exists() and not path.is_file():
+                what = "a folder" if path.is_dir() else "no regular file"
+                raise PacelineError(f"{path} is {what}; name a file to write")
+            _try_in(path.absolute().parent, path)
+    return path
+
+
+def check_log(path: Path | None) -> Path | None:
+    """PacelineError unless lines can be appended to `path`: to a file as in `check_file`, or to a device or a pipe."""
+    if path is None or not path.exists() or path.is_dir():
+        return check_file(path)
+    with _writing(path):
+        if path.is_file():
+            path.open("ab").close()
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(0, "Permission denied")
+    return path
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """PacelineError unless files can be written into the folder `path`, which may be made, its parents too."""
+    if path is not None:
+        with _writing(path):
+            if path.exists() and not path.is_dir():
+                raise PacelineError(f"{path} is a file; name a folder to write")
+            _try_in(next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()), path)
+    return path
+
+
+def check_new_folder(path: Path) -> Path:
+    """`check_folder`, and PacelineError if there is something at `path`."""
+    if path.exists():
+        raise PacelineError(f"{path} exists already; name a new folder")
+    check_folder(path)
+    return path
+
+
+def _try_in(folder: Path, path: Path) -> None:
+    """Write a nameless file into `folder`: permissions alone do not say that it works."""
+    if not folder.is_dir():
+        problem = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+        raise PacelineError(f"{path} cannot be written: {problem}")
+    with TemporaryFile(dir=folder):
+        pass
+
+
+@contextmanager
+def _writing(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a file to write, which then replaces `path` (its folder is made). So `path` is written whole
+    or not at all, and keeps its old content if something fails. PacelineError if it cannot be written."""
+    beside = path.with_name(f"{path.name}.part")
+    try:
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield beside
+            with beside.open("rb") as written:
+                os.fsync(written.fileno())
+            os.replace(beside, path)
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is there whole or not at all; PacelineError if that fails."""
+    with replacing(path) as beside:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _line(record: Mapping[str, Any] | str) -> str:
+    return (record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n"
+
+
+# JSON Lines: one reader and one writer for prompts, recordings, corpora, training data and results.
+
+__all__ = [
+    "Appender",
+    "NotJSON",
+    "Piece",
+    "as_object",
+    "check_file",
+    "check_folder",
+    "check_log",
+    "check_new_folder",
+    "loads",
+    "numbered",
+    "objects",
+    "opened",
+    "pieces_of",
+    "replacing",
+    "write_whole",
+]

@@ -1,0 +1,183 @@
+"""The tokenizer in a GGUF file, rebuilt, where the file says enough for that.
+
+    tokenizer = tokenizer_of(GGUF("model.gguf"), "model")
+
+The file has tokens, and merges or scores; the rule that splits text into words is not in it, only the rule's name. The
+rules of RULES are known from the tokenizers that bear these names, and rebuilt ones agree with those token for token on
+a corpus of awkward texts (tests/target/test_gguf_tokenizer.py). Any other name is refused: a tokenizer that splits
+otherwise gives a model text as it has never seen it, and nothing would say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from paceline.errors import ModelError, shortened
+from paceline.target.quantised.gguf import GGUF
+from paceline.target.tokenizer import Tokenizer
+
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+"""Types of tokens: such as end tokens, which never show in text; words that are found before text is split; padding."""
+ENDS = frozenset({
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
+    "<|return|>",
+})  # fmt: skip
+"""Control tokens with which models end an answer, by their text: llama.cpp ends at these too."""
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _split(digits: str) -> Any:
+    words = pre_tokenizers.Split(Regex(_WORDS.replace("DIGITS", digits)), "isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _gpt2() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _smollm() -> Any:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+RULES = {
+    "gpt-2": _gpt2,
+    "llama-bpe": lambda: _split("{1,3}"),
+    "qwen2": lambda: _split(""),
+    "smollm": _smollm,
+}
+"""How byte-level tokenizers split text, by tokenizer.ggml.pre."""
+_WHOLE_FIRST = ("llama-bpe",)
+"""Rules of tokenizers that take a word that is a token as it is, whatever its merges; every text begins with BOS."""
+_NORMAL_FORM = ("qwen2",)
+"""Rules of tokenizers that compose characters (NFC) first."""
+
+
+def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
+    """The tokenizer in `file`. ModelError if it cannot be rebuilt for certain."""
+    facts = _facts(file)
+    kind = facts.get("model")
+    if kind not in ("gpt2", "llama"):
+        raise _refused(
+            file, f"is of kind {shortened(repr(kind))}, and llama (SentencePiece) and gpt2 (bytes) are known"
+        )
+    for key in ("tokens", *(("merges",) if kind == "gpt2" else ("scores",))):
+        if not isinstance(facts.get(key), list):
+            raise _refused(file, f"has no {key}")
+    if kind == "gpt2" and facts.get("pre") not in RULES:
+        known = ", ".join(RULES)
+        raise _refused(file, f"splits text by the rule {shortened(repr(facts.get('pre')))}, and {known} are known")
+    try:
+        backend = _bytes(facts) if kind == "gpt2" else _sentencepiece(facts)
+        inner = _dressed(backend, facts, kind)
+    except Exception as error:  # the library refuses in many ways
+        raise _refused(file, f"cannot be rebuilt ({shortened(' '.join(str(error).split()))})") from error
+    return Tokenizer(inner, name)
+
+
+def _refused(file: GGUF, why: str) -> ModelError:
+    return ModelError(f"the tokenizer in {file.path} {why}: name a folder with the model's tokenizer, --tokenizer PATH")
+
+
+def _facts(file: GGUF) -> dict[str, Any]:
+    start = "tokenizer.ggml."
+    facts = {key.removeprefix(start): value for key, value in file.facts.items() if key.startswith(start)}
+    return facts | {"chat_template": file.facts.get("tokenizer.chat_template")}
+
+
+def end_tokens(facts: Mapping[str, Any]) -> set[int]:
+    """Tokens that end an answer: the one that the file names so, and control tokens known by their text. facts: all of
+    a file's."""
+    start = "tokenizer.ggml."
+    named = {facts.get(f"{start}{key}_token_id") for key in ("eos", "eot", "eom")}
+    tokens, types = facts.get(start + "tokens") or [], facts.get(start + "token_type") or []
+    by_text = {
+        i for i, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and token in ENDS
+    }
+    return {i for i in named if isinstance(i, int)} | by_text
+
+
+def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:
+    """Whether another tokenizer has only tokens of this file, under their ids; and `all_of_them`."""
+    facts = _facts(file)
+    tokens: Sequence[str] = facts.get("tokens") or []
+    known = tokenizer.inner.get_vocab()
+    if max(known.values(), default=0) >= len(tokens) or any(tokens[i] != text for text, i in known.items()):
+        return False
+    return not all_of_them or _ids(facts).keys() <= known.keys()
+
+
+# Building it ---------------------------------------------------------------------------------------------------------
+
+
+def _bytes(facts: Mapping[str, Any]) -> Backend:
+    """Byte-level BPE."""
+    pre, ids = facts["pre"], _ids(facts)
+    merges = [tuple(merge.split(" ", 1)) for merge in facts["merges"]]
+    backend = Backend(models.BPE(ids, merges, ignore_merges=pre in _WHOLE_FIRST))
+    if pre in _NORMAL_FORM:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = RULES[pre]()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece(facts: Mapping[str, Any]) -> Backend:
+    """SentencePiece's BPE: two neighbours are merged where the joined piece has the best score, and what is left is
+    spelt in bytes."""
+    ids, scores = _ids(facts), facts["scores"]
+    unknown = facts["tokens"][facts.get("unknown_token_id", 0)]
+    backend = Backend(models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
+    if facts.get("add_space_prefix", True):
+        spaces.insert(0, normalizers.Prepend("▁"))
+    backend.normalizer = normalizers.Sequence(spaces)
+    strip = [decoders.Strip(" ", 1, 0)] if facts.get("add_space_prefix", True) else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return backend
+
+
+def _ids(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Ids by token, without those that fill the table up."""
+    types = facts.get("token_type") or []
+    return {token: i for i, token in enumerate(facts["tokens"]) if i >= len(types) or types[i] != UNUSED}
+
+
+def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a token, the best token first."""
+    pairs = []
+    for token, i in ids.items():
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        pairs += [(-scores[i], ids[a], ids[b], a, b) for a, b in cuts if a in ids and b in ids]
+    return [(a, b) for *_, a, b in sorted(pairs)]
+
+
+def _dressed(backend: Backend, facts: Mapping[str, Any], kind: str) -> PreTrainedTokenizerFast:
+    """With special tokens, the token that begins a text, and the chat template."""
+    tokens, types = facts["tokens"], facts.get("token_type") or []
+    for token, of in zip(tokens, types, strict=False):
+        if of in (CONTROL, USER_DEFINED):
+            added = AddedToken(token, special=of == CONTROL, normalized=False)
+            backend.add_special_tokens([added]) if of == CONTROL else backend.add_tokens([added])
+    named = {key: facts.get(f"{key}_token_id") for key in ("bos", "eos", "padding", "unknown")}
+    texts = {key: tokens[i] for key, i in named.items() if isinstance(i, int) and 0 <= i < len(tokens)}
+    begins = facts.get("add_bos_token", kind == "llama" or facts.get("pre") in _WHOLE_FIRST)
+    if begins and "bos" in texts:
+        start = texts["bos"]
+        template = processors.TemplateProcessing(
+            single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, named["bos"])]
+        )
+        backend.post_processor = template
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=texts.get("bos"),
+        eos_token=texts.get("eos"),
+        unk_token=texts.get("unknown"),
+        chat_template=facts.get("chat_template"),
+    )
