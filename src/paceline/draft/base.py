@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from paceline.engine.accept import Rule
-from paceline.engine.clock import Clock
 from paceline.engine.request import Request
 from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree, IntArray
@@ -38,13 +37,11 @@ class Drafter:
     wants          what a request must bring for a draft, beside its tokens; "": nothing.
     times_rounds   after `bind`: what it drafts depends on how long the engine's rounds take.
     acceptance     the acceptance rule that its options ask for, if the engine is given none; None: the lossless one.
-    clock          the engine's. A drafter that runs beside the target books that time there itself (`Clock.beside`).
     eos_token_ids  the target's end tokens, from `bind`.
-    beside         tokens of prompts that this round's forward runs beside the drafts; the engine sets it before
-                   `propose`.
+    prefill_tokens  tokens of prompts that this round's forward runs beside the drafts, from `begin_round`.
 
-    The engine calls `bind` once, then `start(row)`; each round `propose(rows)` and `observe(round)`; at the end
-    `drop(row)`. `restart(row)` comes between where a row has lost its place in the cache and is run again. Rows come
+    The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`;
+    at the end `drop(row)`. `restart(row)` comes between where a row has lost its place in the cache and is run again. Rows come
     and go between rounds; `row.id` is unique for the engine's life. `drop` is called for every row that was started,
     also where `start` or `propose` failed.
     """
@@ -58,9 +55,8 @@ class Drafter:
     wants: str = ""
     times_rounds: bool = False
     acceptance: Rule | None = None
-    clock: Clock | None = None
     eos_token_ids: Sequence[int] = ()
-    beside: int = 0
+    prefill_tokens: int = 0
 
     def bind(self, target: Facts) -> None:
         """Meet the target, once, before the first row. Overrides call this one, and raise MethodError if the target
@@ -69,6 +65,10 @@ class Drafter:
 
     def start(self, row: Request) -> None:
         """A row joins; `row.tokens` is its prompt."""
+
+    def begin_round(self, prefill_tokens: int) -> None:
+        """A round begins. Its forward will also run `prefill_tokens` tokens of prompts."""
+        self.prefill_tokens = prefill_tokens
 
     def draft(self, row: Request) -> DraftTree:
         """A tree for one row: for methods that look at each row by itself. Others fill in `propose`."""

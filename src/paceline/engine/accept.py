@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.argmax import best_token
+from paceline.engine.logits import best_token
 from paceline.engine.request import Request
 from paceline.engine.sampling import (
     TokenLogprob,

@@ -204,7 +204,7 @@ class Memory:
 
     # Running --------------------------------------------------------------------------------------------------
 
-    def give_way(self, running: Sequence[Row]) -> list[Row]:
+    def preempt(self, running: Sequence[Row]) -> list[Row]:
         """Make room for what the rows may write in this round; the rows, youngest first, that lost their slots for
         that."""
         if self.cache is None or not running:
@@ -219,7 +219,7 @@ class Memory:
             gone.append(row)
         return gone
 
-    def saw(self, draft: int) -> None:
+    def note_draft_size(self, draft: int) -> None:
         """A draft had so many nodes. The first one that does not fit beside its row makes the cache grow in the middle
         of its forward, perhaps above the budget; from the next round on there is room."""
         if draft + SLACK // 2 > self._slack:

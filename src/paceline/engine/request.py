@@ -225,6 +225,15 @@ class Row:
         """Whether the row is past its prompt: only its last token, which is new, is not in the cache."""
         return self._length > self.prompt_length and self.cached == self._length - 1
 
+    def count_unscored(self, chunk: int) -> int:
+        """How many of the next `chunk` tokens of the prompt, counted from the end, need logits for `prompt_logprobs`.
+
+        A prompt that is run again after a preemption is scored from where it was."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        begin = max(self.cached, len(self.prompt_logprobs) - 1)
+        return max(self.cached + chunk - begin, 0) if begin < self.prompt_length - 1 else 0
+
     @property
     def is_complete(self) -> bool:
         """Whether the answer has ended and was not given up, so that drafters may learn from it."""

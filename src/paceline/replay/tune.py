@@ -174,7 +174,7 @@ class _Probe(Drafter):
             size = self._random.randint(0, most) if self._random.random() < share else 0
             drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, row.max_draft))
             trees.append(DraftTree.chain(row.last_token, drafted))
-        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.beside
+        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.prefill_tokens
         self._began = perf_counter()
         return trees
 
@@ -281,7 +281,7 @@ def _round(drafter: Drafter, times: Times, rows: Sequence[_Replayed], fresh: Seq
     """Tokens and seconds of a round in which `fresh` rows read their prompts and get their first token."""
     prompt = sum(len(one.row) for one in fresh)
     requests = [one.row for one in rows]
-    drafter.beside = prompt
+    drafter.begin_round(prompt)
     began = perf_counter()
     trees = stamp(drafter.propose(requests), drafter) if rows else []
     seconds = perf_counter() - began
