@@ -40,10 +40,10 @@ class Drafter:
     eos_token_ids  the target's end tokens, from `bind`.
     prefill_tokens  tokens of prompts that this round's forward runs beside the drafts, from `begin_round`.
 
-    The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`;
-    at the end `drop(row)`. `restart(row)` comes between where a row has lost its place in the cache and is run again. Rows come
-    and go between rounds; `row.id` is unique for the engine's life. `drop` is called for every row that was started,
-    also where `start` or `propose` failed.
+    The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
+    the end `drop(row)`, for every row that was started, also where `start` or `propose` failed. `restart(row)` comes
+    where a row has lost its place in the cache and is run again. Rows come and go between rounds; no two rows of an
+    engine's life have the same `row.id`.
     """
 
     name: str = ""
