@@ -39,7 +39,7 @@ from transformers.generation import (
 from transformers.generation.configuration_utils import GenerationMode
 
 from paceline.draft.recording import Recording
-from paceline.engine.accept import LOSSLESS, Lossless, Rule, Walker, follow, sample_from
+from paceline.engine.accept import LOSSLESS, Cursor, Lossless, Rule, follow, sample_from
 from paceline.engine.engine import Engine
 from paceline.engine.request import Delta
 from paceline.engine.sampling import SamplingParams
@@ -228,23 +228,23 @@ class Processed(Lossless):
     def __init__(self, processors: Sequence[Any], padded: Sequence[IntArray], sampling: bool, first: int):
         self.processors, self.padded, self.sampling, self.first = processors, padded, sampling, first
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
-        return [w for w in walkers if self._step(w)]
+    def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
+        return [w for w in cursors if self._step(w)]
 
-    def _step(self, walker: Walker) -> bool:
-        request = walker.request
+    def _step(self, cursor: Cursor) -> bool:
+        request = cursor.request
         number = request.id - self.first
         prompt, processors = self.padded[number], self.processors[number]
-        text = np.concatenate([prompt, walker.context[request.prompt_length :]])
-        logits = walker.logits[walker.node].unsqueeze(0).float()
+        text = np.concatenate([prompt, cursor.context[request.prompt_length :]])
+        logits = cursor.logits[cursor.node].unsqueeze(0).float()
         scores = processors(torch.from_numpy(text).unsqueeze(0).to(logits.device), logits.clone())
         if scores.shape != logits.shape:
             names = ", ".join(type(one).__name__ for one in processors)
             raise PacelineError(f"the logits processors ({names}) do not work on one row alone, as drafts need it")
         scores = scores[0]
         if not self.sampling:
-            return follow(walker, int(scores.argmax()))
-        return sample_from(walker, scores.softmax(-1))
+            return follow(cursor, int(scores.argmax()))
+        return sample_from(cursor, scores.softmax(-1))
 
 
 def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) -> Callable[[int], Rule]:
