@@ -25,6 +25,7 @@ BROKEN = "The target's logits are NaN or infinite; its weights or dtype are brok
 # Sums may be added up in any order, and there are no NaNs: `_best` has looked. There are infinities.
 FREELY = {"nnan", "nsz", "reassoc", "contract", "arcp"}
 
+# float32 as bits that order as the numbers.
 INFINITY = np.int32(0x7F800000)
 MINUS_INFINITY_BITS = np.int32(-0x800000)
 MINUS_INFINITY = np.int32(-0x7F800001)
@@ -48,7 +49,7 @@ def best_token(logits: torch.Tensor, row: int) -> int:
     if logits.dtype not in (torch.bfloat16, torch.float32):
         logits, row = logits[row : row + 1].float(), 0
     logits, where, is_wide = _row(logits, row)
-    token = int((_best_float32 if is_wide else _best_bfloat16)(where, logits.shape[1]))
+    token = int(_best_at(where, logits.shape[1], is_wide))
     if token < 0:
         raise NumericError(BROKEN)
     return token
@@ -65,7 +66,7 @@ def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
         return torch.topk(logits, k)
     best = torch.empty(len(logits), k, dtype=torch.int64)
     rows, size = logits.shape
-    (_top_float32 if is_wide else _top_bfloat16)(logits.data_ptr(), best.data_ptr(), rows, size, k)
+    _top_at(logits.data_ptr(), best.data_ptr(), rows, size, k, is_wide)
     return logits.gather(1, best), best
 
 
@@ -109,14 +110,11 @@ def _best(numbers, shift):  # type: ignore[no-untyped-def]
     return -1
 
 
-@njit("int64(int64, int64)", cache=True)
-def _best_bfloat16(where, size):  # type: ignore[no-untyped-def]
+@njit("int64(int64, int64, boolean)", cache=True)
+def _best_at(where, size, is_wide):  # type: ignore[no-untyped-def]
+    if is_wide:
+        return _best(carray(address(where), (size,), np.int32), 0)
     return _best(carray(address(where), (size,), np.int16), 16)
-
-
-@njit("int64(int64, int64)", cache=True)
-def _best_float32(where, size):  # type: ignore[no-untyped-def]
-    return _best(carray(address(where), (size,), np.int32), 0)
 
 
 @njit
@@ -154,14 +152,13 @@ def _top_of_row(numbers, shift, blocks, best, keys):  # type: ignore[no-untyped-
             count = min(count + 1, k)
 
 
-@njit("void(int64, int64, int64, int64, int64)", cache=True)
-def _top_float32(where, out, rows, size, k):  # type: ignore[no-untyped-def]
-    _top(carray(address(where), (rows, size), np.int32), 0, carray(address(out), (rows, k), np.int64))
-
-
-@njit("void(int64, int64, int64, int64, int64)", cache=True)
-def _top_bfloat16(where, out, rows, size, k):  # type: ignore[no-untyped-def]
-    _top(carray(address(where), (rows, size), np.int16), 16, carray(address(out), (rows, k), np.int64))
+@njit("void(int64, int64, int64, int64, int64, boolean)", cache=True)
+def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
+    best = carray(address(out), (rows, k), np.int64)
+    if is_wide:
+        _top(carray(address(where), (rows, size), np.int32), 0, best)
+    else:
+        _top(carray(address(where), (rows, size), np.int16), 16, best)
 
 
 # Softmax and entropy --------------------------------------------------------------------------------------------------
@@ -174,7 +171,8 @@ def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> 
     above minus infinity."""
     logits, where, is_wide = _row(logits, row)
     probs = torch.empty(logits.shape[1])
-    _write_softmax(is_wide, where, 0, 1, len(probs), temperature, probs.data_ptr())
+    if not _softmax_at(where, 0, 1, len(probs), temperature, probs.data_ptr(), is_wide):
+        raise NumericError(BROKEN)
     return probs
 
 
@@ -184,13 +182,9 @@ def softmax_of_rows(logits: torch.Tensor, temperature: float = 1.0) -> torch.Ten
     count, size = logits.shape
     probs = torch.empty(count, size)
     is_wide, stride = logits.dtype == torch.float32, logits.stride(0) * logits.element_size()
-    _write_softmax(is_wide, logits.data_ptr(), stride, count, size, temperature, probs.data_ptr())
-    return probs
-
-
-def _write_softmax(is_wide: bool, *where: float) -> None:
-    if not (_softmax_float32 if is_wide else _softmax_bfloat16)(*where):
+    if not _softmax_at(logits.data_ptr(), stride, count, size, temperature, probs.data_ptr(), is_wide):
         raise NumericError(BROKEN)
+    return probs
 
 
 def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
@@ -198,7 +192,7 @@ def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
 
     The distribution itself is not written down. Raises NumericError as `softmax_of_row`."""
     logits, where, is_wide = _row(logits, row)
-    entropy, best = (_certainty_float32 if is_wide else _certainty_bfloat16)(where, logits.shape[1])
+    entropy, best = _certainty_at(where, logits.shape[1], is_wide)
     if entropy < 0:
         raise NumericError("The model's logits are NaN or infinite; its weights or dtype are broken.")
     return entropy, best
@@ -232,26 +226,17 @@ def _softmax(logits, best, temperature, probs):  # type: ignore[no-untyped-def]
         probs[i] /= total
 
 
-@njit("int64(int64, int64, int64, int64, float64, int64)", cache=True)
-def _softmax_float32(where, stride, count, size, temperature, out):  # type: ignore[no-untyped-def]
+@njit("int64(int64, int64, int64, int64, float64, int64, boolean)", cache=True)
+def _softmax_at(where, stride, count, size, temperature, out, is_wide):  # type: ignore[no-untyped-def]
     for r in range(count):
-        at = where + r * stride
-        best = _best(carray(address(at), (size,), np.int32), 0)
+        at, probs = where + r * stride, carray(address(out + 4 * r * size), (size,), np.float32)
+        best = _best_at(at, size, is_wide)
         if best < 0:
             return 0
-        probs = carray(address(out + 4 * r * size), (size,), np.float32)
-        _softmax(carray(address(at), (size,), np.float32), best, temperature, probs)
-    return 1
-
-
-@njit("int64(int64, int64, int64, int64, float64, int64)", cache=True)
-def _softmax_bfloat16(where, stride, count, size, temperature, out):  # type: ignore[no-untyped-def]
-    for r in range(count):
-        at = where + r * stride
-        best = _best(carray(address(at), (size,), np.int16), 16)
-        if best < 0:
-            return 0
-        _softmax(halves(at, size), best, temperature, carray(address(out + 4 * r * size), (size,), np.float32))
+        if is_wide:
+            _softmax(carray(address(at), (size,), np.float32), best, temperature, probs)
+        else:
+            _softmax(halves(at, size), best, temperature, probs)
     return 1
 
 
@@ -268,16 +253,14 @@ def _certainty(logits, best):  # type: ignore[no-untyped-def]
     return math.log(total) - np.float64(spread) / np.float64(total), 1 / np.float64(total)
 
 
-@njit("UniTuple(float64, 2)(int64, int64)", cache=True)
-def _certainty_float32(where, size):  # type: ignore[no-untyped-def]
-    best = _best(carray(address(where), (size,), np.int32), 0)
-    return _certainty(carray(address(where), (size,), np.float32), best) if best >= 0 else (-1.0, 0.0)
-
-
-@njit("UniTuple(float64, 2)(int64, int64)", cache=True)
-def _certainty_bfloat16(where, size):  # type: ignore[no-untyped-def]
-    best = _best(carray(address(where), (size,), np.int16), 16)
-    return _certainty(halves(where, size), best) if best >= 0 else (-1.0, 0.0)
+@njit("UniTuple(float64, 2)(int64, int64, boolean)", cache=True)
+def _certainty_at(where, size, is_wide):  # type: ignore[no-untyped-def]
+    best = _best_at(where, size, is_wide)
+    if best < 0:
+        return -1.0, 0.0
+    if is_wide:
+        return _certainty(carray(address(where), (size,), np.float32), best)
+    return _certainty(halves(where, size), best)
 
 
 # Filters and draws ----------------------------------------------------------------------------------------------------
@@ -295,8 +278,7 @@ def token_at(probs: torch.Tensor, noise: float) -> int:
 
     Raises NumericError if `probs` are not numbers, or all 0."""
     probs = probs.contiguous()
-    kernel = _token_at_float32 if probs.dtype == torch.float32 else _token_at_float64
-    token = int(kernel(probs.data_ptr(), len(probs), noise))
+    token = int(_token_at_address(probs.data_ptr(), len(probs), noise, probs.dtype == torch.float32))
     if token < 0:
         raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")
     return token
@@ -411,11 +393,8 @@ def _token_at(probs, noise):  # type: ignore[no-untyped-def]
     return last  # the two ways of adding up differ in the last bit
 
 
-@njit("int64(int64, int64, float64)", cache=True)
-def _token_at_float32(where, size, noise):  # type: ignore[no-untyped-def]
-    return _token_at(carray(address(where), (size,), np.float32), noise)
-
-
-@njit("int64(int64, int64, float64)", cache=True)
-def _token_at_float64(where, size, noise):  # type: ignore[no-untyped-def]
+@njit("int64(int64, int64, float64, boolean)", cache=True)
+def _token_at_address(where, size, noise, is_single):  # type: ignore[no-untyped-def]
+    if is_single:
+        return _token_at(carray(address(where), (size,), np.float32), noise)
     return _token_at(carray(address(where), (size,), np.float64), noise)

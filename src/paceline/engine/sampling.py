@@ -54,21 +54,23 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
     "prediction": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
 }
-"""What each field of SamplingParams must be: a test, and the rule in words."""
+"""A test of each field of SamplingParams, and its rule in words."""
 
 WARPING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "logit_bias", "bad_words", "grammar", "beginning", "ends",
 )  # fmt: skip
-"""Fields of SamplingParams that change the distribution; the others say when an answer ends."""
+"""Fields of SamplingParams that change the distribution."""
+HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "ends")
+"""Fields that command lines and prompt files do not have."""
 
 
 class Grammar(Protocol):
-    """What constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged as
-    committed ones are."""
+    """Constrains an answer's text. A pure function of the answer so far, so that drafted tokens are judged as committed
+    ones are."""
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
-        """Which of `size` tokens may come after the answer's tokens: bool [size]; none if it cannot go on."""
+        """Which of `size` tokens may come after the answer's tokens, bool [size]; none if it cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,8 @@ class SamplingParams:
     @property
     def shifts_logits(self) -> bool:
         """Whether the most probable token can change, so that greedy decoding needs warping too."""
-        return (
-            self.repetition_penalty != 1
-            or bool(self.logit_bias)
-            or bool(self.bad_words)
-            or self.looks_back
-            or self.grammar is not None
-        )
+        is_biased = self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
+        return is_biased or self.looks_back or self.grammar is not None
 
     @property
     def looks_back(self) -> bool:
@@ -153,8 +150,8 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.min_tokens > 0
 
     def of_row(self, beginning: int, ends: frozenset[int]) -> SamplingParams:
-        """For a row whose answer begins after `beginning` tokens, and ends with one of `ends`; only what looks at the
-        answer needs to know."""
+        """The parameters of a row whose answer begins after `beginning` tokens and ends with one of `ends`; only what
+        looks at the answer needs to know."""
         if not self.looks_back and self.grammar is None:
             return self
         return replace(self, beginning=beginning, ends=ends)
@@ -176,13 +173,13 @@ class SamplingParams:
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """Every field, for command lines and prompt files."""
-        hidden = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "ends")
-        return tuple(f.name for f in fields(cls) if f.name not in hidden)
+        return tuple(f.name for f in fields(cls) if f.name not in HIDDEN)
 
 
 class TokenLogprob(NamedTuple):
-    """How likely the target found a token: natural logarithms of the probabilities at temperature 1, before penalties,
-    biases and filters. top: the most probable tokens at this place, best first, as (token id, logarithm)."""
+    """The natural logarithm of a token's probability at temperature 1, before penalties, biases and filters.
+
+    top  the most probable tokens at this place, best first, as (token id, logarithm)."""
 
     token: int
     logprob: float
@@ -190,8 +187,8 @@ class TokenLogprob(NamedTuple):
 
 
 class FreeNoise:
-    """Uniform numbers in [0, 1) that depend on the seed, the output position at which a round begins, and how many were
-    drawn in that round before: not on rounds that came earlier, or that were begun and given up."""
+    """Uniform numbers in [0, 1). Each depends on the seed, the output position at which its round begins, and how many
+    were drawn in that round before; not on earlier rounds, or on rounds that were begun and given up."""
 
     LANE, BLOCK = 64, 64  # numbers of a round made at once; positions for which they are
 
@@ -201,7 +198,7 @@ class FreeNoise:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of the numbers that were made (32 kB), for a row that has ended; asked again, it makes the same."""
+        """Free the numbers that were made (32 kB); asked again, it makes the same."""
         self._where: tuple[int, int] | None = None
         self._block = np.empty(0)
 
@@ -227,13 +224,12 @@ class FreeNoise:
 class RowRandom:
     """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
 
-    The noise of the token at output position i depends on the seed and i alone, not on the number of rounds before it
-    or the other rows of the batch. So with drafts that are point masses a seed gives exactly the tokens that plain
-    sampling gives. Drawn drafts give tokens of their own, which depend on where the row's rounds begin and on nothing
-    else of how it was run.
+    The noise of the token at output position i depends on the seed and i alone. So with drafts that are point masses a
+    seed gives exactly the tokens of plain sampling. Drawn drafts give other tokens, which also depend on where the
+    row's rounds begin, and on nothing else of how it was run.
 
-    Every random decision of a row is `choose`, `keep` or `draft`, so a test double can follow every branch with its
-    exact probability.
+    Every random decision of a row is `choose`, `keep` or `draft`, so that a test double can follow every branch with
+    its exact probability.
     """
 
     def __init__(self, seed: int | None):
@@ -244,7 +240,7 @@ class RowRandom:
         self.free = FreeNoise(self.seed)
 
     def begin_round(self, position: int) -> None:
-        """A round begins at output position `position`: `keep` and `draft` start anew from it."""
+        """A round begins at output position `position`; `keep` and `draft` depend on it."""
         self.free.begin(position)
 
     def emit(self, position: int) -> float:

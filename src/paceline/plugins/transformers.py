@@ -66,11 +66,9 @@ MODES = {
     GenerationMode.CONSTRAINED_BEAM_SEARCH: ("constraints or force_words_ids", "constrained beam search"),
 }
 """Ways of decoding that cannot be verified: the field that asks for each, and its name."""
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 REFUSED = {
-    "output_scores": "paceline.generate does not keep them",
-    "output_logits": "paceline.generate does not keep them",
-    "output_attentions": "paceline.generate does not keep them",
-    "output_hidden_states": "paceline.generate does not keep them",
+    **dict.fromkeys(_OUTPUTS, "paceline.generate does not keep them"),
     "is_assistant": "a target is not an assistant; leave it out",
     "assistant_ensemble_weight": "it changes the distribution of the text; paceline.generate is lossless",
 }
@@ -341,8 +339,8 @@ class _Ends:
         self.lengths, self.goes_on, self.steps = [0] * count, [True] * count, 0
 
     def take(self, i: int, tokens: list[int]) -> list[int]:
-        """Add what row i gained in a round; of a single row, returns what it keeps of that."""
-        if self.has_ended(i):  # in this very round, by another row's token
+        """Add what row i gained in a round; returns what a single row keeps of it."""
+        if self.has_ended(i):  # in this round, by another row's token
             return []
         start = self.lengths[i]
         self.lengths[i] += len(tokens)

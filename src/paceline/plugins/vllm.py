@@ -30,10 +30,13 @@ from paceline.plugins.history import History, HostRow
 log = logging.getLogger("vllm.paceline")  # vLLM shows what its own loggers say
 
 OPTIONS = {"draft": str, "paced": bool, "repair": bool}
-"""What `additional_config["paceline"]` may hold. draft: the drafter's spec. paced: cut drafts to what pays at this size
-of batch, by how drafts have fared and what steps have taken; true by default unless the model is split over processes,
-whose clocks differ. repair: mend vLLM's sampling with drafts on CPUs without Triton, which reads memory that nobody
-wrote (vllm-project/vllm issue 55005); true by default."""
+"""What `additional_config["paceline"]` may hold.
+
+draft   the drafter's spec.
+paced   cut drafts to what pays at this size of batch, by how drafts have fared and how long steps have taken; true by
+        default, but false for a model that is split over processes, whose clocks differ.
+repair  mend vLLM's sampling with drafts on CPUs without Triton, which reads memory that nobody wrote (vllm-project/vllm
+        issue 55005); true by default."""
 FAILURES = 3
 """Times that a drafter may fail before it is left out."""
 
@@ -86,42 +89,29 @@ class Proposer:
     def _propose(
         self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], tokens: NDArray[np.int32]
     ) -> list[list[int]]:
-        speaking = [i for i, new in enumerate(sampled) if len(new)]
-        waiting = len(speaking) < len(sampled)
+        texts = {i: tokens[i, : lengths[i]].astype(np.int64) for i, new in enumerate(sampled) if len(new)}
         before, self.rows = self.rows, {}
-        texts = {i: tokens[i, : lengths[i]].astype(np.int64) for i in speaking}
-        known = {i: self._known(before, i, text[: -len(sampled[i])]) for i, text in texts.items()}
-        if waiting or before or None in known.values():  # a prompt ran, or a row has ended
+        known = {i: _known(before, i, text[: -len(sampled[i])]) for i, text in texts.items()}
+        if len(texts) < len(sampled) or before or None in known.values():  # a prompt ran, or a row has ended
             self.history.disturbed()
         going = {i: row for i, row in known.items() if row is not None}
         self.history.advance(list(going.values()), [texts[i][len(row) :] for i, row in going.items()])
-        self.rows = {i: known[i] or self._new(texts[i]) for i in speaking}
+        # A row seen for the first time, right after its prompt: what it has gained counts as prompt.
+        self.rows = {i: known[i] or self.history.start(text, self.limit - len(text)) for i, text in texts.items()}
         for i, row in before.items():
             if i < len(sampled) and not len(sampled[i]) and i not in self.rows:
-                self.rows[i] = row  # it said nothing in this step
+                self.rows[i] = row  # it gained nothing in this step
             else:
                 self.history.drop(row)
-        drafting = [i for i in speaking if self.rows[i].max_draft > 0]
+        drafting = [i for i in texts if self.rows[i].max_draft > 0]
         chains = self.history.draft([self.rows[i] for i in drafting]) if drafting else []
         drafts: list[list[int]] = [[] for _ in sampled]
         for i, chain in zip(drafting, chains, strict=True):
             drafts[i] = chain.tolist()
         return drafts
 
-    def _known(self, before: dict[int, HostRow], i: int, text: NDArray[np.int64]) -> HostRow | None:
-        """The row that had this text, taken out of `before`: the one in the same place, or one that moved."""
-        for place in (i, *before):
-            row = before.get(place)
-            if row is not None and len(row) == len(text) and np.array_equal(row.tokens, text):
-                return before.pop(place)
-        return None
-
     def _history(self) -> History:
         return History(self.spec or "", self.facts, self.most, self.paced)
-
-    def _new(self, text: NDArray[np.int64]) -> HostRow:
-        """A row seen for the first time, right after its prompt; what it has gained counts as prompt."""
-        return self.history.start(text, self.limit - len(text))
 
     def _recover(self) -> None:
         """Begin again with a new drafter, or, if it keeps failing, without one."""
@@ -137,6 +127,15 @@ class Proposer:
                 self.history = self._history()
             except Exception:
                 self.failures = FAILURES
+
+
+def _known(before: dict[int, HostRow], i: int, text: NDArray[np.int64]) -> HostRow | None:
+    """The row that had this text, taken out of `before`: the one in the same place, or one that moved."""
+    for place in (i, *before):
+        row = before.get(place)
+        if row is not None and len(row) == len(text) and np.array_equal(row.tokens, text):
+            return before.pop(place)
+    return None
 
 
 def __getattr__(name: str) -> Any:
@@ -178,8 +177,8 @@ def _facts(model: Any, spec: str) -> Recording:
 def repair_cpu_sampling() -> bool:
     """Mend vLLM's sampling with drafts on a CPU without Triton; True if there was something to mend.
 
-    Its kernel that repeats a row's temperature, top-k and top-p for every drafted token fills a copy and drops it, so
-    that they are whatever was in memory. Does nothing elsewhere, nor in a vLLM whose function has another name."""
+    Its kernel that repeats a row's temperature, top-k and top-p for every drafted token fills a copy and drops it; what
+    is read instead is uninitialised memory. Does nothing in a vLLM whose function has another name."""
     try:
         import torch
         from vllm.triton_utils import HAS_TRITON
@@ -204,12 +203,12 @@ def repair_cpu_sampling() -> bool:
 WINDOW = 1000
 """Drafts after which acceptance is worked out."""
 COLLAPSED = 0.5
-"""Of the usual accepted tokens a draft; below that share a warning is due."""
+"""A warning is due below this share of the usual accepted tokens a draft."""
 
 
 @dataclass
 class Acceptance:
-    """Accepted tokens by position, window by window. usual: accepted tokens a draft over the windows before."""
+    """Accepted tokens by position, window by window. usual: accepted tokens a draft in earlier windows."""
 
     drafts: int = 0
     accepted: int = 0
@@ -217,7 +216,7 @@ class Acceptance:
     usual: float | None = None
 
     def add(self, drafts: int, accepted: int, by_position: Sequence[int]) -> tuple[str, bool] | None:
-        """Count one step; at the end of a window a line that says how it went, and whether acceptance collapsed."""
+        """Count one step; at the end of a window, a line for the log and whether acceptance collapsed."""
         self.drafts, self.accepted = self.drafts + drafts, self.accepted + accepted
         longer = max(len(self.by_position), len(by_position))
         padded = [list(of) + [0] * (longer - len(of)) for of in (self.by_position, by_position)]
@@ -254,9 +253,9 @@ def _monitor() -> type[Any]:
             stats = getattr(scheduler_stats, "spec_decoding_stats", None)
             if self.acceptance is None or stats is None:
                 return
-            said = self.acceptance.add(stats.num_drafts, stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos)
-            if said is not None:
-                line, collapsed = said
+            report = self.acceptance.add(stats.num_drafts, stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos)
+            if report is not None:
+                line, collapsed = report
                 log.log(logging.WARNING if collapsed else logging.INFO, line)
 
         def log_engine_initialized(self) -> None:
