@@ -18,10 +18,9 @@ PARTS = {
 
 
 class Clock:
-    """Splits running time into named parts: `lap(part)` books the time since the last lap.
+    """Splits running time into named parts, which add up to the whole.
 
-    Parts add up to the whole, and no time is counted twice. On an accelerator a lap waits for the device only if
-    `exact`, for waiting costs time too."""
+    exact  a lap waits for the accelerator; without it laps cost no time, and parts run into each other."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact
@@ -41,7 +40,7 @@ class Clock:
         self._last = now
 
     def shares(self, before: Mapping[str, float], rows: int) -> dict[str, float]:
-        """What each of `rows` rows has of the time since `seconds` was `before`, by part of a row's statistics."""
+        """A row's share of the time since `seconds` was `before`, by part of a row's statistics."""
         shares: dict[str, float] = {}
         for part, seconds in self.seconds.items():
             booked = PARTS.get(part, "bookkeeping")

@@ -1,4 +1,4 @@
-"""Prompts: text, token ids or chat messages, made into token ids that a model can read."""
+"""Prompts: text, token ids or chat messages become token ids that a model can read."""
 
 from __future__ import annotations
 

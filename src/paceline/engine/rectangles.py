@@ -1,12 +1,15 @@
-"""The rectangular KV cache: rows of one forward lie right-aligned in a block, padded on the left. Knows no models.
+"""The two published schedules for rows that grow unequally, and the target with a rectangular cache they run on.
 
-    block = cache.arrange(slots, width)     # realigns, if the rows do not lie so already
+For comparison with `Ragged`: Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block,
+padded on the left:
+
+    block = cache.arrange(slots, counts)    # realigns the rows, if need be
     block.write(layer, keys, values)        # the columns after the block's last
     cache.commit(slot, path)                # which of them the row keeps
 
-`arrange` keeps the method's invariant (Zhang et al. 2025, arXiv 2510.22876): p + c = L for every row, with p columns of
-padding before its c tokens. What is padding follows from lengths alone, never from a token's id. Rows that committed
-equally many tokens stay where they are. Else every row is copied into a new block, all layers in one copy.
+`arrange` keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. What is
+padding follows from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they
+are. Else every row is copied into a new block, all layers in one copy.
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ GRANULE = 16
 
 @dataclass(eq=False)
 class Block:
-    """Rows side by side. kv: [layers, 2, rows, kv_heads, columns, head_dim]; slots: its rows, in order.
+    """Rows side by side.
 
-    end    columns in use: L. pads: unused columns before each row's tokens.
-    width  columns that the forward under way writes after `end`."""
+    kv     [layers, 2, rows, kv_heads, columns, head_dim]; slots: its rows, in order.
+    end    columns in use, L; pads: unused columns before each row's tokens.
+    width  columns that the current forward writes after `end`."""
 
     kv: torch.Tensor
     slots: list[int]
@@ -81,8 +85,8 @@ class _Row:
 class RectangularCache:
     """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
 
-    moved_bytes   bytes of keys and values read and written to bring rows into line, since the beginning.
-    realigned     how often that was done; arranged: how often rows were asked for, as once a forward."""
+    moved_bytes  bytes of keys and values read and written so far to realign rows.
+    realigned    how often that was done; arranged: how often rows were asked for: once a forward."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
         self._shape = (layers, 2, kv_heads, head_dim)
@@ -112,8 +116,8 @@ class RectangularCache:
         return self._rows[slot]
 
     def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
-        """The block of exactly these rows, right-aligned, with room for the counts[i] tokens that row i runs next:
-        they lie at the end of the block's next max(counts) columns."""
+        """The block of exactly these rows, right-aligned, with room for the counts[i] tokens that row i runs next, at
+        the end of the block's next max(counts) columns."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
         self.arranged += 1
@@ -163,11 +167,11 @@ def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
     return block
 
 
-# A transformers model over rectangles: rows of a forward are padded on the left and realigned where they part.
+# A transformers target over rectangles -------------------------------------------------------------------------------
+
 
 def rectangular(target: Target) -> RectangularTarget:
-    """`target` with a rectangular cache of its own; the weights are shared. ModelError if it is not a transformers
-    target."""
+    """`target` with a rectangular cache and the same weights; ModelError if it is no transformers target."""
     if isinstance(target, RectangularTarget):
         return target
     if not isinstance(target, HFTarget):
@@ -179,7 +183,7 @@ def rectangular(target: Target) -> RectangularTarget:
 
 
 class RectangularTarget(HFTarget):
-    """A transformers target, which has proved itself on loading, with rows in rectangles."""
+    """A transformers target with rows in rectangles. It was checked on loading."""
 
     cache: RectangularCache  # type: ignore[assignment]
 
@@ -209,8 +213,8 @@ class RectangularTarget(HFTarget):
 
 
 def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
-    """Which columns each query sees, bool [rows, queries, columns]: its row's tokens, its ancestors and itself; from
-    lengths, whatever the tokens are. Padding sees the first column, or its softmax would be NaN."""
+    """Which columns each query sees, bool [rows, queries, columns]: its row's tokens, its ancestors and itself. Padding
+    sees the first column, or its softmax would be NaN."""
     columns = block.end + block.width
     visible = np.zeros((len(segments), block.width, columns), np.bool_)
     visible[:, :, 0] = True
@@ -244,7 +248,8 @@ class _Columns(Cache):
         return self._block.end + self._block.width, 0
 
 
-# The two published schedules for rows that grow unequally, to compare with: Zhang et al. 2025, arXiv 2510.22876.
+# The schedules --------------------------------------------------------------------------------------------------------
+
 
 class Equal:
     """A batch of at most `max_batch` rows; the next one begins when its last row has ended.
@@ -271,8 +276,8 @@ class Grouped:
     window         most requests that are begun; more than `max_batch`, or there is nothing to choose from.
     prefill_chunk  most tokens of each row's prompt in one round.
 
-    A request whose length no others share runs only when it is among the window's first and nobody else makes a group;
-    it can wait long. That is the method's, and a reason not to use it."""
+    A request whose length no others share runs only when it is among the window's first and no group is full, so it can
+    wait long. That is the method's weakness."""
 
     is_rectangular = True
 
@@ -285,13 +290,13 @@ class Grouped:
         return [waiting.popleft() for _ in range(min(room, len(waiting)))]
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """Prompts that have just come, `max_batch` at a time; else the first group that is full, in the order of the
-        window; else the window's first."""
+        """New prompts, `max_batch` at a time; else the first group of the window that is full; else the window's first
+        rows."""
         prompts = _prompts(running, self.max_batch, self.prefill_chunk)
         return prompts or [Turn(row, 0) for row in self._group(running) or running[: self.max_batch]]
 
     def _group(self, running: Sequence[Row]) -> list[Row]:
-        """The first `max_batch` rows that are equally long; nobody if there are not so many."""
+        """The first `max_batch` rows that are equally long; none if there are fewer."""
         by_length: dict[int, list[Row]] = {}
         for row in running:
             group = by_length.setdefault(len(row), [])
@@ -302,20 +307,18 @@ class Grouped:
 
 
 def _prompts(running: Sequence[Row], most: int, chunk: int) -> list[Turn]:
-    """Pieces of the first `most` prompts that are not through."""
+    """Pieces of the first `most` unfinished prompts."""
     fresh = [row for row in running if not row.is_decoding]
     return [Turn(row, min(chunk, len(row.pending))) for row in fresh[:most]]
 
 
-# Schedules by name, and the target each one runs on. The engine knows no schedule's name.
-
 NAMES = ("ragged", "equal", "grouped")
 WINDOW = 32
-"""Requests that `grouped` chooses from, as the published program does; at least twice the batch."""
+"""Default window of `grouped`, as in the published program; at least twice the batch."""
 
 
 def create_schedule(spec: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:
-    """The schedule of that name; `ragged` for None, and a schedule is itself. PacelineError for a wrong name."""
+    """The schedule of that name; None: `ragged`; a Schedule: itself. PacelineError for a wrong name."""
     if spec is None:
         return Ragged(max_batch, prefill_chunk)
     if not isinstance(spec, str):
@@ -329,7 +332,7 @@ def create_schedule(spec: str | Schedule | None, max_batch: int, prefill_chunk: 
 
 
 def check_schedule(spec: str) -> tuple[str, int | None]:
-    """Name and window of `spec`; PacelineError, one line, if it is wrong."""
+    """Name and window of `spec`; PacelineError if it is wrong."""
     name, colon, window = spec.partition(":")
     if name not in NAMES:
         raise PacelineError(f"there is no schedule {name!r}; there are {', '.join(NAMES)}.{meant(name, NAMES)}")

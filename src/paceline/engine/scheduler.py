@@ -1,9 +1,4 @@
-"""Schedule: which requests join the batch, and which rows run in a round. Knows nothing of drafts or models.
-
-Ragged   first come, first served; every row that is decoding runs in every round, and prompts run beside them in
-         pieces, so that a long one holds up neither them nor a short prompt. A row has a length of its own and is
-         never realigned.
-"""
+"""Schedule: which requests join the batch, and which rows run in a round. Knows nothing of drafts or models."""
 
 from __future__ import annotations
 
@@ -22,24 +17,24 @@ class Turn(NamedTuple):
 
 
 class Schedule(Protocol):
-    """Called by the engine before every round, first `admit`, then `select`."""
+    """Called by the engine before every round: first `admit`, then `select`."""
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """Take the requests that join the batch now out of `waiting`. Those that the cache has no memory for are put
-        back."""
+        """Take the requests that join now out of `waiting`. Those that the cache has no memory for are put back."""
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """The rows that run in this round, at least one of those that may: `running` lacks rows that wait for another
-        to compute what their prompts share."""
+        """At least one of the rows of `running`, which lacks those that wait until another row has computed what their
+        prompts share."""
 
 
 class Ragged:
-    """Rows of any length side by side.
+    """First come, first served, rows of any length side by side. Every row that is decoding runs in every round, and
+    prompts run in pieces with them, so that a long one holds up neither them nor a short prompt.
 
     max_batch      most rows at once.
     prefill_chunk  most prompt tokens in one round. Half of them are the oldest prompt's, the rest goes to the prompts
-                   that have least left: a prompt of k tokens beside a longer one is run after 2 k / prefill_chunk
-                   rounds, and one of k tokens that came first after as many, whatever comes later."""
+                   that have least left. So a prompt of k tokens, if it came first or the others are longer, takes about
+                   2 k / prefill_chunk rounds."""
 
     def __init__(self, max_batch: int, prefill_chunk: int):
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk

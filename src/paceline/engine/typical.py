@@ -1,10 +1,10 @@
 """Typical acceptance: a rule that is NOT lossless, for comparison with reports that used it.
 
 Cai et al. 2024, "Medusa" (arXiv 2401.10774, section 2.3.1). p is the target's distribution at the request's
-temperature, H its entropy. A drafted token x stands if p(x) > min(eps, delta exp(-H)); of all paths that stand the
-longest is taken, of equally long ones the most probable, and the token after it is the target's most probable one.
-Nothing is drawn: answers are the same at every seed, and not distributed as the target's. Greedy requests are decided
-as ever. Drafts that were drawn are refused.
+temperature, H its entropy. A drafted token x stands if p(x) > min(eps, delta exp(-H)). Of all paths that stand the
+longest is taken, of equally long ones the most probable; the token after it is the target's most probable one. Nothing
+is drawn: answers are the same at every seed, and not distributed as the target's. Greedy requests are decided as
+always. Drafts that were drawn are refused.
 
     Engine("models/demo", draft="medusa:models/demo-medusa", rule=Typical())     # or medusa:PATH,accept=typical
 """
@@ -24,8 +24,7 @@ from paceline.errors import PacelineError
 
 @dataclass
 class Typical:
-    """epsilon: a token of that probability always stands. delta: of the bound that falls with the entropy; the authors
-    take the root of epsilon."""
+    """epsilon: a token of this probability always stands. delta: factor of the bound; the authors' is epsilon ** 0.5."""
 
     epsilon: float = 0.09
     delta: float = 0.3
@@ -50,8 +49,8 @@ class Typical:
         return False
 
     def _best(self, cursor: Cursor, node: int, p: torch.Tensor, way: list[int]) -> tuple[tuple[int, float], int | None]:
-        """(length and log-probability of the best path that stands below `node`, its first node), given p there and
-        the tokens on the way to it."""
+        """(length and log-probability, first node) of the best path that stands below `node`, where the distribution is
+        p, after the tokens `way`."""
         best: tuple[tuple[int, float], int | None] = ((0, 0.0), None)
         bound = self._bound(p)
         for child in cursor.tree.children(node):
@@ -72,7 +71,7 @@ class Typical:
 
 
 def _distribution(cursor: Cursor, node: int, way: Sequence[int]) -> torch.Tensor:
-    """The target's warped distribution [V] after `node`, the tokens on the way to which are `way`."""
+    """The target's warped distribution [V] after `node`, which the tokens `way` lead to."""
     params = cursor.request.params
     context = [np.concatenate([cursor.context, np.array(way, np.int64)])] if params.shifts_logits else []
     scores = cursor.logits[node : node + 1]
