@@ -20,7 +20,8 @@ PARTS = {
 class Clock:
     """Splits running time into named parts, which add up to the whole.
 
-    exact  a lap waits for the accelerator; without it laps cost no time, and parts run into each other."""
+    exact  on an accelerator a lap waits for the device, which costs time; else the part that next waits for it is
+           booked with what was running."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact

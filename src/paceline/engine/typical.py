@@ -24,7 +24,7 @@ from paceline.errors import PacelineError
 
 @dataclass
 class Typical:
-    """epsilon: a token of this probability always stands. delta: factor of the bound; the authors' is epsilon ** 0.5."""
+    """epsilon: a token of this probability always stands. delta: factor of the bound; theirs is epsilon ** 0.5."""
 
     epsilon: float = 0.09
     delta: float = 0.3
