@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -14,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.base import Drafter
+from paceline.draft.fallback import Fallback
+from paceline.engine.accept import Accepted, Cursor, Lossless, follow
 from paceline.engine.engine import Engine
 from paceline.engine.request import Completion, Row
 from paceline.engine.round import Round, Segment, Verdict
@@ -588,6 +592,66 @@ def test_a_schedule_decides_who_joins_and_who_runs(world: World) -> None:
         assert len(engine.rows) <= 3
     for row, prompt in zip(rows, world.prompts, strict=False):
         assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
+
+
+def test_a_drafter_hears_how_many_prompt_tokens_its_round_runs(world: World) -> None:
+    heard: list[int] = []
+
+    class Listens(Drafter):
+        def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+            heard.append(self.prefill_tokens)
+            return super().propose(rows)
+
+    engine = world.engine(Fallback([Drafter(), Listens()]), prefill_chunk=20)
+    rows = [engine.add(world.prompts[0], SamplingParams(max_tokens=4))]
+    engine.step()
+    rows.append(engine.add(world.prompts[1], SamplingParams(max_tokens=4)))
+    engine.finish(rows)
+    assert heard[:2] == [len(world.prompts[1]), 0]
+
+
+def test_a_rule_and_a_schedule_hold_for_as_long_as_a_context(world: World) -> None:
+    class Seven(Lossless):
+        def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
+            return [cursor for cursor in cursors if follow(cursor, 7)]
+
+    engine = world.engine(max_batch=3)
+    before = engine.rule, engine.schedule
+    with engine.using(rule=Seven(), schedule=Ragged(1, 64)):
+        rows = [engine.add(prompt, SamplingParams(max_tokens=3)) for prompt in world.prompts[:3]]
+        engine.step()
+        assert len(engine.rows) == 1
+        engine.finish(rows)
+    assert [row.new_tokens.tolist() for row in rows] == [[7] * 3] * 3
+    with suppress(KeyError), engine.using(rule=Seven()):
+        raise KeyError
+    assert (engine.rule, engine.schedule) == before
+
+
+def test_a_parameter_that_there_is_not_is_refused(world: World, tmp_path: Path) -> None:
+    for model in (world.decoder, tmp_path):
+        with pytest.raises(TypeError, match="no parameter max_batches"):
+            Engine(model, max_batches=3)  # type: ignore[call-arg]
+
+
+def test_a_round_without_some_of_its_rows_says_the_same_of_the_others() -> None:
+    target = TableTarget(8, order=1, seed=0)
+    rows = [Row(i, [i + 1], SamplingParams(), max_context=30) for i in range(3)]
+    trees = [DraftTree.chain(row.last_token, [3] * row.id) for row in rows]
+    for row in rows:
+        row.slot = target.add_row(8)
+    segments = [Segment.tree(row.slot, tree) for row, tree in zip(rows, trees, strict=True)]
+    verdict = target.verify(segments, Needs(top_k=2))
+    ends = [0, 1, 3, 6]
+    verdict.hidden, verdict.hidden_at = {2: torch.arange(6.0).unsqueeze(-1)}, ends
+    whole = Round(rows, trees, segments, verdict, [Accepted(list(range(i + 1)), [3]) for i in range(3)])
+    part = whole.only([0, 2])
+    assert part.rows == [rows[0], rows[2]]
+    for i, j in enumerate((0, 2)):
+        assert torch.equal(part.logits(i), whole.logits(j))
+        assert torch.equal(part.top_k(i), whole.top_k(j))
+        assert torch.equal(part.hidden(i, 2), whole.hidden(j, 2))
+        assert part.committed(i, 2)[:, 0].tolist() == list(range(ends[j], ends[j + 1]))
 
 
 # Parameters and ends ------------------------------------------------------------------------------------------------
