@@ -107,29 +107,6 @@ def test_any_rounds_end_where_single_tokens_end(
         assert streamed == drafted.text
 
 
-@pytest.mark.parametrize(
-    ("wish", "tokens", "kept", "text", "reason"),
-    [
-        ({}, [1, 1, END, 2, 2], 3, "aa", "stop"),
-        ({"ignore_eos": True}, [1, 1, END, 2, 2], 5, "aabb", None),
-        ({"stop_token_ids": [3]}, [1, 3, 2, 2], 2, "a", "stop"),
-        ({"stop_token_ids": [3], "ignore_eos": True}, [END, 3, 2], 2, "", "stop"),
-        ({"max_tokens": 2}, [1, 2, 2, 2], 2, "ab", "length"),
-        ({"max_tokens": 3}, [1, 2, END, 2], 3, "ab", "stop"),
-        ({"stop": ["ba"]}, [1, 2, 1, 1, 1], 3, "a", "stop"),
-        ({"stop": ["ba"], "max_tokens": 3}, [1, 2, 1, 1, 1], 3, "a", "stop"),
-        ({"stop": ["aab", "ab"]}, [8, 1], 1, "", "stop"),
-        ({"stop": ["é"]}, [1, 6, 7, 1], 3, "a", "stop"),
-        ({"max_tokens": 2}, [1, 6, 7], 2, "a\ufffd", "length"),
-    ],
-    ids=str,
-)
-def test_ends_inside_a_draft(wish: dict[str, Any], tokens: list[int], kept: int, text: str, reason: str | None) -> None:
-    made = row(SamplingParams(**wish))
-    assert made.extend(tokens, "drafter") == kept
-    assert result(made) == (tokens[:kept], text, reason)
-
-
 def test_the_context_ends_before_max_tokens() -> None:
     made = row(SamplingParams(max_tokens=50), max_context=5)
     assert made.max_draft == 2
@@ -210,34 +187,24 @@ def test_an_aborted_row_gives_what_it_has() -> None:
     assert made.take_pieces() == []
 
 
-def test_pieces_say_who_wrote_them() -> None:
-    made = row(SamplingParams())
-    made.extend([1, 2, 1], "sam")
-    assert made.take_pieces() == [("sam", "ab"), ("", "a")]
-    made.extend([2])
-    made.extend([1, 2], "other")
-    made.extend([2, 1], "")
-    assert made.take_pieces() == [("", "b"), ("other", "a"), ("", "bba")]
-    assert made.runs == [("sam", 2), ("", 1), ("", 1), ("other", 1), ("", 1), ("", 1), ("", 1)]
-
-
-def test_a_character_belongs_to_the_token_that_completes_it() -> None:
-    made = row(SamplingParams())
-    made.extend([6, 7], "sam")
-    assert made.take_pieces() == [("", "é")]
-    made.extend([1, 6, 2], "sam")
-    assert made.take_pieces() == [("sam", "a"), ("", "\ufffdb")]
-
-
-def test_pieces_held_back_keep_their_colour() -> None:
-    made = row(SamplingParams(stop=["abb"]))
-    made.extend([2, 1, 2], "sam")
-    assert made.take_pieces() == [("sam", "b")]
-    made.extend([1])
-    assert made.take_pieces() == [("sam", "a"), ("", "b")]
-    made.extend([2, 2, 1], "sam")
-    assert made.text == "bab"
-    assert made.take_pieces() == []
+@pytest.mark.parametrize(
+    ("stop", "rounds"),
+    [
+        ((), [([1, 2, 1], "sam", [("sam", "ab"), ("", "a")])]),
+        ((), [([2], "", None), ([1, 2], "other", None), ([2, 1], "", [("", "b"), ("other", "a"), ("", "bba")])]),
+        # a character belongs to the token that completes it
+        ((), [([6, 7], "sam", [("", "é")]), ([1, 6, 2], "sam", [("sam", "a"), ("", "\ufffdb")])]),
+        # text that was held back keeps its source; a stop string takes it away
+        (("abb",), [([2, 1, 2], "sam", [("sam", "b")]), ([1], "", [("sam", "a"), ("", "b")]), ([2, 2, 1], "sam", [])]),
+    ],
+)
+def test_pieces_say_who_wrote_them(stop: tuple[str, ...], rounds: list[tuple[list[int], str, Any]]) -> None:
+    made = row(SamplingParams(stop=stop))
+    for tokens, source, pieces in rounds:
+        made.extend(tokens, source)
+        assert pieces is None or made.take_pieces() == pieces
+    who = [one for tokens, source, _ in rounds for one in ((source, len(tokens) - 1), ("", 1)) if one[1]]
+    assert made.runs == who or made.finish_reason == "stop"
 
 
 @settings(max_examples=150, deadline=None)

@@ -192,11 +192,11 @@ class Engine:
     def _accept(self, plan: Round, verdict: Verdict | None) -> list[Accepted]:
         """What became of each row's tree, by the acceptance rule. A piece of a prompt is kept whole."""
         outcomes = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
-        speaking = [i for i in range(len(plan)) if verdict.count(i)] if verdict else []
-        rows, trees = [plan.rows[i] for i in speaking], [plan.trees[i] for i in speaking]
+        decisive = [i for i in range(len(plan)) if verdict.count(i)] if verdict else []
+        rows, trees = [plan.rows[i] for i in decisive], [plan.trees[i] for i in decisive]
         with _Guard(self._failed, rows):
-            decided = accept(rows, trees, [verdict.of(i) for i in speaking], self.rule) if verdict else []
-            for i, accepted in zip(speaking, decided, strict=True):
+            decided = accept(rows, trees, [verdict.of(i) for i in decisive], self.rule) if verdict else []
+            for i, accepted in zip(decisive, decided, strict=True):
                 if accepted.error is not None:
                     _fail(plan.rows[i], accepted.error, self._failed)
                 elif plan.is_prompt(i):

@@ -41,8 +41,8 @@ class Ragged:
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
         """As many as there is room for, in the order they came."""
-        room = self.max_batch - len(running)
-        return [waiting.popleft() for _ in range(min(room, len(waiting)))]
+        left = self.max_batch - len(running)
+        return [waiting.popleft() for _ in range(min(left, len(waiting)))]
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
         """All rows that are decoding, and pieces of prompts as far as the chunk goes."""
@@ -55,12 +55,12 @@ class Ragged:
         if not prompts:
             return {}
         oldest = min(prompts, key=lambda row: row.id)
-        room = self.prefill_chunk
-        chunks = {oldest.id: min(-(-room // 2), len(oldest.pending))}
-        room -= chunks[oldest.id]
+        left = self.prefill_chunk
+        chunks = {oldest.id: min(-(-left // 2), len(oldest.pending))}
+        left -= chunks[oldest.id]
         for row in sorted(prompts, key=lambda row: len(row.pending)):
-            more = min(room, len(row.pending) - chunks.get(row.id, 0))
+            more = min(left, len(row.pending) - chunks.get(row.id, 0))
             if more:
                 chunks[row.id] = chunks.get(row.id, 0) + more
-                room -= more
+                left -= more
         return chunks

@@ -1,7 +1,7 @@
 """A drafter in a host that verifies chains and shows tokens: rows, drafts, and what became of them.
 
     history = History("sam", facts, most=16)
-    row = history.start(prompt, room=500)
+    row = history.start(prompt, max_tokens=500)
     [chain] = history.draft([row])                   # int64 [n]: what the host may verify
     history.advance([row], [accepted_tokens])        # what it kept, its own last token included
     history.drop(row)
@@ -38,11 +38,11 @@ MAX_TOKENS = 2**31 - 1
 class HostRow(Row):
     """A request of another engine, whose model holds its keys and values.
 
-    room  most new tokens it may have; most: tokens of a draft that the host takes."""
+    max_tokens  most new tokens it may have; most: tokens of a draft that the host takes."""
 
-    def __init__(self, id: int, prompt: Sequence[int] | IntArray, room: int, most: int = MAX_TOKENS):
+    def __init__(self, id: int, prompt: Sequence[int] | IntArray, max_tokens: int, most: int = MAX_TOKENS):
         # Its seed is the same in every process that drafts for it.
-        params = SamplingParams(max_tokens=max(1, min(room, MAX_TOKENS)), seed=id)
+        params = SamplingParams(max_tokens=max(1, min(max_tokens, MAX_TOKENS)), seed=id)
         super().__init__(id, prompt, params, max_context=len(prompt) + MAX_TOKENS)
         self.most = most
         self.draft: DraftTree | None = None
@@ -75,9 +75,9 @@ class History:
         self._watches = self.auto is not None or type(drafter).observe is not Drafter.observe
         self._ids = count()
 
-    def start(self, prompt: Sequence[int] | IntArray, room: int) -> HostRow:
-        """A new request with at most `room` new tokens."""
-        row = HostRow(next(self._ids), prompt, room, self.most)
+    def start(self, prompt: Sequence[int] | IntArray, max_tokens: int) -> HostRow:
+        """A new request with at most `max_tokens` new tokens."""
+        row = HostRow(next(self._ids), prompt, max_tokens, self.most)
         try:
             self.drafter.start(row)
         except BaseException:

@@ -288,8 +288,8 @@ def _answer(
 ) -> None:
     """Answer the prompts; the new tokens of each row go to `ends`. rule: by the id of the first row."""
     most = engine.target.max_context
-    if longest := next((len(prompt) for prompt in prompts if len(prompt) + ends.room > most), 0):
-        raise PacelineError(f"{longest} tokens and max_new_tokens={ends.room} do not fit the model's context of {most}")
+    if longest := next((len(prompt) for prompt in prompts if len(prompt) + ends.most > most), 0):
+        raise PacelineError(f"{longest} tokens and max_new_tokens={ends.most} do not fit the model's context of {most}")
     params = _params(config, ends, len(prompts))
     rows = [engine.add(prompt, of_row) for prompt, of_row in zip(prompts, params, strict=True)]
     # All prompts in one round, for no row is answering yet; a schedule gives half of it to the first of them.
@@ -322,7 +322,7 @@ class _Ends:
     def __init__(self, criteria: StoppingCriteriaList, input_ids: torch.Tensor, config: GenerationConfig):
         count, self.prompt = input_ids.shape
         limits = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
-        self.room = max(1, min(limits, default=config.max_length) - self.prompt)
+        self.most = max(1, min(limits, default=config.max_length) - self.prompt)
         """How many tokens a row may gain."""
         ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
         self.stop = [token for tokens in ends for token in tokens.flatten().tolist()]
@@ -333,7 +333,7 @@ class _Ends:
         self.pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
         self.device = input_ids.device  # of the sequences, and of the text that criteria see
         self.text = input_ids.new_full(
-            (count, self.prompt + self.room), self.pad, device=self.device if self.criteria else "cpu"
+            (count, self.prompt + self.most), self.pad, device=self.device if self.criteria else "cpu"
         )
         self.text[:, : self.prompt] = input_ids
         self.lengths, self.goes_on, self.steps = [0] * count, [True] * count, 0
@@ -379,7 +379,7 @@ def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingP
     if config.do_sample:
         sampling = {"temperature": config.temperature or 1.0, "top_k": config.top_k or 0, "top_p": config.top_p or 1.0}
     seeds = torch.randint(1 << 62, (count,)).tolist() if config.do_sample else [None] * count
-    sampling |= {"max_tokens": ends.room, "stop_token_ids": ends.stop, "ignore_eos": True}
+    sampling |= {"max_tokens": ends.most, "stop_token_ids": ends.stop, "ignore_eos": True}
     return [SamplingParams(seed=seed, **sampling) for seed in seeds]
 
 

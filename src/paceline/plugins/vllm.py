@@ -94,8 +94,8 @@ class Proposer:
         known = {i: _known(before, i, text[: -len(sampled[i])]) for i, text in texts.items()}
         if len(texts) < len(sampled) or before or None in known.values():  # a prompt ran, or a row has ended
             self.history.disturbed()
-        going = {i: row for i, row in known.items() if row is not None}
-        self.history.advance(list(going.values()), [texts[i][len(row) :] for i, row in going.items()])
+        known_rows = {i: row for i, row in known.items() if row is not None}
+        self.history.advance(list(known_rows.values()), [texts[i][len(row) :] for i, row in known_rows.items()])
         # A row seen for the first time, right after its prompt: what it has gained counts as prompt.
         self.rows = {i: known[i] or self.history.start(text, self.limit - len(text)) for i, text in texts.items()}
         for i, row in before.items():
