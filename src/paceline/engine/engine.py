@@ -58,7 +58,7 @@ class Engine(WholeAnswers):
     tokenizer      another one than the model's own.
     rule           the acceptance rule, which says whether it is lossless; None: the drafter's, else the lossless one.
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of what is free. Requests wait for
-                   it, and where rows outgrow it the youngest gives way and is run again later (docs/memory.md).
+                   it, and where rows outgrow it the youngest gives way and is run again later (docs/batching.md).
     reuse          start from the keys and values of earlier requests whose prompts begin alike.
     schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or

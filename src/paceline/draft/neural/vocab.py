@@ -6,7 +6,7 @@ Keeping K rows makes the step cheaper. The input embedding and the target stay w
 the draft's distribution is zero outside the kept tokens, the rejection rule holds for any distribution, and a token
 that is not kept comes from the residual, or from the target after the draft. Kept are the tokens that are most frequent
 in the target's own replies, not in prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
-2502.14856, counts raw text). docs/vocabulary.md has the rest.
+2502.14856, counts raw text). docs/draft-models.md has the rest.
 
     self.columns = trim(self.model, "2000", "models/demo-draft", target)      # logits are [n, 2000] from now on
 
