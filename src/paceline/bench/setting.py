@@ -27,10 +27,9 @@ from paceline.bench.suites import Question, Suite, read_suite
 from paceline.errors import PacelineError, PromptError
 from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
-from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
+from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf, tuned_note
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.target.tuned import tuned_note
 
 
 @dataclass(frozen=True)

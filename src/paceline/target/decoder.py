@@ -21,7 +21,7 @@ from paceline.errors import ModelError
 from paceline.target.attention import attend
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import fingerprint
 from paceline.target.graphs import Recorder
 from paceline.target.kernels import integer, products
 from paceline.target.layout import Layout, padded_size, plan

@@ -22,8 +22,7 @@ from paceline.engine.tree import ancestors
 from paceline.errors import ModelError
 from paceline.target.base import LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
-from paceline.target.checks import check_layers, check_shape, refuse_absent
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import check_layers, check_shape, fingerprint, one_line, refuse_absent
 from paceline.target.layout import SHARED_QUERIES, Layout, plan
 
 if TYPE_CHECKING:
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 TOLERANCE, ROUNDING, NOISE, LIMIT = 1e-3, 8.0, 4.0, 0.2
 """Largest error in the proof, as a share of the effect of seeing wrong tokens: the largest of TOLERANCE, ROUNDING times
 the precision of the dtype, and NOISE times the error between two plain forwards; but never more than LIMIT."""
-
-
-def one_line(error: Exception) -> str:
-    """The message of a library's error, in one line of at most 200 characters."""
-    if isinstance(error, KeyError) or not str(error).strip():
-        return repr(error)
-    return " ".join(str(error).split())[:200]
 
 
 class Example:

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
 from paceline.jsonl import NotJSON, loads
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import fingerprint
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q8_0, Blocks, Kind, quantise
 from paceline.target.shape import weight_shapes
 
