@@ -12,7 +12,7 @@ from tests.schedules.world import World
 from paceline.bench.together import exact, partial, up_to_end
 from paceline.engine.engine import Engine
 from paceline.engine.rectangles import RectangularCache
-from paceline.engine.rectangles import target as rectangles
+from paceline.engine import rectangles
 from paceline.engine.sampling import SamplingParams
 
 NEW, DEPTH = 10, 3

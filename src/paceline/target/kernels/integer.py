@@ -418,8 +418,7 @@ def _stores(rows: int, dtype: torch.dtype) -> Iterator[str]:
         yield f"  %o{row} = mul i64 %stride, {row}"
         yield f"  %y{row} = getelementptr i8, ptr %y, i64 %o{row}"
         if dtype == torch.bfloat16:
-            yield f"  %n{row} = fptrunc <16 x float> {value} to <16 x bfloat>"
-            yield f"  %h{row} = bitcast <16 x bfloat> %n{row} to <16 x i16>"
+            yield from _narrowed(row, value)
             value, kind, name = f"%h{row}", "<16 x i16>", "v16i16"
         yield (
             f"  call void @llvm.masked.store.{name}.p0({kind} {value}, ptr %y{row}, i32 {dtype.itemsize}, "
@@ -427,7 +426,27 @@ def _stores(rows: int, dtype: torch.dtype) -> Iterator[str]:
         )
 
 
-# x @ weight.T where the weights are blocks of four to eight bits: whole numbers are multiplied, on CPUs.
+def _narrowed(row: int, value: str) -> Iterator[str]:
+    """%h{row}: bits of 16 float32 numbers as bfloat16, rounded to the nearest, of two to the even one; NaN stays NaN."""
+    if llvm.get_host_cpu_features().get("avx512bf16"):
+        yield f"  %n{row} = fptrunc <16 x float> {value} to <16 x bfloat>"
+        yield f"  %h{row} = bitcast <16 x bfloat> %n{row} to <16 x i16>"
+        return
+    # LLVM would call a function of its runtime library here, which a process need not have.
+    yield f"  %n{row} = bitcast <16 x float> {value} to <16 x i32>"
+    yield f"  %n{row}.high = lshr <16 x i32> %n{row}, {_constant('16', 'i32')}"
+    yield f"  %n{row}.odd = and <16 x i32> %n{row}.high, {_constant('1', 'i32')}"
+    yield f"  %n{row}.half = add <16 x i32> %n{row}.odd, {_constant('32767', 'i32')}"
+    yield f"  %n{row}.up = add <16 x i32> %n{row}, %n{row}.half"
+    yield f"  %n{row}.near = lshr <16 x i32> %n{row}.up, {_constant('16', 'i32')}"
+    yield f"  %n{row}.quiet = or <16 x i32> %n{row}.high, {_constant('64', 'i32')}"
+    yield f"  %n{row}.nan = fcmp uno <16 x float> {value}, zeroinitializer"
+    yield f"  %n{row}.bits = select <16 x i1> %n{row}.nan, <16 x i32> %n{row}.quiet, <16 x i32> %n{row}.near"
+    yield f"  %h{row} = trunc <16 x i32> %n{row}.bits to <16 x i16>"
+
+
+# Panels --------------------------------------------------------------------------------------------------------------
+
 
 STEP = 64
 """Panels that are laid out at once."""
