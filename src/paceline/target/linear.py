@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from paceline.errors import ModelError
 from paceline.target.kernels import integer, products
-from paceline.target.kernels import integer as integer_kernel
 from paceline.target.kernels.integer import IntegerPanels
 from paceline.target.quantised.blocks import Blocks
 
@@ -109,7 +108,7 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts) and dtype in integer.DTYPES and integer.supported():
         for kind in {part.kind for part in blocks}:
-            integer_kernel.compiled(kind, dtype, integer.fast())  # now, not in the middle of an answer
+            integer.product_of(kind, dtype, integer.fast())  # now, not in the middle of an answer
         return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
