@@ -20,7 +20,7 @@ from paceline.target.steps import TorchOps
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
     if layout.paths is not None:
-        from paceline.target.path_attention import attend_paths  # compiling it takes seconds the first time
+        from paceline.target.kernels.attention import attend_paths  # compiling it takes seconds the first time
 
         return attend_paths(queries, layout.paths, cache, layer)
     if len(layout.groups) == 1 and layout.groups[0].gather is None:
