@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from paceline.engine.clock import Clock
 from paceline.engine.round import Segment, Verdict
 from paceline.errors import ModelError
-from paceline.target.attention import attend
+from paceline.target.attention import TorchOps, attend
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import fingerprint
@@ -29,7 +29,6 @@ from paceline.target.linear import BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
-from paceline.target.steps import TorchOps
 from paceline.target.threads import Threads
 
 
