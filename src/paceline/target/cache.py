@@ -186,15 +186,14 @@ class RaggedCache:
         self._kv[:, :, slot, :, :length] = kv
         self._lengths[slot] = length
 
-    def writer(self, layout: Layout) -> Writer:
-        """Where the forward planned in `layout` writes and reads; makes room first."""
-        self.reserve(max(layout.reach.values()))
-        return Writer(self._kv, layout, [self._read(g.first, g.last, g.keys) for g in layout.groups])
+    def writer(self, layout: Layout, *, recorded: bool = False) -> Writer:
+        """Where the forward planned in `layout` writes and reads; the cache grows first if necessary.
 
-    def indexed_writer(self, layout: Layout) -> Writer:
-        """As `writer`, for a forward that is recorded: places are read from the layout when it runs, and there is room
-        already."""
-        return Writer(self._kv, layout, [self._read(g.first, g.last, g.keys) for g in layout.groups], indexed=True)
+        recorded  for a forward that is recorded: places are read from the layout when it runs, and there is room."""
+        if not recorded:
+            self.reserve(max(layout.reach.values()))
+        groups = [self._read(g.first, g.last, g.keys) for g in layout.groups]
+        return Writer(self._kv, layout, groups, indexed=recorded)
 
     @property
     def address(self) -> int:
@@ -212,28 +211,20 @@ class RaggedCache:
             self._cut_at, self._cut = where, (whole[:, 0].unbind(0), whole[:, 1].unbind(0))
         return self._cut
 
-    @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """Keep nodes `path` (increasing, from 0) of the segment just written to `slot` as the row's next tokens."""
-        self._check(slot)
-        length = self._lengths[slot]
-        moved = [i for i, node in enumerate(path) if node != i]
-        if moved:
-            rest = moved[0]
-            row = self._kv[:, :, slot]
-            source = torch.tensor(list(path[rest:]), device=row.device) + length
-            row[:, :, :, length + rest : length + len(path)] = row.index_select(3, source)
-        self._lengths[slot] = length + len(path)
+        self.arrange(slot, path)
+        self._lengths[slot] += len(path)
 
-    @torch.inference_mode()  # as `commit`
+    @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
-        """Bring nodes that lie uncommitted after a row, counted from its end, to the places right after it, in the
-        order of `nodes`."""
+        """Move uncommitted nodes, counted from the row's end, to the places right after it, in the order of `nodes`."""
         self._check(slot)
-        if list(nodes) != list(range(len(nodes))):
-            length, row = self._lengths[slot], self._kv[:, :, slot]
-            source = torch.tensor(list(nodes), device=row.device) + length
-            row[:, :, :, length : length + len(nodes)] = row.index_select(3, source)
+        length, row = self._lengths[slot], self._kv[:, :, slot]
+        first = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
+        if first < len(nodes):
+            source = torch.tensor(list(nodes[first:]), device=row.device) + length
+            row[:, :, :, length + first : length + len(nodes)] = row.index_select(3, source)
 
 
 class Writer:

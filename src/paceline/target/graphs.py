@@ -94,7 +94,7 @@ class Recording:
         group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
         layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, [0, form.nodes], {})
         decoder.ops.begin(layout)
-        writer = decoder.cache.indexed_writer(layout)
+        writer = decoder.cache.writer(layout, recorded=True)
         x = torch.nn.functional.embedding(tokens, decoder.embedding)
         return decoder.finish(x, 0, layout, writer, Needs(hidden_layers=form.layers))
 

@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import pad
 
 from paceline.target.kernels.products import compiled, constant, masks, module, splat, store
-from paceline.target.quantised.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, codes_of_q6_k, joined, scales_of_q4_k
+from paceline.target.quantised.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined
 
 COLUMNS = 16
 """Outputs of a panel. With 32, twelve rows' sums do not fit into the registers."""
@@ -205,10 +205,10 @@ def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
     if missing := -blocks.shape[1] % per_unit:
         blocks = pad(blocks, (0, 0, 0, missing))
     if kind == Q4_K:
-        return _Columns(_halves(blocks[..., :4]), torch.cat(scales_of_q4_k(blocks), -1), _words(blocks[..., 16:]))
+        return _Columns(_halves(blocks[..., :4]), torch.cat(_scales_of_q4_k(blocks), -1), _words(blocks[..., 16:]))
     if kind == Q6_K:
         halves = pad(_halves(blocks[..., 208:]), (0, 1))
-        return _Columns(halves, blocks[..., 192:208], _words(codes_of_q6_k(blocks)))
+        return _Columns(halves, blocks[..., 192:208], _words(_codes_of_q6_k(blocks)))
     codes = blocks[..., 2:] ^ (0x80 if kind == Q8_0 else 0)
     halves = _halves(blocks[..., :2]).unflatten(1, (-1, per_unit)).flatten(2)
     return _Columns(halves, blocks[:, ::per_unit, :0], _words(codes).unflatten(1, (-1, per_unit)).flatten(2))
@@ -225,6 +225,28 @@ def _file_bytes(kind: Kind, columns: _Columns) -> torch.Tensor:
     codes = codes ^ (0x80 if kind == Q8_0 else 0)
     blocks = torch.cat([halves.unflatten(2, (per_unit, -1)), codes.unflatten(2, (per_unit, -1))], -1)
     return blocks.flatten(1)
+
+
+def _nibbles(block: torch.Tensor) -> torch.Tensor:
+    """Low halves of bytes [..., bytes], then their high halves: [..., 2, bytes]."""
+    return torch.stack([block & 15, block >> 4], -2)
+
+
+def _scales_of_q4_k(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each block the scales and the minima of its eight runs, uint8 [..., 8]: six bits each, packed in twelve
+    bytes."""
+    low, high, mixed = block[..., 4:8], block[..., 8:12], block[..., 12:16]
+    scale = torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4)], -1)
+    minimum = torch.cat([high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
+    return scale, minimum
+
+
+def _codes_of_q6_k(block: torch.Tensor) -> torch.Tensor:
+    """Of each block the codes 0 to 63, uint8 [..., 256]: four bits from one place, two from another."""
+    low = _nibbles(block[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-3, -2)
+    shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
+    high = (block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
+    return (low | (high << 4)).flatten(-3)
 
 
 def _packed_scales(scales: torch.Tensor) -> torch.Tensor:
