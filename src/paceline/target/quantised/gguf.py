@@ -420,5 +420,5 @@ def _unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Blo
     """Rows in the order of a checkpoint: the first halves of the pairs that rotate together, then the second. A file of
     the Llama family has such pairs side by side; whole rows move, so this is exact."""
     rows = tensor.data if isinstance(tensor, Blocks) else tensor
-    moved = rows.reshape(heads, len(rows) // heads // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
+    moved = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
     return Blocks(tensor.kind, moved) if isinstance(tensor, Blocks) else moved
