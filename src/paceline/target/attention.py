@@ -134,8 +134,8 @@ def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[
 def begin(
     segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor
 ) -> tuple[Layout, Writer]:
-    """Plan a forward of layers with a separate cache, and make room in it. like: a tensor of the states' dtype and
-    device."""
+    """Plan a forward of layers that have a cache of their own, and grow that cache if necessary. like: a tensor of the
+    states' dtype and device."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],

@@ -1,4 +1,4 @@
-"""Layout: how the segments of one forward lie in memory. Pure planning in NumPy; knows no weights.
+"""Layout: how the segments of one forward lie in memory, and which keys each node attends to. Planning in NumPy.
 
 Every token of every segment is packed into one dimension, N in all, so that linear layers run almost no padding. Only
 attention needs more dimensions: short segments share one padded group over a range of slots, and each long one (a
@@ -77,6 +77,7 @@ class Layout:
     spans     (begin, end) of every segment in the packed order.
     groups    the calls of torch's attention; none where `paths` says what each node sees (`plan(exact=True)`).
     wanted    int64 [M]: packed nodes whose logits are wanted, or None for all; wanted_at as Verdict.logits_at.
+    reach     by slot: tokens of the row in the cache, those of this forward included.
     """
 
     tokens: torch.Tensor

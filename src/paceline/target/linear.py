@@ -1,4 +1,4 @@
-"""Linear: a matrix product whose weights are stored in the order that streams fastest on their device."""
+"""Linear: a matrix product whose weights are stored in the order that their device reads fastest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
     CPUs with bfloat16 units, and else unchanged.
 
-    exact  a row's result is the same, bit for bit, whatever rows are beside it: by our kernel wherever it runs, else by
-           the library with BLOCK rows at a time. Raises ModelError where that has another result for another place of
-           the row.
+    exact  a row's result is the same, bit for bit, whatever the other rows are: by our kernel wherever it runs, else by
+           the library with BLOCK rows at a time. Raises ModelError where that depends on the row's place among them.
     nbytes the weight's."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
@@ -85,7 +84,7 @@ class Linear:
 
 class BlockLinear(Linear):
     """The same over blocks of four to eight bits, parts below each other: always in one order of sums, in the dtype of
-    x. Its rows are rounded to eight bits first (`target/integer.py`)."""
+    x. The rows of x are rounded to eight bits first (`kernels/integer.py`)."""
 
     panels: IntegerPanels
 
