@@ -20,8 +20,8 @@ from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.jsonl import write_whole
+from paceline.target.folder import tuned_note
 from paceline.target.load import load
-from paceline.target.tuned import tuned_note
 from paceline.train.__main__ import app
 from paceline.train.corrupt import NoiseConfig
 from paceline.train.log import read_log

@@ -11,7 +11,7 @@ from paceline.bench.metrics import BASELINE
 from paceline.bench.record import PEER, Answer
 from paceline.bench.setting import Setting
 from paceline.cost.model import DEVICES, Machine, Rounds, Size, predict
-from paceline.target.find import is_gguf
+from paceline.target.folder import is_gguf
 from paceline.target.load import read_config
 from paceline.target.shape import unsupported
 

@@ -21,7 +21,7 @@ from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import write_whole
 from paceline.target.base import Target
-from paceline.target.find import is_gguf
+from paceline.target.folder import is_gguf
 from paceline.target.load import load
 from paceline.target.quantised.checkpoint import exact_dtype
 

@@ -82,10 +82,9 @@ def predict(
 def _size(model: str) -> Size:
     """MethodError or ModelError for what has no configuration of a Llama-family model."""
     from paceline.cost.model import Size
-    from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
+    from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf
     from paceline.target.load import read_config
-    from paceline.target.quantised.gguf import GGUF
-    from paceline.target.quantised.gguf_model import config_of
+    from paceline.target.quantised.gguf import GGUF, config_of
     from paceline.target.shape import unsupported
 
     config = config_of(GGUF(gguf_of(model))) if is_gguf(model) else read_config(find(model, SMALL_FILES))

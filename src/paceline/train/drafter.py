@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.errors import ModelError, PacelineError
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import fingerprint
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.loop import Batch, Stream, train

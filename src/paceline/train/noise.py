@@ -32,7 +32,7 @@ from transformers import AutoConfig
 
 from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
-from paceline.target.tuned import TUNED_FILE
+from paceline.target.folder import TUNED_FILE
 from paceline.train import options
 from paceline.train.corrupt import NoiseConfig, Noisy, answers_in, corrupt
 from paceline.train.drafter import Lesson, LessonConfig, open_teacher, pad_token

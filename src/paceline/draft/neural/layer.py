@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.errors import MethodError
-from paceline.target.attention import Attention, attention_shapes
+from paceline.target.attention import Attention, TorchOps, attention_shapes
 from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.decoder import Decoder
@@ -22,7 +22,6 @@ from paceline.target.linear import linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape, rotary_tables, unsupported
-from paceline.target.steps import TorchOps
 
 _READ = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",

@@ -1,33 +1,83 @@
-"""One query against 64 keys: the inner step of attention, with one order of sums. Knows nothing of caches or trees.
+"""Attention along paths: a node attends to its row's tokens and its ancestors, in the order of the text.
+
+Attention of a library reads keys as they lie in memory, where siblings lie between the nodes of a path, and masks what
+a node does not see. Masked keys count for nothing, but they shift the others, and sums get another order. Here a
+query's keys are numbered by their position in its text and taken 64 at a time, from position 0 on. So its result is,
+bit for bit, that of plain decoding: whatever tree it stands in, however a prompt was cut, and whichever rows run in the
+same batch.
+
+Attention over any number of keys is a chain of blocks of 64, as in FlashAttention (Dao et al. 2022, algorithm 1): the
+highest score so far, the sum of exponentials, and the sum of values, which are scaled down when a higher score appears.
+Compiled by Numba, on the threads of torch's OpenMP. The inner steps are intrinsics, LLVM instructions on vectors of 16
+without leave to reorder sums, so the compiler cannot give two calls another order, whatever surrounds them:
 
     turn       16 keys, transposed: a register then holds one number of each
     soften     scores, and their exponentials
     gather4    the sum of values
-
-Attention over any number of keys is a chain of such blocks, as in FlashAttention (Dao et al. 2022, algorithm 1): the
-highest score so far, the sum of exponentials, and the sum of values, which are scaled down when a higher score appears.
-
-These are intrinsics, written as LLVM instructions on vectors of 16, without leave to reorder sums. So the compiler can
-give no two calls another order, whatever surrounds them.
 """
 
 from __future__ import annotations
 
+import ctypes
+from array import array
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import numpy as np
+import torch
 from llvmlite import ir
-from numba import types
+from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 
-from paceline.compiled import intrinsic
+from paceline.compiled import address, intrinsic, put, widened
+from paceline.target.cache import Writer
+from paceline.target.kernels.products import parallel
+from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, TILE, PathPlan
 
 LANES = 16
 """Numbers in a vector."""
-BLOCK = 64
-"""Keys of a block: four vectors of scores, which the processor sums at the same time."""
-HIGHEST, TOTAL = 0, 1
-"""Places in a query's state, float32 [2]: its highest score so far, and its sum of exponentials."""
+WORTH_SHARING = 8192
+"""Scores of a layer from which more threads than one are used."""
+(
+    NEXT, TILES, KV_HEADS, SHARED, DIM, CAPACITY, QUERIES, OUT, KEYS, VALUES, TILES_AT, LOWS, ENDS, PLACES, NODES
+) = range(15)  # fmt: skip
+"""Places in the task of the compiled function. NEXT: the next piece of work; QUERIES to PLACES: addresses."""
+
+
+def attend_paths(queries: torch.Tensor, plan: PathPlan, cache: Writer, layer: int) -> torch.Tensor:
+    """Attention of the packed queries [N, heads, head_dim] along their paths; [N, heads * head_dim]."""
+    queries = queries.contiguous()
+    nodes, heads, dim = queries.shape
+    out = queries.new_empty(nodes, heads * dim)
+    keys_at, values_at, capacity = cache.addresses(layer)
+    kv_heads = cache.kv_heads
+    task = array(
+        "q",
+        (
+            0, len(plan.tiles), kv_heads, heads // kv_heads, dim, capacity, queries.data_ptr(), out.data_ptr(),
+            keys_at, values_at, *plan.addresses, nodes,
+        ),
+    )  # fmt: skip
+    attend = _ATTENTION[queries.dtype]
+    threads = torch.get_num_threads() if plan.scores * heads >= WORTH_SHARING else 1
+    fork = _fork()
+    if threads == 1 or fork is None:
+        attend.ctypes(task.buffer_info()[0])
+    else:
+        fork(attend.address, task.buffer_info()[0], threads, 0)
+    return out
+
+
+@cache
+def _fork() -> Any:
+    """GOMP_parallel: runs a function on several threads. None where torch has another OpenMP."""
+    where = parallel()
+    kinds = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    return None if where is None else ctypes.CFUNCTYPE(None, *kinds)(where)
+
+
+# One query against 64 keys -------------------------------------------------------------------------------------------
 
 _VECTORS = BLOCK // LANES
 _float, _word = ir.FloatType(), ir.IntType(32)
@@ -266,3 +316,138 @@ def _gather(vectors: int) -> Any:
 gather4, gather1 = _gather(4), _gather(1)
 """sums[at + part + j] = scale times itself + weights[key] * values[key, part + j], over keys begin..end - 1 in turn; j
 below 64 or 16. values float32 [BLOCK, size], flat."""
+
+
+# Tiles of queries ----------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _take(typingctx: Any, counter: Any) -> Any:
+    """The value of counter[0] before one is added to it, once for every caller on any thread."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.atomic_rmw("add", data, ir.Constant(cgutils.intp_t, 1), "monotonic")
+
+    return types.int64(counter), generate
+
+
+@njit
+def _aligned(size):  # type: ignore[no-untyped-def]
+    """Zeros, float32 [size], on a boundary of 64 bytes."""
+    numbers = np.zeros(size + LANES, np.float32)
+    shift = (-numbers.ctypes.data % 64) // 4
+    return numbers[shift : shift + size]
+
+
+@njit
+def _read_block(keys, values, places, count, dim, padded, turned, wide):  # type: ignore[no-untyped-def]
+    """`count` keys, transposed, and their values as float32; places int64 [BLOCK]."""
+    for i in range(count, BLOCK):
+        places[i] = places[count - 1]
+    if dim < LANES:
+        for i in range(count):
+            for d in range(dim):
+                turned[d * BLOCK + i] = widened(keys[places[i] * dim + d])
+                wide[i * padded + d] = widened(values[places[i] * dim + d])
+        return
+    for begin in range(0, dim, LANES):
+        at = min(begin, dim - LANES)  # the last vector begins earlier where the size is no multiple of 16
+        for i in range(0, count, LANES):
+            turn(keys, places, i, dim, at, turned, i)
+        for i in range(count):
+            widen(values, places[i] * dim + at, wide, i * padded + at)
+
+
+@njit
+def _add_block(query, row, dim, padded, turned, wide, begin, end, state, weights, sums):  # type: ignore[no-untyped-def]
+    """Bring one query's state and sum up to date by keys begin..end - 1 of the block."""
+    if begin >= end:
+        return
+    scale = soften(query, row * dim, turned, dim, begin, end, state, row, weights)
+    part = 0
+    while part + 4 * LANES <= padded:
+        gather4(weights, wide, padded, begin, end, scale, sums, row * padded, part)
+        part += 4 * LANES
+    while part < padded:
+        gather1(weights, wide, padded, begin, end, scale, sums, row * padded, part)
+        part += LANES
+
+
+@njit
+def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
+    """Take pieces of work, a key head of a tile each, until there are none left."""
+    kv_heads, shared, dim, capacity = task[KV_HEADS], task[SHARED], task[DIM], task[CAPACITY]
+    heads, size = kv_heads * shared, capacity * dim
+    padded = (dim + LANES - 1) // LANES * LANES
+    tiles = carray(address(task[TILES_AT]), (task[TILES], 6), np.int64)
+    lows = carray(address(task[LOWS]), (task[NODES],), np.int64)
+    ends = carray(address(task[ENDS]), (task[NODES],), np.int64)
+    most = max(shared, TILE)
+    query, sums, state = _aligned(most * dim), _aligned(most * padded), _aligned(2 * most)
+    turned, wide, weights = _aligned(padded * BLOCK), _aligned(padded * BLOCK), _aligned(BLOCK)
+    places = np.empty(BLOCK, np.int64)
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    while True:
+        piece = _take(task)
+        if piece >= task[TILES] * kv_heads:
+            return
+        tile, head = tiles[piece // kv_heads], piece % kv_heads
+        first, count, limit = tile[FIRST], tile[COUNT], tile[LIMIT]
+        whole = (tile[SLOT] * kv_heads + head) * size
+        own_keys, own_values = keys[whole : whole + size], values[whole : whole + size]
+        low, end = lows[first], ends[first]
+        for node in range(first, first + count):
+            low, end = min(low, lows[node]), max(end, ends[node])
+            for h in range(shared):
+                row = (node - first) * shared + h
+                state[2 * row], state[2 * row + 1] = -np.inf, 0
+                sums[row * padded : (row + 1) * padded] = 0
+                begin = (node * heads + head * shared + h) * dim
+                for d in range(dim):
+                    query[row * dim + d] = widened(queries[begin + d]) * scale
+        for base in range(low // BLOCK * BLOCK, min(end, limit), BLOCK):
+            length = min(BLOCK, min(end, limit) - base)
+            for i in range(length):
+                places[i] = base + i
+            _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
+            for row in range(count * shared):
+                node = first + row // shared
+                begin, stop = max(lows[node] - base, 0), min(ends[node] - base, length)
+                _add_block(query, row, dim, padded, turned, wide, begin, stop, state, weights, sums)
+        if end > limit:
+            paths = carray(address(task[PLACES] + 8 * tile[PATHS]), (count, tile[STRIDE]), np.int64)
+            for node in range(first, first + count):
+                for base in range(max(limit, lows[node] // BLOCK * BLOCK), ends[node], BLOCK):
+                    length = min(BLOCK, ends[node] - base)
+                    for i in range(length):
+                        places[i] = paths[node - first, base - limit + i]
+                    _read_block(own_keys, own_values, places, length, dim, padded, turned, wide)
+                    for row in range((node - first) * shared, (node - first + 1) * shared):
+                        begin = max(lows[node] - base, 0)
+                        _add_block(query, row, dim, padded, turned, wide, begin, length, state, weights, sums)
+        for row in range(count * shared):
+            begin = ((first + row // shared) * heads + head * shared + row % shared) * dim
+            for d in range(dim):
+                put(out, begin + d, sums[row * padded + d] / state[2 * row + 1])
+
+
+def _attention(kind: Any) -> Any:
+    """The compiled function for bfloat16 bits (uint16) or float32; it is told the address of its task."""
+
+    @cfunc("void(voidptr)", cache=True, error_model="numpy")  # no leave to reorder sums: the order is as written
+    def attend(at):  # type: ignore[no-untyped-def]
+        task = carray(at, (15,), np.int64)
+        size = 1 << 60  # the cache's end is not known here
+        _work(
+            task,
+            carray(address(task[QUERIES]), (size,), kind),
+            carray(address(task[OUT]), (size,), kind),
+            carray(address(task[KEYS]), (size,), kind),
+            carray(address(task[VALUES]), (size,), kind),
+        )
+
+    return attend
+
+
+_ATTENTION = {torch.bfloat16: _attention(np.uint16), torch.float32: _attention(np.float32)}
