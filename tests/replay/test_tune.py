@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.draft.load.times import NAMES
+from paceline.draft.cost import term_names
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.replay.tokens import RecordedAnswer
@@ -19,7 +19,7 @@ from tests import models
 
 
 def table(**terms: float) -> dict[str, object]:
-    forward = {name: terms.get(name, 0.0) for name in NAMES}
+    forward = {name: terms.get(name, 0.0) for name in term_names()}
     return {"model": {"fingerprint": ""}, "forward_ms": forward, "drafting_us": {}}
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from paceline.draft.base import Drafter, stamp
+from paceline.draft.cost import DraftTimes, RoundTimes
 from paceline.draft.load.candidate import Candidate
-from paceline.draft.load.times import Drafting, Times
 from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
@@ -70,7 +70,7 @@ class Tuning:
         self, answers: Sequence[RecordedAnswer], step: Callable[[], None], stopped: Stopped
     ) -> dict[str, Any] | None:
         """The table; None if it was stopped. step: called after every batch size and every drafter."""
-        times = Times(fade=1.0)
+        times = RoundTimes(fade=1.0)
         for batch in self.batches:
             self._time(times, batch, answers, stopped)
             times.fit()
@@ -92,7 +92,7 @@ class Tuning:
             "context": round(float(np.mean([len(a.prompt) + len(a.answer) / 2 for a in answers]))),
         }
 
-    def _time(self, times: Times, batch: int, answers: Sequence[RecordedAnswer], stopped: Stopped) -> None:
+    def _time(self, times: RoundTimes, batch: int, answers: Sequence[RecordedAnswer], stopped: Stopped) -> None:
         """Rounds of a full batch of real prompts, with drafts of all sizes."""
         probe = _Probe(times)
         engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer)
@@ -118,7 +118,7 @@ class Tuning:
 
     def _replayed(
         self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any], stopped: Stopped
-    ) -> tuple[Drafting, list[float]]:
+    ) -> tuple[DraftTimes, list[float]]:
         """A drafter's time by rows, and how its drafts survive from depth to depth."""
         drafter, tally = replayable(spec, _recording(self.target, self.tokenizer)), Tally()
         timed = _Timed(Candidate(spec, drafter))
@@ -159,7 +159,7 @@ class _Probe(Drafter):
 
     name = "probe"
 
-    def __init__(self, times: Times):
+    def __init__(self, times: RoundTimes):
         self.times, self.learns = times, False
         self._random = Random(0)
         self._shape = (0, 0, 0, 0)
@@ -179,7 +179,7 @@ class _Probe(Drafter):
 
     def observe(self, round: Round) -> None:
         if self.learns and self._shape[0] == sum(not round.is_prompt(i) for i in range(len(round))):
-            self.times.took(*self._shape, perf_counter() - self._began)
+            self.times.note(*self._shape, perf_counter() - self._began)
 
 
 def _again(answers: Sequence[RecordedAnswer]) -> Iterator[RecordedAnswer]:
@@ -203,7 +203,7 @@ def _recording(target: Target, tokenizer: Tokenizer) -> Recording:
     )
 
 
-def _shown(times: Times, batches: Sequence[int]) -> dict[str, dict[str, float]]:
+def _shown(times: RoundTimes, batches: Sequence[int]) -> dict[str, dict[str, float]]:
     """Milliseconds of a round by rows and by nodes of each: for people, nothing reads it."""
     return {
         f"{rows} rows" if rows > 1 else "1 row": {
@@ -228,7 +228,7 @@ def predict(
     """Tokens a second in a full batch, until the last of `count` requests has joined; the answers come again and again.
 
     drafter  bound. Its own time is measured; that of the rounds is the table's."""
-    times = Times.from_json(table)
+    times = RoundTimes.from_json(table)
     waiting = deque(zip(range(count), _again(answers), strict=False))
     rows: list[_Replayed] = []
     tokens, seconds = 0, 0.0
@@ -276,7 +276,9 @@ class _Replayed:
         return Accepted(path, rest[: len(path)])
 
 
-def _round(drafter: Drafter, times: Times, rows: Sequence[_Replayed], fresh: Sequence[_Replayed]) -> tuple[int, float]:
+def _round(
+    drafter: Drafter, times: RoundTimes, rows: Sequence[_Replayed], fresh: Sequence[_Replayed]
+) -> tuple[int, float]:
     """Tokens and seconds of a round in which `fresh` rows read their prompts and get their first token."""
     prompt = sum(len(one.row) for one in fresh)
     requests = [one.row for one in rows]
