@@ -211,8 +211,8 @@ class Adaptive(StopRule):
         for row, drafted, accepted in outcomes:
             self._note(self._bins.get(row, ()), drafted, accepted)
         if seconds is not None and outcomes:
-            drafted = [1 + outcome.drafted for outcome in outcomes]
-            shape = len(outcomes), sum(drafted), max(drafted), 0
+            sizes = [1 + outcome.drafted for outcome in outcomes]
+            shape = len(outcomes), sum(sizes), max(sizes), 0
             self._times.note(*shape, seconds)
             for active, of_step in self._steps:
                 self._step.note(active, 1, of_step)
