@@ -10,11 +10,11 @@ import pytest
 
 from paceline.cli import main
 from paceline.draft.cost import term_names
+from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.replay.tokens import RecordedAnswer
 from paceline.replay.tune import advice, measured, predict
-from paceline.replay.walk import Recording
 from tests import models
 
 

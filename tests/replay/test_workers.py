@@ -15,13 +15,13 @@ import pytest
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.engine.request import Row
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.replay.report import OVERALL, Report
 from paceline.replay.sweep import Variant, sweep
 from paceline.replay.tokens import Conversation, RecordedAnswer
-from paceline.replay.walk import Recording
 from paceline.replay.workers import PORTION, Done, _tasks, start
 from tests.paths import REPOSITORY
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
 from paceline.plugins.history import Chains
 from paceline.replay.tokens import RecordedAnswer
-from paceline.replay.walk import Recording, Tally, replay, replayable
+from paceline.replay.walk import Tally, replay, replayable
 from paceline.target.tokenizer import Tokenizer
 
 COLLAPSED = 0.8

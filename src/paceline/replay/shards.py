@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.draft.recording import Recording
 from paceline.jsonl import Piece, pieces_of
 from paceline.replay.record import TraceError, read_piece
 from paceline.replay.report import Report
 from paceline.replay.tokens import Transcriber, open_tokenizer
-from paceline.replay.walk import Recording, replayable
+from paceline.replay.walk import replayable
 from paceline.replay.workers import remembers, start
 
 

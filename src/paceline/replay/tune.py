@@ -24,6 +24,7 @@ import numpy as np
 from paceline.draft.base import Drafter, stamp
 from paceline.draft.cost import DraftTimes, RoundTimes
 from paceline.draft.load.candidate import Candidate
+from paceline.draft.recording import Recording
 from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
@@ -32,7 +33,7 @@ from paceline.engine.round import Round, Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.replay.tokens import RecordedAnswer
-from paceline.replay.walk import ROOM, Recording, Tally, replay, replayable
+from paceline.replay.walk import ROOM, Tally, replay, replayable
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 

@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numba import njit
 
 from paceline.draft.base import Drafter, stamp
@@ -30,7 +29,6 @@ from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError
 from paceline.target.base import Facts, Needs
-from paceline.target.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from paceline.replay.tokens import RecordedAnswer
@@ -101,28 +99,6 @@ class Tally:
         kept = self.accepted[::-1].cumsum()[::-1]
         deepest = int(np.flatnonzero(reached).max(initial=0))
         return [float(kept[d] / reached[d]) for d in range(1, deepest + 1)]
-
-
-@dataclass
-class Recording:
-    """What a drafter meets in place of a model: its tokenizer and its end token. It cannot run anything."""
-
-    tokenizer: Tokenizer | None
-    eos_token_ids: tuple[int, ...]
-    vocab_size: int
-    name: str = "a recording"
-    weights_fingerprint: str = ""
-    max_context: int = 1 << 40
-    num_layers: int = 0
-    hidden_size: int = 0
-    dtype: torch.dtype = torch.float32
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Recording:
-        """A recording in this tokenizer's tokens; it must name an end token, as `open_tokenizer` sees to."""
-        assert tokenizer.eos_token_id is not None
-        return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
 
 
 def replayable(spec: str, target: Facts) -> Drafter:

@@ -21,9 +21,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, cast
 
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.errors import PacelineError
 from paceline.replay.tokens import Conversation
-from paceline.replay.walk import Recording, Tally, replay, replayable, warm_up
+from paceline.replay.walk import Tally, replay, replayable, warm_up
 
 PORTION = 8
 """Conversations in a portion."""
