@@ -59,6 +59,13 @@ def test_times_survive_a_file(tmp_path: Path) -> None:
     assert again.seconds(2, 9, 5) == before
 
 
+def test_forwards_are_read_between_and_after_their_sizes() -> None:
+    times = RoundTimes.of_forwards({1: 20, 16: 25, 64: 40})
+    assert times.of(1)[[0, 1, 16, 40, 64, 112]] == pytest.approx([20, 20, 25, 32.5, 40, 55])
+    assert RoundTimes.of_forwards({1: 3.0}).of(1)[[1, 50]] == pytest.approx([3, 3])
+    assert RoundTimes.of_forwards({1: 5, 2: 9, 4: 6}).of(1)[[2, 3, 100]] == pytest.approx([9, 7.5, 6]), "never down"
+
+
 # The choice -----------------------------------------------------------------------------------------------------------
 
 

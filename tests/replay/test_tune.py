@@ -13,8 +13,8 @@ from paceline.draft.cost import term_names
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.replay.tokens import RecordedAnswer
 from paceline.replay.tune import advice, measured, predict
+from paceline.workbench.walk import RecordedAnswer
 from tests import models
 
 

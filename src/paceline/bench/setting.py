@@ -25,13 +25,13 @@ from paceline.bench.runner import LeftOut, Options, QuestionGroup, fitting, grou
 from paceline.bench.scheduled import Contest
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.errors import PacelineError, PromptError
-from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
 from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
 from paceline.target.load import load, load_tokenizer
 from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 from paceline.target.tuned import tuned_note
+from paceline.workbench.transcript import Transcriber
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ from paceline.jsonl import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
-    from paceline.cost.replay import Cost
     from paceline.draft.recording import Recording
     from paceline.replay.record import Exchange
-    from paceline.replay.report import Report
-    from paceline.replay.shards import ShardedReplay
-    from paceline.replay.tokens import Conversation, Transcriber
+    from paceline.replay.report import Cost, Report
+    from paceline.replay.workers import ShardedReplay
+    from paceline.workbench.transcript import Transcriber, Transcript
 
 DRAFTERS_PER_TABLE = 8
 """Where each has a column, so that a table fits 80 columns."""
@@ -78,14 +77,14 @@ def replay(
     paceline replay /data/*.jsonl.gz --tokenizer MODEL -d sam --ray=head:6379
     """
     from paceline.cli.drive import Interrupt
-    from paceline.cost.replay import read_cost
     from paceline.draft.recording import Recording
     from paceline.draft.registry import create
     from paceline.replay.record import read_trace
-    from paceline.replay.shards import ShardedReplay
-    from paceline.replay.sweep import sweep as swept
-    from paceline.replay.tokens import open_tokenizer
-    from paceline.replay.walk import judged
+    from paceline.replay.report import read_cost
+    from paceline.replay.workers import ShardedReplay
+    from paceline.replay.workers import sweep as swept
+    from paceline.workbench.transcript import open_tokenizer
+    from paceline.workbench.walk import judged
 
     if forward_ms is not None and verify_cost is None:
         raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
@@ -144,8 +143,8 @@ def _here(
 ) -> Report:
     """On this machine's cores."""
     from paceline.replay.report import Report
-    from paceline.replay.tokens import Transcriber
     from paceline.replay.workers import start
+    from paceline.workbench.transcript import Transcriber
 
     assert recording.tokenizer is not None
     conversations = _transcribe(exchanges, Transcriber(recording.tokenizer, template), interrupt)
@@ -165,7 +164,7 @@ def _here(
 def _on_ray(job: ShardedReplay, address: str, workers: int | None, interrupt: Interrupt) -> Report:
     """On a Ray cluster."""
     from paceline.replay.report import Report
-    from paceline.replay.shards import Replayer
+    from paceline.replay.workers import Replayer
     from paceline.workbench.cluster import spread
 
     report, shards = Report(job.specs), job.shards()
@@ -188,9 +187,9 @@ def _cores() -> int:
     return len(usable(0)) if usable is not None else os.cpu_count() or 1
 
 
-def _transcribe(exchanges: Sequence[Exchange], transcriber: Transcriber, interrupt: Interrupt) -> list[Conversation]:
+def _transcribe(exchanges: Sequence[Exchange], transcriber: Transcriber, interrupt: Interrupt) -> list[Transcript]:
     """The exchanges as tokens; after Ctrl-C those so far."""
-    conversations: list[Conversation] = []
+    conversations: list[Transcript] = []
     with _bar("reading", len(exchanges)) as bar:
         for exchange in exchanges:
             conversations.append(transcriber.conversation(exchange))
@@ -240,8 +239,7 @@ def _notes(report: Report, left_out: Mapping[str, str]) -> Iterator[str]:
 
 
 def _overview(report: Report, cost: Cost | None) -> Table:
-    from paceline.cost.replay import predict
-    from paceline.replay.report import OVERALL
+    from paceline.replay.report import OVERALL, predict
 
     columns = ["tokens\n/round", "rounds\ndrafted", "verified\n/token", "drafter\nus/round"]
     columns += ["speed-up\npredicted"] if cost is not None else []
@@ -262,8 +260,7 @@ def _overview(report: Report, cost: Cost | None) -> Table:
 
 def _fastest(report: Report, cost: Cost) -> str:
     """The drafter with the largest predicted speed-up."""
-    from paceline.cost.replay import predict
-    from paceline.replay.report import OVERALL
+    from paceline.replay.report import OVERALL, predict
 
     gains = [predict(report.tallies[s, OVERALL], cost) for s in range(len(report.specs))]
     return report.specs[max(range(len(gains)), key=gains.__getitem__)]

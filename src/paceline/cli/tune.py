@@ -18,8 +18,8 @@ from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
 
 if TYPE_CHECKING:
-    from paceline.replay.tokens import RecordedAnswer
     from paceline.replay.tune import Tuning
+    from paceline.workbench.walk import RecordedAnswer
 
 Speeds = dict[str, dict[int, float]]
 """Tokens a second, by drafter and batch size."""
@@ -145,7 +145,7 @@ def _answers(
         prompts: list[Any] = [[{"role": "user", "content": turn}] if chat else turn for turn in turns]
         return tuning.answers(prompts, 96, stopped)
     from paceline.replay.record import TraceError, read_trace
-    from paceline.replay.tokens import Transcriber
+    from paceline.workbench.transcript import Transcriber
 
     transcriber = Transcriber(tuning.tokenizer, template)
     answers: list[RecordedAnswer] = []

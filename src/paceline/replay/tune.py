@@ -21,21 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from paceline.draft.base import Drafter, stamp
+from paceline.draft.base import Drafter
 from paceline.draft.cost import DraftTimes, RoundTimes
 from paceline.draft.load.candidate import Candidate
 from paceline.draft.recording import Recording
-from paceline.engine.accept import Accepted
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
-from paceline.engine.request import Request, Row
-from paceline.engine.round import Round, Segment
+from paceline.engine.request import Request
+from paceline.engine.round import Round
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree, IntArray
-from paceline.replay.tokens import RecordedAnswer
-from paceline.replay.walk import ROOM, Tally, replay, replayable
+from paceline.engine.tree import DraftTree
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step
 
 Stopped = Callable[[], bool]
 
@@ -231,76 +229,28 @@ def predict(
     drafter  bound. Its own time is measured; that of the rounds is the table's."""
     times = RoundTimes.from_json(table)
     waiting = deque(zip(range(count), _again(answers), strict=False))
-    rows: list[_Replayed] = []
-    tokens, seconds = 0, 0.0
+    walks: list[Walk] = []
+    tally, tokens, seconds = Tally(), 0, 0.0
     while waiting and not stopped():
-        fresh: list[_Replayed] = []
-        while waiting and len(rows) + len(fresh) < batch:
-            fresh.append(_Replayed.of(*waiting.popleft()))
-            drafter.start(fresh[-1].row)
-        made, spent = _round(drafter, times, rows, fresh)
-        tokens, seconds = tokens + made, seconds + spent
-        for one in (ended := [one for one in (*rows, *fresh) if not len(one.rest)]):
-            one.row.finish_reason = "stop"
-            drafter.drop(one.row)
-        rows = [one for one in (*rows, *fresh) if one not in ended]
-    for one in rows:
-        drafter.drop(one.row)
+        fresh = [Walk(*waiting.popleft()) for _ in range(min(batch - len(walks), len(waiting)))]
+        for walk in fresh:
+            drafter.start(walk.row)
+        before = sum(len(walk.row) for walk in walks)
+        drafter.beside = prompt = sum(len(walk.row) for walk in fresh)
+        tally.seconds = 0.0
+        trees = step(drafter, walks, tally) if walks else []
+        tokens += sum(len(walk.row) for walk in walks) - before + len(fresh)
+        nodes, widest = sum(map(len, trees)), max(map(len, trees), default=0)
+        seconds += tally.seconds + times.seconds(len(walks), nodes, widest, prompt)
+        for walk in fresh:  # the round that reads a prompt gives its first token
+            walk.row.extend([int(walk.text[len(walk.row)])])
+        walks += fresh
+        for walk in [walk for walk in walks if walk.is_over]:
+            drop(drafter, walk, tally)
+            walks.remove(walk)
+    for walk in walks:
+        drafter.drop(walk.row)
     return tokens / seconds if seconds else 0.0
-
-
-@dataclass(eq=False)
-class _Replayed:
-    """A row that goes on as its recorded answer does."""
-
-    row: Row
-    answer: IntArray
-
-    @classmethod
-    def of(cls, id: int, answer: RecordedAnswer) -> _Replayed:
-        room = SamplingParams(max_tokens=len(answer.answer) + ROOM, seed=0)
-        return cls(Row(id, answer.prompt, room, max_context=1 << 40), answer.answer)
-
-    @property
-    def rest(self) -> IntArray:
-        """What is still to come."""
-        return self.answer[self.row.num_new :]
-
-    def accept(self, tree: DraftTree) -> Accepted:
-        """What a greedy target keeps of a draft."""
-        rest, path = self.rest.tolist(), [0]
-        while len(path) <= len(rest):
-            right = [c for c in tree.children(path[-1]) if tree.tokens[c] == rest[len(path) - 1]]
-            if not right:
-                break
-            path.append(right[0])
-        return Accepted(path, rest[: len(path)])
-
-
-def _round(
-    drafter: Drafter, times: RoundTimes, rows: Sequence[_Replayed], fresh: Sequence[_Replayed]
-) -> tuple[int, float]:
-    """Tokens and seconds of a round in which `fresh` rows read their prompts and get their first token."""
-    prompt = sum(len(one.row) for one in fresh)
-    requests = [one.row for one in rows]
-    drafter.beside = prompt
-    began = perf_counter()
-    trees = stamp(drafter.propose(requests), drafter) if rows else []
-    seconds = perf_counter() - began
-    trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, requests, strict=True)]
-    accepted = [one.accept(tree) for one, tree in zip(rows, trees, strict=True)]
-    for one, kept in zip(rows, accepted, strict=True):
-        one.row.extend(kept.tokens)
-    if rows:
-        segments = [Segment.tree(0, tree) for tree in trees]
-        began = perf_counter()
-        drafter.observe(Round(requests, trees, segments, accepted=accepted))
-        seconds += perf_counter() - began
-    for one in fresh:
-        one.row.extend(one.rest[:1].tolist())
-    nodes, widest = sum(map(len, trees)), max(map(len, trees), default=0)
-    seconds += times.seconds(len(rows), nodes, widest, prompt)
-    return len(fresh) + sum(len(kept.tokens) for kept in accepted), seconds
 
 
 def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = lambda: False) -> float:
