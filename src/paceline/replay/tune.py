@@ -1,9 +1,9 @@
 """Tune: what rounds and drafters cost on this machine with this model, and what drafting would gain under load.
 
     tuning = Tuning(target, tokenizer, ["sam", "suffix"], batches=[1, 8])
-    answers = tuning.answers(prompts, 64, no)    # or those of a log
-    table = tuning.measure(answers, step, no)    # for `auto:...,table=FILE`
-    predict(table, answers, drafter, 8, 32)      # tokens a second, 8 rows at once, 32 requests
+    answers = tuning.answers(prompts, 64)      # or those of a log
+    table = tuning.measure(answers)            # for `auto:...,table=FILE`
+    predict(table, answers, drafter, 8, 32)    # tokens a second, 8 rows at once, 32 requests
 
 Costs are measured in rounds of the real engine with drafts of random sizes, at every batch size; a drafter's own time
 and how its drafts fare come from replaying the answers. A prediction replays the answers in a full batch, with the time
@@ -25,6 +25,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.cost import DraftTimes, RoundTimes
 from paceline.draft.load.candidate import Candidate
 from paceline.draft.recording import Recording
+from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.engine.request import Request
@@ -35,7 +36,15 @@ from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step
 
+Speeds = dict[str, dict[int, float]]
+"""Tokens a second, by drafter and batch size."""
 Stopped = Callable[[], bool]
+
+
+def never() -> bool:
+    """Nothing stops it."""
+    return False
+
 
 WIDEST = 40
 """Nodes of the largest drafts that are timed."""
@@ -49,38 +58,45 @@ SHOWN = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is measured. drafts: those to replay; batches: rows at once; seconds: of timed rounds at each batch size."""
+    """What is measured. drafts: those to replay; batches: rows at once; seconds: of timed rounds at each batch size.
+
+    step: called after every batch size and every drafter. stopped: asked now and then whether to end early."""
 
     target: Target
     tokenizer: Tokenizer
     drafts: Sequence[str]
     batches: Sequence[int]
     seconds: float = 2.0
+    step: Callable[[], None] = lambda: None
+    stopped: Stopped = never
 
-    def answers(self, prompts: Sequence[Prompt], max_tokens: int, stopped: Stopped) -> list[RecordedAnswer]:
+    @property
+    def names(self) -> list[str]:
+        """The drafters that are compared: none, each of `drafts`, and auto with all of them."""
+        return ["none", *self.drafts, f"auto:{'|'.join(spec.replace(',', ';') for spec in self.drafts)}"]
+
+    def answers(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RecordedAnswer]:
         """The model's own greedy answers, for where there is no log."""
         engine = Engine(self.target, "none", max_batch=8, tokenizer=self.tokenizer)
         rows = [engine.add(prompt, SamplingParams(max_tokens=max_tokens)) for prompt in prompts]
-        for _ in engine.follow(rows, until=stopped):
+        for _ in engine.follow(rows, until=self.stopped):
             pass
         return [RecordedAnswer(row.tokens[: row.prompt_length], row.new_tokens) for row in rows if row.finish_reason]
 
-    def measure(
-        self, answers: Sequence[RecordedAnswer], step: Callable[[], None], stopped: Stopped
-    ) -> dict[str, Any] | None:
-        """The table; None if it was stopped. step: called after every batch size and every drafter."""
+    def measure(self, answers: Sequence[RecordedAnswer]) -> dict[str, Any] | None:
+        """The table; None if it was stopped."""
         times = RoundTimes(fade=1.0)
         for batch in self.batches:
-            self._time(times, batch, answers, stopped)
+            self._time(times, batch, answers)
             times.fit()
-            step()
+            self.step()
         acceptance: dict[str, list[float]] = {}
         for spec in self.drafts:
-            if stopped():
+            if self.stopped():
                 return None
-            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers, times.to_json(), stopped)
-            step()
-        if stopped():
+            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers, times.to_json())
+            self.step()
+        if self.stopped():
             return None
         target = self.target
         return {
@@ -91,14 +107,14 @@ class Tuning:
             "context": round(float(np.mean([len(a.prompt) + len(a.answer) / 2 for a in answers]))),
         }
 
-    def _time(self, times: RoundTimes, batch: int, answers: Sequence[RecordedAnswer], stopped: Stopped) -> None:
+    def _time(self, times: RoundTimes, batch: int, answers: Sequence[RecordedAnswer]) -> None:
         """Rounds of a full batch of real prompts, with drafts of all sizes."""
         probe = _Probe(times)
         engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer)
         params = SamplingParams(max_tokens=96, ignore_eos=True)
         waiting = _again(answers)
         began, rounds = perf_counter(), -WARM_ROUNDS
-        while not stopped():
+        while not self.stopped():
             while len(engine.rows) + len(engine.waiting) < batch:
                 engine.add(next(waiting).prompt.tolist(), params)
             engine.step()
@@ -116,15 +132,15 @@ class Tuning:
             replayable(spec, _recording(self.target, self.tokenizer))
 
     def _replayed(
-        self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any], stopped: Stopped
+        self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any]
     ) -> tuple[DraftTimes, list[float]]:
         """A drafter's time by rows, and how its drafts survive from depth to depth."""
         drafter, tally = replayable(spec, _recording(self.target, self.tokenizer)), Tally()
         timed = _Timed(Candidate(spec, drafter))
         for batch in (1, 8, 1, 8):
-            predict(table, answers, timed, batch, max(batch + 8, 12), stopped)
+            predict(table, answers, timed, batch, max(batch + 8, 12), self.stopped)
         for i, answer in enumerate(answers):
-            if not stopped():
+            if not self.stopped():
                 replay(drafter, answer, FIRST_ROW + i, tally)
         shares: list[float] = []
         above = 1.0
@@ -132,6 +148,36 @@ class Tuning:
             shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
             above = share
         return timed.candidate.drafting, shares
+
+    def predicted(self, table: Mapping[str, Any], path: str, answers: Sequence[RecordedAnswer]) -> Speeds:
+        """Replayed in batches, every drafter anew for every size. path: the table's file, for auto."""
+        speeds: Speeds = {name: {} for name in self.names}
+        for name in self.names:
+            for batch in self.batches:
+                drafter = create(_with_table(name, path))
+                drafter.bind(self.target)
+                speeds[name][batch] = predict(table, answers, drafter, batch, _requests(batch), self.stopped)
+                self.step()
+        return speeds
+
+    def measured(self, path: str, answers: Sequence[RecordedAnswer], batches: Sequence[int]) -> Speeds:
+        """The engine itself, after a few requests to warm it up; the drafters in turn at every size."""
+        speeds: Speeds = {name: {} for name in self.names}
+        for batch in batches:
+            for name in self.names:
+                engine = Engine(self.target, _with_table(name, path), max_batch=batch, tokenizer=self.tokenizer)
+                measured(engine, answers[:3], batch + 2, self.stopped)
+                speeds[name][batch] = measured(engine, answers, _requests(batch), self.stopped)
+                self.step()
+        return speeds
+
+
+def _with_table(name: str, path: str) -> str:
+    return f"{name},table={path}" if name.startswith("auto") else name
+
+
+def _requests(batch: int) -> int:
+    return max(12, 4 * batch)
 
 
 class _Timed(Drafter):
@@ -222,7 +268,7 @@ def predict(
     drafter: Drafter,
     batch: int,
     count: int,
-    stopped: Stopped = lambda: False,
+    stopped: Stopped = never,
 ) -> float:
     """Tokens a second in a full batch, until the last of `count` requests has joined; the answers come again and again.
 
@@ -253,7 +299,7 @@ def predict(
     return tokens / seconds if seconds else 0.0
 
 
-def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = lambda: False) -> float:
+def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = never) -> float:
     """Tokens a second of the real engine, as `predict` counts them, of prompts that get as many tokens as recorded."""
     rows = [
         engine.add(answer.prompt.tolist(), SamplingParams(max_tokens=len(answer.answer), ignore_eos=True))
