@@ -28,7 +28,6 @@ from paceline.errors import PacelineError, PromptError
 from paceline.target.base import Target
 from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
 from paceline.target.load import load, load_tokenizer
-from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 from paceline.target.tuned import tuned_note
 from paceline.workbench.transcript import Transcriber
@@ -127,8 +126,14 @@ def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
         folder = large_folder(folder, size)
         enlargement = Enlargement.read(folder)
     native = benchmark.contest.native
-    target = load(folder, dtype=benchmark.dtype, device=benchmark.device, native=native, exact=benchmark.exact)
-    target.threads = Threads(torch.get_num_threads())  # the same for all contestants during the whole run
+    target = load(
+        folder,
+        dtype=benchmark.dtype,
+        device=benchmark.device,
+        native=native,
+        exact=benchmark.exact,
+        threads=torch.get_num_threads(),  # the same for all contestants during the whole run
+    )
     tokenizer = load_tokenizer(folder)
     target.tokenizer = tokenizer  # drafters compare both with those they were trained for
     transcriber = Transcriber(tokenizer, benchmark.template)

@@ -11,8 +11,7 @@ target's forward is slower while the draft works; what it takes then is compared
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from time import perf_counter
@@ -28,7 +27,6 @@ from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Target
-from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 
 FORWARD = ("prepare", "layers", "head", "accept")
@@ -87,7 +85,7 @@ def measure(
     splits = cores > 1 and target.device.type == "cpu"
 
     def run(spec: str, threads: int, watch: Callable[[Mirror], None] = lambda mirror: None) -> tuple[_Times, Mirror]:
-        with _threads(target, threads):
+        with target.threads_of(threads):
             engine = Engine(target, spec, tokenizer=tokenizer, max_batch=1)
             assert isinstance(engine.drafter, Mirror)
             watch(engine.drafter)
@@ -132,16 +130,6 @@ def _of_law(law: Mapping[str, Any]) -> str:
         f"windows are there in {law['hit']:.0%} of rounds; a round of {1e3 * law['round']:.2f} ms, "
         f"{law['speedup']:.2f} times as fast as plain speculation with the same draft and device. It pays {where}."
     )
-
-
-@contextmanager
-def _threads(target: Target, count: int) -> Iterator[None]:
-    """Rounds of `target` on so many threads."""
-    before, target.threads = target.threads, Threads(count)
-    try:
-        yield
-    finally:
-        target.threads = before
 
 
 def _rounds(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, stopped: Callable[[], bool]) -> _Times:

@@ -8,7 +8,8 @@ those of the accepted path and forgets the rest.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -123,6 +124,15 @@ class Target(ABC):
     def threads(self) -> Threads:
         """Chosen by how long this target's rounds take; fixed on an accelerator, where they hardly matter."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
+
+    @contextmanager
+    def threads_of(self, number: int) -> Iterator[None]:
+        """Run rounds on `number` processor threads, then choose them as before."""
+        before, self.threads = self.threads, Threads(number)
+        try:
+            yield
+        finally:
+            self.threads = before
 
     @property
     def exact_is_free(self) -> bool:

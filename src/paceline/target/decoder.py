@@ -96,6 +96,7 @@ class Decoder(CachedTarget):
     expand    cast blocks to `dtype` too, so that inputs of products are not rounded to eight bits.
     weights_fingerprint  of other weights than these, from which they were quantised.
     inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
+    threads   those of another target that runs on this machine, with what they have measured.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Decoder(CachedTarget):
         weights_fingerprint: str | None = None,
         inverse_frequencies: torch.Tensor | None = None,
         expand: bool = False,
+        threads: Threads | None = None,
     ):
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
@@ -144,6 +146,8 @@ class Decoder(CachedTarget):
         self.cache = self.new_cache(s.num_layers)
         self.recorder = Recorder(self) if self.device.type == "cuda" else None
         self.clock = Clock()
+        if threads is not None:
+            self.threads = threads
 
     @property
     def notes(self) -> list[str]:
@@ -196,7 +200,7 @@ class Decoder(CachedTarget):
         self.ops = _fused_ops()(self.ops.cos, self.ops.sin, self.ops.eps)
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         if not self.same_on_any_threads:
-            self.threads = Threads(torch.get_num_threads())
+            self.threads.fix(torch.get_num_threads())
 
     @torch.inference_mode()
     def verify(
@@ -289,6 +293,12 @@ class Decoder(CachedTarget):
         self.head = self.head.rows(ids)
         self.weight_bytes -= self.head_bytes - kept
         self.head_bytes = kept
+
+    def trim_cache(self, layers: int) -> RaggedCache:
+        """Reduce the cache to the first `layers` layers, for a drafter that runs the others on caches of its own
+        (`run_layers`); returns it. Before the first row."""
+        self.cache = self.new_cache(layers)
+        return self.cache
 
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
         s, cache = self.shape, cache or self.cache

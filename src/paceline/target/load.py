@@ -47,6 +47,7 @@ def load(
     native: bool | None = None,
     trust_remote_code: bool = False,
     exact: bool | None = None,
+    threads: int | None = None,
 ) -> Target:
     """The model in folder `model`, or of that name on the Hugging Face hub, ready to verify.
 
@@ -60,12 +61,15 @@ def load(
     native  True: our decoder; False: the transformers implementation; None: ours if it supports the model.
     trust_remote_code  run the code a model brings along.
     exact   True: as `Target.make_exact`; None: where that costs no time; False: never.
+    threads of the processor that rounds run on; None: as many as pay (see `Threads`).
 
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
     made = _load(model, dtype, device, native, trust_remote_code)
     if exact or (exact is None and made.exact_is_free):
         made.make_exact()
+    if threads is not None:
+        made.threads.fix(threads)
     return made
 
 

@@ -48,6 +48,11 @@ class Threads:
         self.fixed, self._now, self._worked = fixed, now, worked
         self._start(torch.get_num_threads())
 
+    def fix(self, number: int | None) -> None:
+        """Use `number` threads from now on; None: choose again, from nothing."""
+        self.fixed = number
+        self._start(torch.get_num_threads())
+
     def _start(self, most: int) -> None:
         self.most, self.number, self.using = most, self.fixed or most, self.fixed or most
         self.trial: int | None = None
