@@ -84,17 +84,13 @@ def tune(asked: TuneOptions) -> int:
     drafts = list(dict.fromkeys(asked.draft or ("sam", "suffix")))
     for spec in [*drafts, *([f"mirror:{asked.beside}"] if asked.beside else [])]:
         create(spec)  # a misspelt method is named before a model is read
-    engine = options.open_engine(
-        asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads
-    )
+    engine = options.open_engine(asked.model, "none", dtype=asked.dtype, device=asked.device, threads=asked.threads)
     assert engine.tokenizer is not None
     checked = [size for size in sizes if size in CHECKED] if asked.check else []
     speeds = (2 + len(drafts)) * (len(sizes) + len(checked))
     total = 1 + len(sizes) + len(drafts) + speeds + (asked.beside is not None)
     with Interrupt() as interrupt, _bar(total) as step:
-        tuning = Tuning(
-            engine.target, engine.tokenizer, drafts, sizes, asked.seconds, step, lambda: interrupt.pressed
-        )
+        tuning = Tuning(engine.target, engine.tokenizer, drafts, sizes, asked.seconds, step, lambda: interrupt.pressed)
         tuning.check()
         answers = _answers(tuning, asked)
         step()
@@ -103,7 +99,7 @@ def tune(asked: TuneOptions) -> int:
             Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
             return 130
         if asked.beside is not None:
-            from paceline.cost.mirror import measure
+            from paceline.cost.beside import measure
 
             prompts = [answer.prompt.tolist() for answer in answers[:MOST_MIRROR_PROMPTS]]
             measured = measure(tuning.target, tuning.tokenizer, asked.beside, prompts, stopped=tuning.stopped)
@@ -186,6 +182,6 @@ def _report(predicted: Speeds, is_measured: Speeds, table: dict[str, Any], out: 
         console.print(f"{batch} at once, predicted and measured: {pairs}", markup=False, soft_wrap=True)
     console.print(f"\n{said}", markup=False, soft_wrap=True)
     if "beside" in table:
-        from paceline.cost.mirror import advice as mirror_advice
+        from paceline.cost.beside import advice as mirror_advice
 
         console.print(f"\n{mirror_advice(table['beside'])}", markup=False, soft_wrap=True)
