@@ -24,7 +24,7 @@ from tests.draft.eagles import forgetful, knowing_head
 from tests.draft.head_worlds import HEADS
 from tests.draft.head_worlds import World as Heads
 from tests.draft.stores import corpus
-from tests.draft.test_auto import times_of
+from tests.draft.test_cost import times_of
 
 EXIT = 2
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -13,6 +13,7 @@ import torch
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending, stop
 from paceline.draft.neural.features import FeatureDrafter
@@ -262,7 +263,7 @@ def test_auto_verifies_the_nodes_that_pay(
     most: int,
 ) -> None:
     """Of a head that is sure of nothing. Where few pay, drafts near the end of an answer have fewer still."""
-    monkeypatch.setattr("paceline.draft.neural.stepping.verify_seconds", lambda target: seconds)
+    monkeypatch.setattr("paceline.draft.neural.stepping.time_forwards", lambda target: RoundTimes.of_forwards(seconds))
     here = world()
     for done in here.check(here.drafter(method, "random", tree="auto"), batch=1):
         if done.stats.rounds > 3:
@@ -274,7 +275,8 @@ def test_auto_follows_what_the_head_is_sure_of(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """At the same price, by how sure one says to be of the same tokens."""
-    monkeypatch.setattr("paceline.draft.neural.stepping.verify_seconds", lambda target: {1: 1.0, 64: 1 + 63 * 0.1})
+    times = RoundTimes.of_forwards({1: 1.0, 64: 1 + 63 * 0.1})
+    monkeypatch.setattr("paceline.draft.neural.stepping.time_forwards", lambda target: times)
     here = world()
 
     def drafted(sureness: float) -> float:

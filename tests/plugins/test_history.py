@@ -10,11 +10,12 @@ import pytest
 from paceline.draft import registry
 from paceline.draft.auto import Auto
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, create_paced
-from paceline.replay.walk import Recording, tokens_only
+from paceline.workbench.walk import tokens_only
 from tests.drafters import TOKENS_ONLY
 
 VOCAB = 40

@@ -10,13 +10,13 @@ import pytest
 from paceline.bench.looping import read_prompts
 from paceline.bench.suites import read_suite
 from paceline.cli.prompts import from_file
-from paceline.cost.replay import read_cost
 from paceline.draft.shapes import read_paths
 from paceline.draft.text.corpus import texts
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import NotJSON, loads, objects
 from paceline.replay.record import read_trace
+from paceline.replay.report import read_cost
 from paceline.train.sources import parse_source, read
 
 DEEP = "[" * 200_000 + "]" * 200_000

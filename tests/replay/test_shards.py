@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from paceline.draft.recording import Recording
 from paceline.jsonl import Piece, pieces_of
 from paceline.replay.record import TraceError, read_piece, read_trace
 from paceline.replay.report import Report
-from paceline.replay.shards import Replayer, ShardedReplay
-from paceline.replay.tokens import Transcriber, open_tokenizer
-from paceline.replay.walk import Recording
-from paceline.replay.workers import start
+from paceline.replay.workers import Replayer, ShardedReplay, start
+from paceline.workbench.transcript import Transcriber, open_tokenizer
 from tests import models
 
 SPECS = ["sam", "suffix,past=1000", "prompt-lookup"]

@@ -7,8 +7,8 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.replay.record import Exchange, TraceError
-from paceline.replay.tokens import Transcriber, open_tokenizer, template_names
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.transcript import Transcriber, open_tokenizer, template_names
 from tests import models
 
 CHAT = [

@@ -25,11 +25,11 @@ from paceline.bench.runner import LeftOut, Options, QuestionGroup, fitting, grou
 from paceline.bench.scheduled import Contest
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.errors import PacelineError, PromptError
-from paceline.replay.tokens import Transcriber
 from paceline.target.base import Target
 from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf, tuned_note
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.transcript import Transcriber
 
 
 @dataclass(frozen=True)

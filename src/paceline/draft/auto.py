@@ -36,10 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
+from paceline.draft.cost import DraftTimes, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
 from paceline.draft.load.candidate import TRIALS, Candidate, Limited
-from paceline.draft.load.choice import choose
-from paceline.draft.load.times import Drafting, Times, read_table
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
 from paceline.engine.request import Request
@@ -50,8 +49,6 @@ from paceline.target.base import Facts
 
 Floats = NDArray[np.float64]
 
-MEMORY = 64
-"""Rounds of a batch's size over which its tokens a second are counted."""
 ORDER_EVERY = 32
 """Rounds between two looks at who is asked first."""
 HEAD_START = 4
@@ -115,10 +112,10 @@ class Auto(Fallback):
         self.candidates = candidates
         super().__init__([candidate.drafter for candidate in self.candidates])
         self.name = "auto"
-        self.times = Times()
+        self.times = RoundTimes()
         self._order = list(self.candidates)
         self._random = Random(self.config.seed)
-        self._made: dict[int, list[float]] = {}
+        self._rates: dict[int, Rate] = {}
         self._drafts: dict[int, _Draft] = {}
         self._price = 0.0
         self._credit = 0.0
@@ -138,7 +135,7 @@ class Auto(Fallback):
         if self.config.table is None:
             return
         table = read_table(self.config.table, target.weights_fingerprint)
-        self.times = Times.from_json(table)
+        self.times = RoundTimes.from_json(table)
         for candidate in self.candidates:
             known = self.times.drafting.get(candidate.spec)
             if known is None:
@@ -146,7 +143,7 @@ class Auto(Fallback):
                     f"the table {self.config.table} has no times of {candidate.spec}; it has "
                     f"{', '.join(self.times.drafting)}. Run `paceline tune` with --draft '{candidate.spec}'."
                 )
-            candidate.drafting = Drafting(known.call, known.row)
+            candidate.drafting = DraftTimes(known.call, known.row)
             candidate.chances.seed(table.get("acceptance", {}).get(candidate.spec, []))
 
     # A round --------------------------------------------------------------------------------------------------
@@ -305,7 +302,7 @@ class Auto(Fallback):
                 )
         if self._shape is not None:
             if learns:
-                self.times.took(*self._shape, seconds)
+                self.times.note(*self._shape, seconds)
             self._book(tokens, drafting)
         self._shape = None
 
@@ -322,9 +319,9 @@ class Auto(Fallback):
             return
         # A request brings its prompt whatever is drafted: time for prompts is not part of what drafts compete for.
         seconds = self.times.seconds(rows, nodes, widest) + drafting
-        made = self._made.setdefault(rows, [8.0 * rows, 8 * self.times.seconds(rows, rows, 1)])
-        made[0] += tokens - made[0] / MEMORY
-        made[1] += seconds - made[1] / MEMORY
+        if rows not in self._rates:
+            self._rates[rows] = Rate(8.0 * rows, 8 * self.times.seconds(rows, rows, 1))
+        self._rates[rows].note(tokens, seconds)
         if not self._credit_began:
             self._credit, self._credit_began = HEAD_START * seconds, True
         self._credit = min(self._credit + self.config.explore * seconds, HEAD_START * seconds)
@@ -335,8 +332,8 @@ class Auto(Fallback):
         """Tokens a second that a batch of this size makes; 0 while nothing is known."""
         if not self.times.known:
             return 0.0
-        made = self._made.get(rows)
-        return made[0] / made[1] if made is not None else rows / self.times.seconds(rows, rows, 1)
+        rate = self._rates.get(rows)
+        return rate.value if rate is not None else rows / self.times.seconds(rows, rows, 1)
 
     def drop(self, row: Request) -> None:
         self._drafts.pop(row.id, None)

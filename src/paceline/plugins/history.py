@@ -22,6 +22,7 @@ import numpy as np
 
 from paceline.draft.auto import Auto
 from paceline.draft.base import Drafter, stamp
+from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.accept import Accepted
 from paceline.engine.request import Request
@@ -29,7 +30,6 @@ from paceline.engine.round import Round, Segment
 from paceline.engine.sampling import RowRandom, SamplingParams
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, PacelineError
-from paceline.replay.walk import Recording
 from paceline.target.base import Facts
 
 MAX_TOKENS = 2**31 - 1

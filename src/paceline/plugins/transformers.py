@@ -37,6 +37,7 @@ from transformers.generation import (
 )
 from transformers.generation.configuration_utils import GenerationMode
 
+from paceline.draft.recording import Recording
 from paceline.engine.accept import LOSSLESS, Lossless, Walker, follow, sample_from
 from paceline.engine.engine import Engine
 from paceline.engine.request import Delta
@@ -45,7 +46,6 @@ from paceline.engine.scheduler import Ragged
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, create_paced
-from paceline.replay.walk import Recording
 from paceline.target.hf import HFTarget
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}

@@ -16,9 +16,9 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.jsonl import objects
 from paceline.replay.record import read_trace
-from paceline.replay.tokens import Transcriber
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.rows import Rendered, Rows, pack_whole
+from paceline.workbench.transcript import Transcriber
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.draft.acceptance import Chances, Lengths
 from paceline.draft.base import Drafter, stamp
-from paceline.draft.load.chances import Chances, Lengths
-from paceline.draft.load.times import Drafting
+from paceline.draft.cost import DraftTimes
 from paceline.engine.request import Request
 from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree
@@ -35,7 +35,7 @@ class Candidate:
         self.spec, self.drafter = spec, drafter
         self.is_late = False
         self.chances, self.lengths = Chances(), Lengths()
-        self.drafting = Drafting()
+        self.drafting = DraftTimes()
         self.worth, self.more = Worth(), Worth()
         self.drafts = 0
         self.watches = type(drafter).observe is not Drafter.observe
@@ -62,7 +62,7 @@ class Candidate:
         if self._call is not None:
             rows, steps, seconds = self._call
             if learns:
-                self.drafting.took(rows, steps, seconds + (perf_counter() - began if self.watches else 0.0))
+                self.drafting.note(rows, steps, seconds + (perf_counter() - began if self.watches else 0.0))
             self._call = None
 
     def seconds(self, is_measured: bool = False) -> float:

@@ -11,7 +11,7 @@ drafter drafted in between. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, zip_longest
@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
+from paceline.draft.cost import RoundTimes, best_sizes, time_forwards
 from paceline.draft.neural import stop
 from paceline.draft.neural.growth import Growth
 from paceline.draft.neural.stop import Outcome
-from paceline.draft.sizing import best_sizes, verify_seconds
 from paceline.draft.spec import Options, option
 from paceline.engine.argmax import best_token
 from paceline.engine.request import Request
@@ -142,7 +142,7 @@ class Stepping(Drafter):
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
         self._vocab_size = 0
-        self._seconds: Mapping[int, float] = {}  # of a forward of the target by its number of nodes
+        self._times = RoundTimes()
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
         self._drafted_at = 0.0
@@ -184,7 +184,7 @@ class Stepping(Drafter):
         super().bind(target)
         self._vocab_size = target.vocab_size
         if self.options.tree == "auto":
-            self._seconds = verify_seconds(target)
+            self._times = time_forwards(target)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         self.rule.begin([row.id for row in rows])
@@ -339,7 +339,7 @@ class Stepping(Drafter):
     def _fit(self, growths: Sequence[Growth]) -> None:
         """Let as many of the candidates be verified as pay together, with whatever else runs in the round."""
         beside = self.beside + len(self._asked) - len(growths)
-        sizes = best_sizes([growth.chances() for growth in growths], self._seconds, beside)
+        sizes = best_sizes([growth.chances() for growth in growths], self._times, beside)
         for growth, size in zip(growths, sizes, strict=True):
             growth.size = size
 

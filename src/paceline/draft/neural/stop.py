@@ -13,14 +13,14 @@ token is always drafted), and every rule stops on NaN. Knows no drafter.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from math import nan, sqrt
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import torch
 
+from paceline.draft.cost import DraftTimes, Rate, RoundTimes
 from paceline.engine.sampling import is_compiled
 from paceline.engine.softmax import certainty_of_row
 from paceline.errors import MethodError, NumericError
@@ -148,10 +148,10 @@ class Adaptive(StopRule):
     verify one more); which is optimal where chances only fall, the monotone case of optimal stopping. Chances are
     learned by the probability of the best token: shares of tokens that were accepted in earlier rounds, with that
     probability, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
-    over time, so that rule and rate converge together (Dinkelbach 1967). Times are medians, for clocks have outliers.
+    over time, so that rule and rate converge together (Dinkelbach 1967). `draft.cost` learns the times.
 
-    Now and then a round is spent on the alternative, plain decoding where it drafts and a draft where it does not; the
-    faster of the two is the rule's choice until it is not."""
+    Now and then a round is spent on the alternative, plain decoding where it drafts and a draft where it does not; a
+    faster alternative becomes the rule's choice."""
 
     cap = 40
     FIRST = 5
@@ -168,11 +168,12 @@ class Adaptive(StopRule):
         self._stands = [Share(middle) for middle in self.MIDDLES]
         self._next = [Share(0.7) for _ in self.MIDDLES]
         self._first = Share(0.7)
-        self._costs = Costs()
+        self._times, self._step = RoundTimes(), DraftTimes()
+        self._drafting, self._plain = Rate(), Rate()
         self._bins: dict[int, list[int]] = {}
         self._chance: dict[int, float] = {}
         self._rows = self._active = 0
-        self._steps = 0
+        self._steps: list[tuple[int, float]] = []  # of this round: rows that drafted a token, and its seconds
         self._drafts, self._wait, self._left = True, self.WAIT, self.WAIT
 
     # A round --------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Adaptive(StopRule):
     def begin(self, rows: Sequence[int]) -> None:
         self._bins = {row: [] for row in rows}
         self._chance = dict.fromkeys(rows, 1.0)
-        self._rows, self._steps = len(rows), 0
+        self._rows, self._active, self._steps = len(rows), len(rows), []
 
     def most(self, row: int) -> int:
         return self.cap if self._drafts != self._tries() else 0
@@ -195,23 +196,30 @@ class Adaptive(StopRule):
         bin = bisect_right(self.EDGES, signal)
         self._bins[row].append(bin)
         self._chance[row] *= self._stands[bin].value
-        costs = self._costs
-        if not costs.known:
+        if not self._drafting.value:
             return drafted >= self.FIRST
         self._next[bin].prior = self._first.value
         gain = self._chance[row] * self._next[bin].value
-        return gain < costs.rate * self._rows * (costs.step / self._active + costs.node)
+        rate = max(self._drafting.value, self._plain.value)
+        node = self._times.slope(self._rows, self._rows + self._active * drafted) + self._times.pad
+        return gain < rate * self._rows * (self._step.seconds(self._active) / self._active + node)
 
     def stepped(self, seconds: float) -> None:
-        self._steps += 1
-        self._costs.stepped(seconds)
+        self._steps.append((self._active, seconds))
 
     def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
         for row, drafted, accepted in outcomes:
             self._note(self._bins.get(row, ()), drafted, accepted)
         if seconds is not None and outcomes:
-            tokens = 1 + fmean(accepted for _, _, accepted in outcomes)
-            self._costs.took(tokens, self._steps, sum(drafted for _, drafted, _ in outcomes), seconds)
+            sizes = [1 + outcome.drafted for outcome in outcomes]
+            shape = len(outcomes), sum(sizes), max(sizes), 0
+            self._times.note(*shape, seconds)
+            for active, of_step in self._steps:
+                self._step.note(active, 1, of_step)
+            drafting = sum(self._step.seconds(active) for active, _ in self._steps)
+            rate = self._drafting if self._steps else self._plain
+            tokens = 1 + fmean(outcome.accepted for outcome in outcomes)
+            rate.note(tokens, self._times.usual(*shape, seconds) + drafting)
             self._choose()
 
     def _note(self, bins: Sequence[int], drafted: int, accepted: int) -> None:
@@ -234,8 +242,8 @@ class Adaptive(StopRule):
         """After a round: whose turn is next. A try that changes nothing is repeated half as often."""
         self._left -= 1
         tried = self._left < (0 if self._drafts else -self.LOOK + 1)
-        costs = self._costs
-        current, other = (costs.drafting, costs.plain) if self._drafts else (costs.plain, costs.drafting)
+        rates = self._drafting.value, self._plain.value
+        current, other = rates if self._drafts else reversed(rates)
         if other > current * self.BETTER:
             self._drafts, self._wait = not self._drafts, self.WAIT
         elif tried:
@@ -264,85 +272,6 @@ class Share:
     def value(self) -> float:
         """Its probability."""
         return (self._hits + self.STRENGTH * self.prior) / (self._trials + self.STRENGTH)
-
-
-class Costs:
-    """What rounds take and bring, in seconds and in tokens of a row, from the last ones.
-
-    step      to draft one more token for all rows. node: to verify one more token.
-    drafting  tokens a second in rounds that draft, plain in those that do not; 0 as long as there were none."""
-
-    STEPS, PLAIN, MEMORY, OUTLIER = 64, 16, 64, 3.0
-
-    def __init__(self) -> None:
-        self.step = self.node = self.drafting = self.plain = 0.0
-        self._steps: deque[float] = deque(maxlen=self.STEPS)
-        self._plain: deque[float] = deque(maxlen=self.PLAIN)
-        self._verifying = Line()
-        self._tokens = self._seconds = 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether there is anything to go by."""
-        return self.drafting > 0
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the faster way."""
-        return max(self.drafting, self.plain)
-
-    def stepped(self, seconds: float) -> None:
-        """A token was drafted for all rows."""
-        self._steps.append(seconds)
-
-    def took(self, tokens: float, steps: int, nodes: int, seconds: float) -> None:
-        """A round of `steps` steps that verified `nodes` drafted tokens brought `tokens`, a row's average, and took
-        `seconds` beside drafting."""
-        if not steps:
-            self._plain.append(seconds)
-            self.plain = 1 / median(self._plain)
-            return
-        # A prompt that the draft model read, or a pause of the machine, is not part of a usual round.
-        usual = min(seconds, self.OUTLIER * (self._verifying.mean or seconds))
-        self._verifying.add(nodes, usual)
-        self.node, self.step = self._verifying.slope, median(self._steps)
-        fade = 1 - 1 / self.MEMORY
-        self._tokens = fade * self._tokens + tokens
-        self._seconds = fade * self._seconds + usual + steps * self.step
-        self.drafting = self._tokens / self._seconds
-
-
-class Line:
-    """Seconds of a forward by its nodes, a straight line through the last ones by least squares.
-
-    The slope is drawn to a prior, `GUESS` of the mean with a deviation of `DOUBT` of it, until there is enough data: a
-    slope made of noise would stay, since drafts that are all of one length never contradict it."""
-
-    MEMORY, GUESS, DOUBT = 256, 0.01, 0.05
-
-    def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
-
-    def add(self, nodes: int, seconds: float) -> None:
-        """Another forward."""
-        fade = 1 - 1 / self.MEMORY
-        self._n, self._x, self._y = fade * self._n + 1, fade * self._x + nodes, fade * self._y + seconds
-        self._xx, self._xy = fade * self._xx + nodes * nodes, fade * self._xy + nodes * seconds
-        self._yy = fade * self._yy + seconds * seconds
-
-    @property
-    def mean(self) -> float:
-        """Seconds of the average forward; 0 if there was none."""
-        return self._y / self._n if self._n else 0.0
-
-    @property
-    def slope(self) -> float:
-        """Seconds for each further node, never negative."""
-        n, guess, doubt = self._n, self.GUESS * self.mean, self.DOUBT * self.mean
-        xx, xy, yy = self._xx - self._x**2 / n, self._xy - self._x * self._y / n, self._yy - self._y**2 / n
-        explained = xy**2 / xx if xx > 0 else 0.0
-        weight = max(yy - explained, 0.0) / n / doubt**2
-        return max((xy + weight * guess) / (xx + weight), 0.0) if xx + weight > 0 else guess
 
 
 RULES: dict[str, type[StopRule]] = {

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
+from paceline.draft.cost import SIZES, best_size, time_forwards
 from paceline.draft.neural.features import table_and_head
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.neural.weights import PRECISION, Precision
@@ -36,7 +37,6 @@ from paceline.draft.shapes import (
     read_accuracies,
     template_of,
 )
-from paceline.draft.sizing import SIZES, best_size, verify_seconds
 from paceline.draft.spec import Options, option
 from paceline.engine.request import Request
 from paceline.engine.topk import top_tokens
@@ -218,7 +218,7 @@ class StaticHeads(Drafter):
                 self.guess(states, np.zeros(1, np.int64), len(paths) + 1)
                 times.append(perf_counter() - began)
         gains = [0.0, *accumulate(path_values(shares, paths))]
-        return max(best_size(gains, verify_seconds(target), min(times)), 1)
+        return max(best_size(gains, time_forwards(target), min(times)), 1)
 
 
 def planted(template: Template, tokens: IntArray, ends: frozenset[int], source: str) -> DraftTree:

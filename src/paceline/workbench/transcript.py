@@ -19,29 +19,21 @@ import jinja2
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paceline.engine.tree import IntArray
 from paceline.errors import ModelError, PromptError, meant
 from paceline.replay.record import Exchange, Message, TraceError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
+from paceline.workbench.walk import RecordedAnswer
 
-TEMPLATES = files("paceline.replay") / "templates"
+TEMPLATES = files("paceline.workbench") / "templates"
 
 Render = Callable[[Sequence[Message], bool], str]
 """Messages to text, special tokens spelled out; True: up to where the assistant speaks."""
 
 
 @dataclass(frozen=True)
-class RecordedAnswer:
-    """One answer. prompt int64 [p] is everything before it, answer int64 [a] ends with the end token."""
-
-    prompt: IntArray
-    answer: IntArray
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """The turns of one conversation, in order."""
+class Transcript:
+    """A conversation in tokens: its answers, in order."""
 
     category: str
     turns: Sequence[RecordedAnswer]
@@ -94,16 +86,16 @@ class Transcriber:
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
-    def conversation(self, exchange: Exchange) -> Conversation:
+    def conversation(self, exchange: Exchange) -> Transcript:
         """An exchange in tokens; without turns if its answer ended before there was a token to draft. TraceError if the
         template refuses its messages."""
         if exchange.tokens is not None:
             prompt, answer = exchange.tokens
             text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token
             turns = [RecordedAnswer(text[:begin], text[begin:])] if len(text) > begin else []
-            return Conversation(exchange.category, turns)
+            return Transcript(exchange.category, turns)
         try:
-            return Conversation(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
+            return Transcript(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise TraceError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
 
