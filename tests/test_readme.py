@@ -41,7 +41,8 @@ def test_the_python_in_the_readme_runs(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_the_comparison_that_is_shown_drafts_something() -> None:
-    pages = [README, *(page.read_text("utf-8") for page in PAGES), *(file.read_text("utf-8") for file in (REPOSITORY / "src/paceline/cli").glob("*.py"))]
+    files = [*PAGES, *(REPOSITORY / "src/paceline/cli").glob("*.py")]
+    pages = [file.read_text("utf-8") for file in files]
     prompts = {text for page in pages for text in re.findall(r'paceline generate \S+ "([^"]+)".*--compare', page)}
     assert prompts
     engine = Engine(REPOSITORY / "models" / "demo", draft="sam")

@@ -13,7 +13,7 @@ import torch
 from tests import models
 from tests.cli.command import Command
 
-import paceline.engine.opening
+import paceline.target.load
 from paceline.cli.drive import Answer, Comparison, Interrupt, drive
 from paceline.cli.prompts import Job
 from paceline.cli.repeats import Repeated, doubts, once, steady
@@ -175,8 +175,8 @@ def test_compare_loads_one_model_and_reports_both_speeds(
     command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    load = paceline.engine.opening.load
-    monkeypatch.setattr(paceline.engine.opening, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
+    load = paceline.target.load.load
+    monkeypatch.setattr(paceline.target.load, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
     result = command("generate", tiny, LOOPS, "-n", 60, "--ignore-eos", "--json", "--compare")
     record = json.loads(result.out)
     assert len(loads) == 1

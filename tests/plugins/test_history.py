@@ -98,7 +98,7 @@ class Watching(Drafter):
 
 def test_a_drafter_hears_how_far_its_chain_went() -> None:
     drafter = Watching()
-    history = History.of(drafter, FACTS)
+    history = History(drafter, FACTS, paced=False)
     row = history.start([1, 2], 100)
     assert history.draft([row])[0].tolist() == [3, 4], "cut where the model has no such token"
     history.advance([row], [[3, 8]])

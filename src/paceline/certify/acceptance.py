@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from paceline.draft.base import Drafter
-from paceline.draft.recording import Recording
+from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
-from paceline.plugins.history import Chains
 from paceline.target.tokenizer import Tokenizer
 from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 

@@ -160,7 +160,7 @@ class Auto(Fallback):
                 self._ask_late(candidate, rows, rate, trial)
         trees = self._cut(rows, rate) if self._drafts else [DraftTree.root(row.last_token) for row in rows]
         nodes, widest = sum(map(len, trees)), max(map(len, trees))
-        self._shape = len(rows), nodes, widest, self.beside
+        self._shape = len(rows), nodes, widest, self.prefill_tokens
         self._drafted_at = perf_counter()
         return trees
 
@@ -230,7 +230,7 @@ class Auto(Fallback):
         drafts = self._drafts
         whole = [draft.tree for draft in drafts.values() if draft.is_fixed]
         free = [draft.values for draft in drafts.values() if not draft.is_fixed]
-        others = sum(map(len, whole)) - len(whole) + self.beside
+        others = sum(map(len, whole)) - len(whole) + self.prefill_tokens
         if free:
             widest = max(map(len, whole), default=1)
             threshold, _, _, self._price = choose(free, len(rows), self.times, rate, others, widest)

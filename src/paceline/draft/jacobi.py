@@ -49,9 +49,9 @@ from paceline.draft.shapes import (
     read_accuracies,
 )
 from paceline.draft.text.copying import continuation
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
 from paceline.engine.round import Round
-from paceline.engine.topk import top_tokens
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
 from paceline.target.base import Facts

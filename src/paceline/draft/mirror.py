@@ -35,9 +35,9 @@ from paceline.draft.neural.ring import Closed
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.spec import Options, option
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
 from paceline.engine.round import Round
-from paceline.engine.topk import top_tokens
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Needs, Target

@@ -218,7 +218,7 @@ class _Probe(Drafter):
             size = self._random.randint(0, most) if self._random.random() < share else 0
             drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, row.max_draft))
             trees.append(DraftTree.chain(row.last_token, drafted))
-        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.beside
+        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.prefill_tokens
         self._began = perf_counter()
         return trees
 

@@ -299,12 +299,6 @@ class Decoder(CachedTarget):
         self.cache = self.new_cache(layers)
         return self.cache
 
-    def trim_cache(self, layers: int) -> RaggedCache:
-        """Reduce the cache to the first `layers` layers, for a drafter that runs the others on caches of its own
-        (`run_layers`); returns it. Before the first row."""
-        self.cache = self.new_cache(layers)
-        return self.cache
-
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
         s, cache = self.shape, cache or self.cache
         lengths = [cache.length(segment.slot) for segment in segments]

@@ -425,7 +425,7 @@ def test_a_tree_shares_its_round_with_prompts_that_run_beside_it():
     row = Row(0, [1, 2, 3], GREEDY, max_context=100)
     made.start(row)
     for beside in (0, 29):
-        made.beside = beside
+        made.begin_round(beside)
         sizes += [tree.num_drafted for tree in made.propose([row])]
     assert sizes[0] > sizes[1] == 0
 

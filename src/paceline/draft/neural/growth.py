@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from paceline.engine.topk import top_tokens
+from paceline.engine.logits import top_tokens
 from paceline.engine.tree import DraftTree
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from paceline.draft.neural import stop
 from paceline.draft.neural.growth import Growth
 from paceline.draft.neural.stop import Outcome
 from paceline.draft.spec import Options, option
-from paceline.engine.argmax import best_token
+from paceline.engine.logits import best_token
 from paceline.engine.request import Request
 from paceline.engine.round import Round, Segment
 from paceline.engine.sampling import on_accelerator, probabilities, warp
@@ -338,7 +338,7 @@ class Stepping(Drafter):
 
     def _fit(self, growths: Sequence[Growth]) -> None:
         """Let as many of the candidates be verified as pay together, with whatever else runs in the round."""
-        beside = self.beside + len(self._asked) - len(growths)
+        beside = self.prefill_tokens + len(self._asked) - len(growths)
         sizes = best_sizes([growth.chances() for growth in growths], self._times, beside)
         for growth, size in zip(growths, sizes, strict=True):
             growth.size = size

@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from paceline.draft.cost import DraftTimes, Rate, RoundTimes
+from paceline.engine.logits import certainty_of_row
 from paceline.engine.sampling import is_compiled
-from paceline.engine.softmax import certainty_of_row
 from paceline.errors import MethodError, NumericError
 
 Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]

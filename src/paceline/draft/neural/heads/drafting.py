@@ -38,8 +38,8 @@ from paceline.draft.shapes import (
     template_of,
 )
 from paceline.draft.spec import Options, option
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
-from paceline.engine.topk import top_tokens
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.engine.typical import Typical
 from paceline.errors import MethodError
