@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from paceline import Engine, SamplingParams
-from paceline.draft.acceptance import DEEPEST, Chances, Lengths
-from paceline.draft.auto import Auto, AutoConfig
+from paceline.draft.acceptance import DEEPEST, Acceptance, Lengths
+from paceline.draft.auto import Auto, AutoConfig, Candidate, Limited
 from paceline.draft.base import Drafter
 from paceline.draft.cost import term_names
-from paceline.draft.load.candidate import Candidate, Limited
 from paceline.draft.registry import create
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
@@ -31,12 +30,12 @@ def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
     return path
 
 
-# Chances -------------------------------------------------------------------------------------------------------------
+# Acceptance ---------------------------------------------------------------------------------------------------------
 
 
 def test_chances_are_those_of_the_drafts_whatever_was_cut() -> None:
     """Cutting by depth says nothing of what lies deeper, and must not count as rejected."""
-    rng, chances = np.random.default_rng(0), Chances()
+    rng, chances = np.random.default_rng(0), Acceptance()
     step = 0.8
     for n in range(3000):
         stood = int(rng.geometric(1 - step)) - 1
@@ -49,7 +48,7 @@ def test_chances_are_those_of_the_drafts_whatever_was_cut() -> None:
 
 
 def test_a_row_that_is_rejected_more_than_others_has_lower_chances() -> None:
-    chances, tree = Chances(), DraftTree.chain(1, [2, 3, 4])
+    chances, tree = Acceptance(), DraftTree.chain(1, [2, 3, 4])
     for _ in range(40):
         chances.note(1, tree, [0, 1, 2, 3], 3, 0)
         chances.note(2, tree, [0], 3, 0)
@@ -60,7 +59,7 @@ def test_a_row_that_is_rejected_more_than_others_has_lower_chances() -> None:
 
 
 def test_no_node_is_likelier_than_its_parent() -> None:
-    chances, rng = Chances(), np.random.default_rng(0)
+    chances, rng = Acceptance(), np.random.default_rng(0)
     tree = DraftTree.of(0, rng.integers(1, 9, 40).tolist(), [int(rng.integers(0, i + 1)) for i in range(40)])
     for path in ([0], [0, tree.children(0)[0]], [0, tree.children(0)[-1]]):
         for _ in range(20):
@@ -70,7 +69,7 @@ def test_no_node_is_likelier_than_its_parent() -> None:
 
 
 def test_a_drafters_own_chances_are_corrected_by_what_came() -> None:
-    chances = Chances()
+    chances = Acceptance()
     tree = DraftTree.chain(0, [1, 2], chances=np.array([1.0, 0.9, 0.81]))
     assert chances.values(tree, 1) == pytest.approx([0.9, 0.81])
     for row in range(300):  # 6 of 10 stand, and 9 were promised
@@ -213,7 +212,7 @@ class Stopping(Drafter):
         return trees
 
 
-class Unsure(Chances):
+class Unsure(Acceptance):
     """Takes drafts of one token to be hopeless, and longer ones to be right."""
 
     def values(self, tree, row):
@@ -237,7 +236,7 @@ def chosen(target: TableTarget, branches: Branches) -> tuple[int, ...]:
     auto = auto_of(copied, Stopping(), explore=0.0)
     auto.times = times_of(round=1.0, token_after_0=0.2)
     for candidate in auto.candidates:
-        candidate.chances = Unsure()
+        candidate.acceptance = Unsure()
     return answered(target, branches, auto)
 
 
@@ -272,7 +271,7 @@ def test_how_deep_a_model_drafts_is_settled_before_it_is_asked() -> None:
         auto = auto_of(deep, explore=0.0)
         auto.times = times_of(round=1.0, token_after_0=node)
         auto._price = node  # of the round before, as a share of a token
-        auto.candidates[0].drafting.row = 1e-5
+        auto.candidates[0].times.row = 1e-5
         tree = auto.propose([FakeRow()])[0]  # type: ignore[list-item]
         limits[name] = deep.limits[0]
         assert tree.max_depth <= limits[name]
@@ -283,7 +282,7 @@ def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:
     useless = Fixed(None)
     auto = auto_of(useless, explore=0.0)
     auto.times = times_of(round=0.1)
-    auto.candidates[0].drafting.row = 1e-5
+    auto.candidates[0].times.row = 1e-5
     for _ in range(400):
         auto.propose([FakeRow()])  # type: ignore[list-item]
     asked = len(useless.limits)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft.auto import Auto
-from paceline.draft.load.candidate import TRIALS
+from paceline.draft.auto import TRIALS, Auto
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.heads.networks import Switches
 from paceline.draft.registry import describe, names

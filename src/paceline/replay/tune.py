@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.draft.auto import Candidate
 from paceline.draft.base import Drafter
 from paceline.draft.cost import DraftTimes, RoundTimes
-from paceline.draft.load.candidate import Candidate
 from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
@@ -147,7 +147,7 @@ class Tuning:
         for share in tally.accepted_by_depth():
             shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
             above = share
-        return timed.candidate.drafting, shares
+        return timed.candidate.times, shares
 
     def predicted(self, table: Mapping[str, Any], path: str, answers: Sequence[RecordedAnswer]) -> Speeds:
         """Replayed in batches, every drafter anew for every size. path: the table's file, for auto."""
