@@ -29,6 +29,7 @@ import torch
 from paceline.draft.neural.stepping import Draft, Stepping
 from paceline.engine.request import Row
 from paceline.engine.sampling import RowRandom, SamplingParams
+from paceline.engine.topk import top_tokens
 from paceline.engine.tree import IntArray
 
 Top = Sequence[tuple[int, float]]
@@ -38,12 +39,21 @@ Candidates = Sequence[Top]
 Layout = Literal["measured", "uniform"]
 """measured: branches go where they are likeliest to be needed; uniform: every position gets as many (the paper's)."""
 SPREAD = 4
-"""With the measured layout one position gets at most SPREAD * kappa branches."""
+"""With the measured layout one position gets at most SPREAD times as many branches as the mean."""
 
 
-def most_candidates(kappa: int, layout: Layout) -> int:
-    """Most branches of one position, where the average is `kappa`."""
-    return kappa * SPREAD if layout == "measured" else kappa
+def most_candidates(average: int, layout: Layout) -> int:
+    """Most branches of one position, where there are `average` of them in the mean."""
+    return average * SPREAD if layout == "measured" else average
+
+
+def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
+    """The best `count` tokens of each row of logits [R, K], with their probabilities. columns: tokens of the logits'
+    columns, int64 [K]; None: all tokens."""
+    values, best = top_tokens(logits, min(count, logits.shape[-1]))
+    shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
+    tokens = best if columns is None else columns[best]
+    return [list(zip(ids, probs, strict=True)) for ids, probs in zip(tokens.tolist(), shares, strict=True)]
 
 
 class Ask(NamedTuple):
@@ -138,20 +148,22 @@ class Hazard:
 class Ahead:
     """The draft's side of every row: a drafter with a model, shadows of the rows, and their branches.
 
-    kappa   branches for a position, on average; branches: most for a row, None: kappa for every position.
-    fresh   whether to draft a window where none was drafted ahead."""
+    num_candidates  branches for a position, in the mean; 0: nothing is drafted ahead.
+    branches        most for a row; None: num_candidates for every position.
+    fresh           whether to draft a window where none was drafted ahead."""
 
     def __init__(
         self,
         drafter: Stepping,
-        kappa: int,
+        num_candidates: int,
         branches: int | None = None,
         layout: Layout = "measured",
         fresh: bool = True,
     ):
-        self.drafter, self.kappa, self.branches, self.layout, self.fresh = drafter, kappa, branches, layout, fresh
+        self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
+        self.layout, self.fresh = layout, fresh
         self.hazard = Hazard()
-        self._most = most_candidates(kappa, layout)
+        self._most = most_candidates(num_candidates, layout)
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
         drafter.watch = self._note_tops
@@ -205,7 +217,7 @@ class Ahead:
         branch = table.get((accepted, new[-1]))
         if branch is not None:
             self._move_in(state, branch, len(nodes))
-        return branch is not None if self.kappa else None
+        return branch is not None if self.num_candidates else None
 
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
         """Make a branch the row's window: its keys and values lie after the row then, and are not computed again."""
@@ -233,7 +245,7 @@ class Ahead:
 
     def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
         """Keep the candidates before every token of a window that is drafted afresh."""
-        if self.kappa:
+        if self.num_candidates:
             for draft, top in zip(drafts, self._tops(logits), strict=True):
                 self._states[draft.row.id].tops.append(top)
 
@@ -241,10 +253,7 @@ class Ahead:
         """The best tokens of each row of logits [R, K], or of a run's with streams [R, 1 + count, K], with
         their probabilities: one more than may get a branch, for the drafted one cannot be the target's correction."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        values, columns = logits.float().topk(min(self._most + 1, logits.shape[-1]))
-        shares = (values - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
-        tokens = columns if self.drafter.columns is None else self.drafter.columns[columns]
-        return [list(zip(ids, probs, strict=True)) for ids, probs in zip(tokens.tolist(), shares, strict=True)]
+        return best_tokens(logits, self._most + 1, self.drafter.columns)
 
     # Ahead ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +262,7 @@ class Ahead:
 
         given   candidates by row from elsewhere than the draft; a row without any gets no branch, unless
         joined  the draft's own are taken too."""
-        if not self.kappa:
+        if not self.num_candidates:
             return
         watch, self.drafter.watch = self.drafter.watch, None
         try:
@@ -289,7 +298,7 @@ class Ahead:
             for place, (v, p) in enumerate(others):
                 worth.append((stops[a] * p / mass if self.layout == "measured" else -place, (a, v)))
         worth.sort(key=lambda entry: -entry[0])
-        return [key for _, key in worth[: self.branches or self.kappa * (len(window) + 1)]]
+        return [key for _, key in worth[: self.branches or self.num_candidates * (len(window) + 1)]]
 
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
         """A branch for each key, its v a node of the row's tree. None where nothing can come after v."""
