@@ -30,6 +30,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, best_tokens, most_candidates
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, RemoteTarget, Setup, confined, split_cores
+from paceline.draft.neural.drafts import drawn_chain
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
 from paceline.draft.spec import Options, option, parse
@@ -85,10 +86,6 @@ class MirrorConfig(Options):
     streams: int = option(0, "of a draft model with streams: tokens a forward says beside the next one", least=0)
 
 
-def _recent() -> deque[float]:
-    return deque(maxlen=RECENT)
-
-
 @dataclass
 class Counts:
     """What became of windows, and times in seconds.
@@ -101,8 +98,8 @@ class Counts:
     misses: Counter[int] = field(default_factory=Counter)
     waited: float = 0.0
     exposed: float = 0.0
-    fresh: deque[float] = field(default_factory=_recent)
-    ahead: deque[float] = field(default_factory=_recent)
+    fresh: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    ahead: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
     def hit_rate(self) -> float:
@@ -122,7 +119,9 @@ class Counts:
 
 
 class Mirror(Drafter):
-    """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own."""
+    """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
+
+    side  what drafts ahead, here or in its process; None before `bind`, and after it is closed or lost."""
 
     name = "mirror"
     lossless = "yes"
@@ -134,7 +133,7 @@ class Mirror(Drafter):
         self.counts = Counts()
         self._known: dict[int, int] = {}
         self._windows: dict[int, list[int]] = {}
-        self._side: Ahead | DraftWorker | None = None
+        self.side: Ahead | DraftWorker | None = None
         self._resources = ExitStack()
 
     # Start ----------------------------------------------------------------------------------------------------
@@ -149,11 +148,11 @@ class Mirror(Drafter):
         spec, drafter = stateless_drafter(self.config)
         c = self.config
         options = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout, "fresh": c.miss == "fresh"}
-        self._side = self._start_worker(target, spec, options) if c.where == "process" else None
-        if self._side is None:
+        self.side = self._start_worker(target, spec, options) if c.where == "process" else None
+        if self.side is None:
             drafter.bind(target)
             self.weight_bytes = drafter.weight_bytes
-            self._side = Ahead(drafter, **options)
+            self.side = Ahead(drafter, **options)
 
     def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker | None:
         """The process; None, and a line that says why, where the two do not overlap."""
@@ -181,11 +180,6 @@ class Mirror(Drafter):
         self._resources.close()
         return None
 
-    @property
-    def side(self) -> Ahead | DraftWorker | None:
-        """What drafts ahead, here or in its process; None after it is closed or lost."""
-        return self._side
-
     # Rows -----------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
@@ -203,7 +197,7 @@ class Mirror(Drafter):
 
     def close(self) -> None:
         """End the process, if there is one, and give its cores back; after it rows decode plainly."""
-        self._side = None
+        self.side = None
         self._resources.close()
 
     def __del__(self) -> None:
@@ -212,9 +206,9 @@ class Mirror(Drafter):
 
     def _tell(self, act: Callable[[Ahead | DraftWorker], None]) -> None:
         """Do something with the draft's side; without it, from then on, where it has died or hangs."""
-        if self._side is not None:
+        if self.side is not None:
             try:
-                act(self._side)
+                act(self.side)
             except Closed as error:
                 why = str(error) or "no answer"
                 log.warning("mirror: the draft's process is gone (%s); decoding goes on without drafts", why)
@@ -233,17 +227,14 @@ class Mirror(Drafter):
         self._windows = {window.id: window.tokens for window in windows}
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
         trees = {row.id: self._tree(row, window) for row, window in zip(able, windows, strict=False)}
-        if self.config.source == "draft" and isinstance(self._side, Ahead):
+        if self.config.source == "draft" and isinstance(self.side, Ahead):
             with _timed(self.counts.ahead):
-                self._side.look_ahead()
+                self.side.look_ahead()
         return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def _tree(self, row: Request, window: Window) -> DraftTree:
-        tree = DraftTree.chain(row.last_token, window.tokens, calls=window.calls)
-        tree.source = self.name if window.tokens else ""
-        if window.probs:
-            tree.draft_probs = torch.stack([*window.probs, torch.zeros_like(window.probs[0])])
-        return tree
+        source = self.name if window.tokens else ""
+        return drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
         """Look ahead with the candidates of the early exit after every node of the windows."""

@@ -13,20 +13,21 @@ Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections
 itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251).
 
 A branch is chosen by its key, which is committed text, and drawn given prefix and key, so the window that is verified
-has the law of a fresh one and acceptance stays exact. Knows no process and no target.
+has the distribution of a fresh one and acceptance stays exact. Knows no process and no target.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile, zip_longest
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from paceline.draft.neural.stepping import Draft, Stepping
+from paceline.draft.neural.drafts import Draft
+from paceline.draft.neural.stepping import Stepping
 from paceline.engine.request import Row
 from paceline.engine.sampling import RowRandom, SamplingParams
 from paceline.engine.topk import top_tokens
@@ -90,9 +91,12 @@ class Branch:
 
 @dataclass
 class _State:
-    """A row on the draft's side. window: what was handed over. main: the tree that the model runs after the row: tokens
-    it had not read, the window, branches. tops: candidates after the root and each token of the window that was run.
-    table: branches by key."""
+    """A row on the draft's side.
+
+    main    the tree that the model runs after the row: tokens it had not read, the window, branches; None before the
+            first window.
+    window  what was handed over. tops: candidates after the root and each token of the window that was run.
+    table   branches by key."""
 
     row: Row
     main: Draft | None = None
@@ -188,20 +192,20 @@ class Ahead:
         """The next window of every row that asks."""
         self._out = [self._states[ask.id] for ask in asks]
         hits = [self._settle(state, ask.new) for state, ask in zip(self._out, asks, strict=True)]
-        late = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
-        drafts = self._fresh([state for state in late if self.fresh or state.main is None])
-        for state in late:
-            state.main = drafts.get(state.row.id) or self._unread(state.row)
-        return [self._window(state, hit) for state, hit in zip(self._out, hits, strict=True)]
-
-    def _window(self, state: _State, hit: bool | None) -> Window:
-        assert state.main is not None
-        state.window = state.main.drafted
-        return Window(state.row.id, state.window, list(state.main.probs), hit, state.main.calls)
+        missed = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
+        drafts = self._fresh([state for state in missed if self.fresh or state.main is None])
+        for state in missed:
+            state.main = drafts.get(state.row.id) or self._empty(state)
+        windows = []
+        for state, hit in zip(self._out, hits, strict=True):
+            main = _main(state)
+            state.window = main.drafted
+            windows.append(Window(state.row.id, state.window, list(main.probs), hit, main.calls))
+        return windows
 
     def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
-        """Commit what was accepted, and make the branch of the outcome the row's window; whether there was one. None:
-        there could be none, at the beginning of a row or after a draft of somebody else's."""
+        """Commit what was accepted, and make the branch of the outcome the row's window. Whether there was one; None
+        where there could be none, at the beginning of a row or after another drafter's draft."""
         main, window, table = state.main, state.window, state.table
         state.row.extend(new)
         state.table = {}
@@ -220,11 +224,11 @@ class Ahead:
         return branch is not None if self.num_candidates else None
 
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
-        """Make a branch the row's window: its keys and values lie after the row then, and are not computed again."""
+        """Make a branch the row's window. Its keys and values are moved after the row, and not computed again."""
         self.drafter.arrange(state.row, [node - committed for node in branch.nodes])
         tokens = branch.draft.tokens[branch.draft.ahead :]  # v, which is the row's last token now, and the window
-        main = Draft(state.row, 1, tokens, list(range(-1, len(tokens) - 1)), branch.draft.ends)
-        main.done, main.probs = len(branch.nodes), branch.draft.probs
+        main = Draft.chain(state.row, tokens, branch.draft.ends)
+        main.known, main.done, main.probs = 1, len(branch.nodes), branch.draft.probs
         state.main, state.tops = main, branch.tops
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
@@ -237,9 +241,9 @@ class Ahead:
         self.drafter.propose([state.row for state in states])
         return self.drafter.hand_over()
 
-    def _unread(self, row: Row) -> Draft:
+    def _empty(self, state: _State) -> Draft:
         """A window of no token."""
-        self._states[row.id].tops = []
+        state.tops, row = [], state.row
         self.drafter.catch_up(row)
         return Draft.of(row, self.drafter.cached(row), self.drafter.end_tokens(row))
 
@@ -279,11 +283,11 @@ class Ahead:
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting it did not: they may stand, and something follows."""
-        late = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
-        if late:
-            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in late]
-            tops = iter(self._tops(self.drafter.run_nodes(late, counts)))
-            for main, count in zip(late, counts, strict=True):
+        unrun = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
+        if unrun:
+            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in unrun]
+            tops = iter(self._tops(self.drafter.run_nodes(unrun, counts)))
+            for main, count in zip(unrun, counts, strict=True):
                 state = self._states[main.row.id]
                 state.tops = [*state.tops, *islice(tops, count)]
 
@@ -306,7 +310,7 @@ class Ahead:
         root = main.known - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            draft = Draft(_Later(state.row, a + 1), 1, path, list(range(-1, a + 1)), main.ends, ahead=a + 1)
+            draft = replace(Draft.chain(_Later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
             if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])
