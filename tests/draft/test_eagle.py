@@ -16,9 +16,8 @@ from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending, stop
+from paceline.draft.neural.drafts import Draft, Growth
 from paceline.draft.neural.features import FeatureDrafter
-from paceline.draft.neural.growth import Growth
-from paceline.draft.neural.stepping import Draft
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
@@ -194,7 +193,7 @@ def check_cache(here: World, drafter: Drafter) -> None:
             if not pairs:
                 continue
             keys_values, states = fresh_reading(here, drafter, text, pairs)
-            own = drafter.network.cache._kv[:, :, drafter._slots[row.id], :, :pairs]
+            own = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :pairs]
             torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
             checked += 1
@@ -208,7 +207,7 @@ def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World], metho
     assert isinstance(drafter, FeatureDrafter)
     first, second = here.answer(drafter), here.answer(drafter)
     assert [done.rounds for done in first] == [done.rounds for done in second]
-    assert not drafter._slots
+    assert not drafter.pending.cache.held
     assert not drafter._drafts
     assert not drafter.pending._states
 

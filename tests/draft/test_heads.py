@@ -22,8 +22,8 @@ from paceline.draft.amphista import Amphista
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
 from paceline.draft.neural import pending
-from paceline.draft.neural.heads.drafting import StaticHeads, planted
-from paceline.draft.neural.heads.networks import JointHeads, Switches, beside
+from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
+from paceline.draft.neural.static_heads import StaticHeads, planted
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
@@ -256,7 +256,7 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
 
 def test_a_tokens_embedding_comes_in_as_large_as_the_state() -> None:
     states, embedded = 13 * torch.randn(5, 32), 0.07 * torch.randn(5, 32)
-    left, right = beside(states, embedded).chunk(2, -1)
+    left, right = concat_scaled(states, embedded).chunk(2, -1)
     assert torch.equal(left, states)
     torch.testing.assert_close(right.square().mean(-1), states.square().mean(-1))
     torch.testing.assert_close(right / right.norm(dim=-1, keepdim=True), embedded / embedded.norm(dim=-1, keepdim=True))
@@ -363,7 +363,7 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
         "step": {1: 1, 5: 1.01, 6: 9},
     }.items():
         times = RoundTimes.of_forwards(seconds)
-        monkeypatch.setattr("paceline.draft.neural.heads.drafting.time_forwards", lambda target, times=times: times)
+        monkeypatch.setattr("paceline.draft.neural.static_heads.time_forwards", lambda target, times=times: times)
         nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
     assert nodes["free"] > 30
     assert nodes["dear"] == 1

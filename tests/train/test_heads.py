@@ -15,8 +15,8 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from paceline.draft.neural.heads.drafting import StaticHeads
-from paceline.draft.neural.heads.networks import Switches
+from paceline.draft.neural.networks import Switches
+from paceline.draft.neural.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine

@@ -282,7 +282,8 @@ def predict(
         for walk in fresh:
             drafter.start(walk.row)
         before = sum(len(walk.row) for walk in walks)
-        drafter.beside = prompt = sum(len(walk.row) for walk in fresh)
+        prompt = sum(len(walk.row) for walk in fresh)
+        drafter.begin_round(prompt)
         tally.seconds = 0.0
         trees = step(drafter, walks, tally) if walks else []
         tokens += sum(len(walk.row) for walk in walks) - before + len(fresh)

@@ -17,7 +17,7 @@ import torch
 import typer
 from rich.console import Console
 
-from paceline.draft.neural.heads.drafting import StaticHeads
+from paceline.draft.neural.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.engine.round import Segment

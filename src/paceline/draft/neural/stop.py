@@ -4,10 +4,10 @@
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
-A rule sees the distribution a token was drawn from, never the token: a draft that is cut short because of what was
+A rule sees the distribution that a token was drawn from, never the token: a draft that is cut short because of what was
 drawn would not be drawn from q any more, and the output would not be the target's. A rule may also use the outcomes and
-the times of earlier rounds. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
-token is always drafted), and every rule stops on NaN. Knows no drafter.
+the times of earlier rounds. The token at which a rule stops stays in the draft, so at least one is drafted (SVIP,
+section 3; Kangaroo). Every rule stops on NaN. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Outcome(NamedTuple):
 
 
 class StopRule:
-    """The interface. A round is `begin`; `signals`, `stop` for every row, `stepped`, again and again; `learn`.
+    """The interface. A round calls `begin`; for every drafted token `signals`, `stop` of every row, `stepped`; `learn`.
 
-    cap  most tokens in a draft. threshold: see the rule."""
+    cap     most tokens in a draft. threshold: see the rule.
+    bounds  least and largest threshold; two equal numbers: the rule has none."""
 
     cap = 5
     threshold = 0.0
     bounds = (0.0, 0.0)
-    """What `threshold` may be; two equal numbers: the rule has none."""
 
     def __init__(self, cap: int | None = None, threshold: float | None = None):
         self.cap = type(self).cap if cap is None else cap
@@ -85,8 +85,8 @@ class Fixed(StopRule):
 
 
 class Confidence(StopRule):
-    """Stops after a token whose distribution's best has less than `threshold` (Kangaroo, Liu et al. 2024, section
-    3.2: 0.6, at most 6 tokens)."""
+    """Stops after a token if the best token's probability is below `threshold` (Kangaroo, Liu et al. 2024, section 3.2:
+    0.6, at most 6 tokens)."""
 
     cap, threshold, bounds = 6, 0.6, (0.0, 1.0)
 
@@ -98,15 +98,16 @@ class Confidence(StopRule):
 
 
 class Svip(StopRule):
-    """Stops after a token whose distribution is too uncertain: sqrt(0.15 H) above `threshold`, H in nats at
-    temperature 1 (SVIP, Zhang et al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens)."""
+    """Stops after a token if sqrt(0.15 H) is above `threshold`, H the entropy in nats at temperature 1 (SVIP, Zhang et
+    al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens).
+
+    sqrt(0.15 H) estimates the distance between draft and target; the paper puts it in the place of the bound on
+    1 - acceptance that it cannot know."""
 
     cap, threshold, bounds = 40, 0.3, (0.0, 10.0)
     SLOPE = 0.15
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        """Estimated distance between draft and target, sqrt(0.15 H): what the paper puts in the place of the bound
-        on 1 - acceptance that it cannot know."""
         return [sqrt(self.SLOPE * entropy) for entropy in entropies(logits)]
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
@@ -114,7 +115,7 @@ class Svip(StopRule):
 
 
 class Heuristic(StopRule):
-    """Two more than last time where all were accepted, one less where not (transformers' schedule), from 5 on."""
+    """Drafts 5 tokens, then two more after a draft that was accepted whole, else one less (transformers' schedule)."""
 
     cap = 40
     FIRST, MORE, LESS = 5, 2, 1
@@ -142,24 +143,22 @@ class Adaptive(StopRule):
 
     After token j another is drafted while
 
-        P(tokens 1..j stand) * P(the next one stands too)  >=  rate * (step / rows drafting + node)
+        P(tokens 1..j are accepted) * P(the next one is too)  >=  rate * (step / rows drafting + node)
 
-    the tokens it is expected to bring, against those that decoding brings in the time it takes (draft one more,
-    verify one more); which is optimal where chances only fall, the monotone case of optimal stopping. Chances are
-    learned by the probability of the best token: shares of tokens that were accepted in earlier rounds, with that
-    probability, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
-    over time, so that rule and rate converge together (Dinkelbach 1967). `draft.cost` learns the times.
-
-    Now and then a round is spent on the alternative, plain decoding where it drafts and a draft where it does not; a
-    faster alternative becomes the rule's choice."""
+    The left side is the tokens that it is expected to bring; the right side, those that decoding brings in the time
+    that drafting and verifying one more takes. That is optimal where chances only fall, the monotone case of optimal
+    stopping. Chances are learned from earlier rounds for each range of the best token's probability, with a Beta prior.
+    The rate is tokens over time of the rounds so far, so that rule and rate converge together (Dinkelbach 1967).
+    `draft.cost` learns the times. Now and then a round tries the alternative: plain decoding, or a draft."""
 
     cap = 40
     FIRST = 5
     """Tokens in a draft as long as nothing is known of costs."""
     EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995)
     MIDDLES = (0.05, 0.15, 0.28, 0.42, 0.58, 0.72, 0.85, 0.93, 0.97, 0.99, 1.0)
+    """Ranges of the best token's probability, and the chance of acceptance in each before anything is known."""
     WAIT, PATIENCE, LOOK = 4, 128, 4
-    """Rounds until the alternative is tried for the first time, and at most; rounds that drafting is tried for."""
+    """Rounds until the alternative is tried first, and most between two trials; rounds of a trial of drafting."""
     BETTER = 1.02
     """The alternative must be faster by this to become the choice: clocks are noisy."""
 
@@ -175,8 +174,6 @@ class Adaptive(StopRule):
         self._rows = self._active = 0
         self._steps: list[tuple[int, float]] = []  # of this round: rows that drafted a token, and its seconds
         self._drafts, self._wait, self._left = True, self.WAIT, self.WAIT
-
-    # A round --------------------------------------------------------------------------------------------------
 
     def begin(self, rows: Sequence[int]) -> None:
         self._bins = {row: [] for row in rows}
@@ -232,14 +229,12 @@ class Adaptive(StopRule):
             if stood and drafted > before + 1:
                 self._next[bin].note(accepted > before + 1)
 
-    # To draft at all ------------------------------------------------------------------------------------------
-
     def _tries(self) -> bool:
-        """Whether this round belongs to the alternative."""
+        """Whether this round tries the alternative."""
         return self._left <= 0
 
     def _choose(self) -> None:
-        """After a round: whose turn is next. A try that changes nothing is repeated half as often."""
+        """After a round, choose whether to draft. A trial that changes nothing is repeated half as often."""
         self._left -= 1
         tried = self._left < (0 if self._drafts else -self.LOOK + 1)
         rates = self._drafting.value, self._plain.value

@@ -4,8 +4,9 @@ After a round the target's state of the last committed token is read, one way or
 it, and from the root, the heads guess the tokens of a template's nodes. A head's guess of rank r at depth d is node
 (..., r). Every guess is a point mass, fixed before the target decides a token, so acceptance stays lossless.
 
-A drafter fills in `open` (load the network; how deep it drafts), `states` (the vectors) and `guess` (the tokens);
-`fill_table` is the guess of heads that do not look at each other's tokens. Knows no method.
+A drafter fills in `open` (load the network; how deep it drafts) and `guess` (the tokens), and keeps the vectors in
+`last`; `fill_table` is the guess of heads that do not look at each other's tokens. `ReadingHeads` read every committed
+state, with layers and a cache of their own. Knows no method.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.cost import SIZES, best_size, time_forwards
-from paceline.draft.neural.features import table_and_head
-from paceline.draft.neural.vocab import kept_tokens
-from paceline.draft.neural.weights import PRECISION, Precision
+from paceline.draft.neural.layers import PRECISION, Precision, table_and_head
+from paceline.draft.neural.pending import StateReader
+from paceline.draft.neural.vocab import kept_rows, kept_tokens
 from paceline.draft.shapes import (
     SLOTS,
     SLOTS_FILE,
@@ -40,6 +41,7 @@ from paceline.draft.shapes import (
 from paceline.draft.spec import Options, option
 from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
+from paceline.engine.round import Segment
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.engine.typical import Typical
 from paceline.errors import MethodError
@@ -68,13 +70,20 @@ class StaticConfig(Options):
 
 
 class StaticHeads(Drafter):
-    """Base of drafters whose heads fill a tree of fixed shape."""
+    """Base of drafters whose heads fill a tree of fixed shape.
+
+    last        by row the state [H] that its next draft is made of.
+    own_heads   output heads of the network's own, one for each depth; None: the target's for all. Set by `open`.
+    own_tokens  tokens int64 [K] of the columns of these; None: all tokens."""
 
     template: Template
     depth: int
+    own_heads: Sequence[Linear] | None = None
+    own_tokens: IntArray | None = None
 
     def __init__(self, config: StaticConfig):
         self.config = config
+        self.last: dict[int, torch.Tensor] = {}
         if config.accept == "typical":
             self.acceptance, self.lossless = Typical(), "no: typical acceptance"
 
@@ -86,7 +95,7 @@ class StaticHeads(Drafter):
 
     def states(self, rows: Sequence[Request]) -> torch.Tensor:
         """What the heads read for each row, [R, H]."""
-        raise NotImplementedError
+        return torch.stack([self.last[row.id] for row in rows])
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
         """Tokens int64 [R, size] of the template's first `size` nodes; column 0 is `roots` int64 [R]."""
@@ -94,16 +103,16 @@ class StaticHeads(Drafter):
 
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
         """What the output heads read at every position of a text, [T, depth, H], for measuring: tokens int64 [T], the
-        target's states [T, H] as `needs` asks for them. At the end of the text tokens that are missing are 0."""
+        target's states [T, H] as `needs` asks for them. Missing tokens after the end of the text are 0."""
         raise NotImplementedError
-
-    def output_heads(self) -> Sequence[Linear] | None:
-        """Output heads of the network's own, one for each depth; None: the target's for all. Asked after `open`."""
-        return None
 
     def able(self, row: Request) -> bool:
         """Whether a state of the row is known."""
-        raise NotImplementedError
+        return row.id in self.last
+
+    def drop(self, row: Request) -> None:
+        super().drop(row)
+        self.last.pop(row.id, None)
 
     # The loop -------------------------------------------------------------------------------------------------
 
@@ -112,9 +121,8 @@ class StaticHeads(Drafter):
         super().bind(target)
         self.embedding, head = table_and_head(target)
         depth = self.depth = self.open(target)
-        own = self.output_heads()
-        self.heads = [head] * depth if own is None else list(own)
-        self.columns: IntArray | None = self._own_columns()
+        self.heads = [head] * depth if self.own_heads is None else list(self.own_heads)
+        self.columns = self.own_tokens
         if self.config.vocab is not None:
             self._trim(kept_tokens(self.config.vocab, self.folder, target))
         tokens = target.vocab_size if self.columns is None else len(self.columns)
@@ -160,22 +168,14 @@ class StaticHeads(Drafter):
         path = Path(self.config.checkpoint).expanduser()
         return path if path.is_dir() else path.parent
 
-    def _own_columns(self) -> IntArray | None:
-        """Tokens of the columns of the network's own output heads, int64 [K]; None: all tokens."""
-        return None
-
     def _trim(self, keep: torch.Tensor) -> None:
         """Reduce the output heads to those of their tokens that are in `keep`."""
-        own = np.arange(len(self.embedding)) if self.columns is None else self.columns
-        rows = np.flatnonzero(np.isin(own, keep.cpu().numpy()))
-        if not len(rows):
-            raise MethodError(
-                f"vocab={self.config.vocab}: none of these tokens is one that {self.config.checkpoint} drafts"
-            )
+        own = torch.arange(len(self.embedding)) if self.columns is None else torch.from_numpy(self.columns)
+        rows, tokens = kept_rows(own.to(keep.device), keep, str(self.config.vocab), self.config.checkpoint)
         trimmed: dict[int, Linear] = {}
         for head in self.heads:
-            trimmed.setdefault(id(head), head.rows(torch.from_numpy(rows).to(keep.device)))
-        self.heads, self.columns = [trimmed[id(head)] for head in self.heads], own[rows]
+            trimmed.setdefault(id(head), head.rows(rows))
+        self.heads, self.columns = [trimmed[id(head)] for head in self.heads], tokens.cpu().numpy()
 
     def _lay_out(self, target: Facts, depth: int, tokens: int) -> None:
         """Choose and compile the tree."""
@@ -234,3 +234,59 @@ def planted(template: Template, tokens: IntArray, ends: frozenset[int], source: 
             number[node] = len(number)
     kept = list(number)
     return DraftTree(tokens[kept], np.array([-1, *(number[int(parent[node])] for node in kept[1:])]), source=source)
+
+
+class ReadingHeads(StateReader, StaticHeads):
+    """Base of such drafters whose heads read every committed state and the tokens around it, and draft from what they
+    made of the last one. Subclasses set `pending` in `open`."""
+
+    def through(
+        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
+    ) -> torch.Tensor:
+        """What the heads draft from after each of the states [N, H]; [N, H].
+
+        tokens, following  int64 [N]: those of the states' positions, and those after them. segments: the positions,
+        for layers with a cache. Nothing is committed."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """`through` the next states of rows, [n, H] each, which the cache keeps; [sum(n), H]."""
+        segments, tokens, following = [], [], []
+        for row, of_row in zip(rows, states, strict=True):
+            begin = self.pending.cached(row)
+            tokens.append(row.tokens[begin : begin + len(of_row)])
+            following.append(row.tokens[begin + 1 : begin + len(of_row) + 1])
+            segments.append(Segment.chunk(self.pending.slot(row), tokens[-1], last=False))
+        made = self.through(torch.cat(list(states)), np.concatenate(tokens), np.concatenate(following), segments)
+        for row, of_row in zip(rows, states, strict=True):
+            self.pending.cache.commit(self.pending.slot(row), range(len(of_row)))
+        return made
+
+    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
+        self.read([row], [states])
+
+    def through_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
+        """`through` a whole text, of which nothing is kept."""
+        slot = self.pending.cache.add_row(len(tokens))
+        segment = Segment.chunk(slot, tokens, last=False)
+        made = self.through(states, tokens, np.append(tokens[1:], 0), [segment])
+        self.pending.cache.drop_row(slot)
+        return made
+
+    def restart(self, row: Request) -> None:
+        super().restart(row)
+        self.last.pop(row.id, None)
+
+    def able(self, row: Request) -> bool:
+        return row.id in self.last or self.pending.count(row) > 0
+
+    def states(self, rows: Sequence[Request]) -> torch.Tensor:
+        waiting = [row for row in rows if self.pending.count(row)]
+        if waiting:
+            counts = [self.pending.count(row) for row in waiting]
+            made = self.read(waiting, [self.pending.of(row) for row in waiting])
+            for row, count, of_row in zip(waiting, counts, made.split(counts), strict=True):
+                self.pending.read(row, count)
+                self.last[row.id] = of_row[-1].clone()
+        return super().states(rows)

@@ -91,10 +91,11 @@ Positions = Literal["learnt", "sinusoidal", "rotary", "none"]
 Sight = Literal["full", "causal"]
 
 
-def beside(states: Tensor, embedded: Tensor) -> Tensor:
-    """States and tokens' embeddings, both [..., H], one after the other, [..., 2 H]; each embedding as large as its
-    state, in root mean square. Embeddings are tens of times smaller than states before the final norm, and a projection
-    of both would hardly learn from them."""
+def concat_scaled(states: Tensor, embedded: Tensor) -> Tensor:
+    """States and tokens' embeddings, both [..., H], one after the other, [..., 2 H].
+
+    Each embedding is scaled to its state's root mean square: embeddings are tens of times smaller than states before
+    the final norm, and a projection of both would hardly learn from them."""
     sizes = [side.float().square().mean(-1, keepdim=True).sqrt() for side in (states, embedded)]
     scale = sizes[0] / sizes[1].clamp_min(1e-6)
     return torch.cat([states, embedded * scale.to(embedded.dtype)], -1)
