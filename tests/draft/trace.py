@@ -12,7 +12,7 @@ import pytest
 
 from paceline.draft.base import Drafter
 from paceline.replay import tokens, walk
-from paceline.replay.record import read_trace
+from paceline.workbench.conversations import read_trace
 
 BOS, EOS = 1, 2
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
-from paceline.replay.record import Exchange, TraceError
 from paceline.replay.tokens import Transcriber, open_tokenizer, template_names
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.conversations import Conversation as Exchange
+from paceline.workbench.conversations import ConversationError as TraceError
 from tests import models
 
 CHAT = [

@@ -10,9 +10,9 @@ from tests.schedules import broken, world
 from tests.schedules.world import World
 
 from paceline.bench.together import exact, partial, up_to_end
+from paceline.engine import rectangles
 from paceline.engine.engine import Engine
 from paceline.engine.rectangles import RectangularCache
-from paceline.engine import rectangles
 from paceline.engine.sampling import SamplingParams
 
 NEW, DEPTH = 10, 3

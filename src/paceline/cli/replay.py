@@ -23,11 +23,11 @@ from paceline.jsonl import check_file, write_whole
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
     from paceline.cost.replay import Cost
-    from paceline.replay.record import Exchange
     from paceline.replay.report import Report
     from paceline.replay.shards import ShardedReplay
     from paceline.replay.tokens import Conversation, Transcriber
     from paceline.replay.walk import Recording
+    from paceline.workbench.conversations import Conversation as Exchange
 
 DRAFTERS_PER_TABLE = 8
 """Where each has a column, so that a table fits 80 columns."""
@@ -80,11 +80,11 @@ def replay(
     from paceline.cli.drive import Interrupt
     from paceline.cost.replay import read_cost
     from paceline.draft.registry import create
-    from paceline.replay.record import read_trace
     from paceline.replay.shards import ShardedReplay
     from paceline.replay.sweep import sweep as swept
     from paceline.replay.tokens import open_tokenizer
     from paceline.replay.walk import Recording, judged
+    from paceline.workbench.conversations import read_trace
 
     if forward_ms is not None and verify_cost is None:
         raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")

@@ -144,8 +144,8 @@ def _answers(
         turns = [question.turns[0] for question in read_suite("demo").questions]
         prompts: list[Any] = [[{"role": "user", "content": turn}] if chat else turn for turn in turns]
         return tuning.answers(prompts, 96, stopped)
-    from paceline.replay.record import TraceError, read_trace
     from paceline.replay.tokens import Transcriber
+    from paceline.workbench.conversations import ConversationError, read_trace
 
     transcriber = Transcriber(tuning.tokenizer, template)
     answers: list[RecordedAnswer] = []
@@ -153,7 +153,7 @@ def _answers(
     for exchange in read_trace(traffic, limit=MOST_ANSWERS, ignore=ignore):
         for answer in transcriber.conversation(exchange).turns:
             if (highest := max(answer.prompt.max(), answer.answer.max())) >= size:
-                raise TraceError(
+                raise ConversationError(
                     f"{exchange.where}: token {highest} is none of the model's {size}: another model's log"
                 )
             if len(answer.prompt) + len(answer.answer) + 64 < room:
