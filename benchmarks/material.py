@@ -10,8 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from paceline.replay.record import read_trace
 from paceline.workbench import transcript
+from paceline.workbench.conversations import read_trace
 
 VOCAB_SIZE = 32_000
 EOS = 2

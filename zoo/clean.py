@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from paceline.train.sources import Document
+from paceline.train.data import Document
 
 BOILERPLATE = 60
 """Characters of the shortest paragraph that is kept only once for each source; shorter ones may be headings."""

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.draft.base import Drafter
-from paceline.replay.record import read_trace
 from paceline.workbench import transcript, walk
+from paceline.workbench.conversations import read_trace
 
 BOS, EOS = 1, 2
 

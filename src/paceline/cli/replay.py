@@ -130,9 +130,9 @@ def replay(asked: ReplayOptions) -> int:
 
 def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt: Interrupt) -> Report:
     """On this machine's cores."""
-    from paceline.replay.record import read_trace
     from paceline.replay.report import Report
     from paceline.replay.workers import start
+    from paceline.workbench.conversations import read_trace
     from paceline.workbench.transcript import Transcriber
 
     exchanges = read_trace(*asked.traces, limit=asked.limit, **asked.reads)

@@ -142,7 +142,7 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
         chat = tuning.tokenizer.has_chat_template
         turns = [question.turns[0] for question in read_suite("demo").questions]
         return tuning.answers([[{"role": "user", "content": turn}] if chat else turn for turn in turns], 96)
-    from paceline.replay.record import TraceError, read_trace
+    from paceline.workbench.conversations import ConversationError, read_trace
     from paceline.workbench.transcript import Transcriber
 
     transcriber = Transcriber(tuning.tokenizer, asked.template)
@@ -151,7 +151,7 @@ def _answers(tuning: Tuning, asked: TuneOptions) -> list[RecordedAnswer]:
     for exchange in read_trace(asked.traffic, limit=MOST_ANSWERS, ignore=asked.ignore or ()):
         for answer in transcriber.conversation(exchange).turns:
             if (highest := max(answer.prompt.max(), answer.answer.max())) >= size:
-                raise TraceError(
+                raise ConversationError(
                     f"{exchange.where}: token {highest} is none of the model's {size}: another model's log"
                 )
             if len(answer.prompt) + len(answer.answer) + 64 < context:

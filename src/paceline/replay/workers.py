@@ -30,8 +30,8 @@ from paceline.draft.recording import Recording
 from paceline.draft.registry import describe
 from paceline.errors import PacelineError
 from paceline.jsonl import Piece, pieces_of
-from paceline.replay.record import TraceError, read_piece
 from paceline.replay.report import Report
+from paceline.workbench.conversations import ConversationError, read_piece
 from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
 from paceline.workbench.walk import Tally, replay, replayable, warm_up
 
@@ -178,10 +178,10 @@ class ShardedReplay:
     def shards(self) -> list[Shard]:
         """Whole recordings first, for they take longest.
 
-        Raises TraceError if a file cannot be read, MethodError for a drafter that cannot be replayed."""
+        Raises ConversationError if a file cannot be read, MethodError for a drafter that cannot be replayed."""
         recording = Recording.of(open_tokenizer(self.tokenizer))
         whole = [remembers(replayable(spec, recording)) for spec in self.specs]
-        every = [piece for trace in self.traces for piece in pieces_of(trace, TraceError)]
+        every = [piece for trace in self.traces for piece in pieces_of(trace, ConversationError)]
         shards = [Shard(every, [n]) for n, of_it in enumerate(whole) if of_it]
         others = [n for n, of_it in enumerate(whole) if not of_it]
         return shards + [Shard([piece], others) for piece in every if others]
@@ -196,7 +196,7 @@ class Replayer:
         self.transcriber, self.recording = Transcriber(tokenizer, job.template), Recording.of(tokenizer)
 
     def __call__(self, shard: Shard) -> Report:
-        """The report of one shard, with its drafters alone. Raises TraceError."""
+        """The report of one shard, with its drafters alone. Raises ConversationError."""
         job = self.job
         exchanges = (exchange for piece in shard.pieces for exchange in read_piece(piece, job.questions, job.ignore))
         wanted = job.categories

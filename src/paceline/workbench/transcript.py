@@ -20,9 +20,9 @@ import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.errors import ModelError, PromptError, meant
-from paceline.replay.record import Exchange, Message, TraceError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer
+from paceline.workbench.conversations import Conversation, ConversationError, Message
 from paceline.workbench.walk import RecordedAnswer
 
 TEMPLATES = files("paceline.workbench") / "templates"
@@ -63,8 +63,8 @@ class Transcriber:
 
     template  one of `template_names()`, a Jinja file, or None: the tokenizer's own, which only messages need.
 
-    Raises ModelError if messages come and the tokenizer has no template of its own, TraceError if a template cannot be
-    read."""
+    Raises ModelError if messages come and the tokenizer has no template of its own, ConversationError if a template
+    cannot be read."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None):
         self.tokenizer = tokenizer
@@ -86,9 +86,9 @@ class Transcriber:
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
 
-    def conversation(self, exchange: Exchange) -> Transcript:
-        """An exchange in tokens; without turns if its answer ended before there was a token to draft. TraceError if the
-        template refuses its messages."""
+    def conversation(self, exchange: Conversation) -> Transcript:
+        """A conversation in tokens; without turns if its answer ended before there was a token to draft.
+        ConversationError if the template refuses its messages."""
         if exchange.tokens is not None:
             prompt, answer = exchange.tokens
             text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token
@@ -97,7 +97,7 @@ class Transcriber:
         try:
             return Transcript(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
         except (jinja2.TemplateError, TypeError, KeyError) as error:
-            raise TraceError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
+            raise ConversationError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
 
     def _turn(self, messages: Sequence[Message], at: int) -> RecordedAnswer:
         before = self._render(messages[:at], True)
@@ -160,7 +160,7 @@ def _written(tokenizer: Tokenizer, name: str) -> Render:
         try:
             source = Path(name).expanduser().read_text("utf-8")
         except (OSError, UnicodeDecodeError):
-            raise TraceError(
+            raise ConversationError(
                 f"{name!r} is neither a template nor a file that can be read.{meant(name, template_names())} "
                 f"Templates: {', '.join(template_names())}."
             ) from None
@@ -169,7 +169,7 @@ def _written(tokenizer: Tokenizer, name: str) -> Render:
     try:
         template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise TraceError(f"the template {name} is broken: {error} (line {error.lineno})") from None
+        raise ConversationError(f"the template {name} is broken: {error} (line {error.lineno})") from None
     names = {"bos_token": _begin(tokenizer), "eos_token": tokenizer.inner.eos_token}
 
     def render(messages: Sequence[Message], ask: bool) -> str:

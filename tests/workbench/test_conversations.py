@@ -1,4 +1,4 @@
-"""Recordings in every form that is read, and one line for each that cannot be."""
+"""Conversations in every form that is read, and one line for each that cannot be."""
 
 import gzip
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.replay.record import SPEC_BENCH, TraceError, read_trace
+from paceline.workbench.conversations import SPEC_BENCH, ConversationError, conversation, parse, read_trace
 
 PAIR = {"prompt": "Hello?", "response": "Hi."}
 ASKED = [{"role": "user", "content": "Hello?"}]
@@ -36,6 +36,49 @@ def test_one_answer_in_each_of_its_forms(tmp_path: Path, record: dict[str, Any])
     assert list(exchange.answers) == [1]
     assert exchange.category == "greetings"
     assert exchange.where.endswith("log.jsonl, line 1")
+
+
+READ = {
+    '{"prompt": "a"}': (["user a"], [], "user a"),
+    '{"prompt": "a", "completion": "b"}': (["user a", "assistant b"], [1], "user a"),
+    '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "text": "b"}': (
+        ["system s", "user a", "assistant b"], [2], "system s, user a",
+    ),
+    '{"turns": ["a", "b"], "question_id": 81}': (["user a", "user b"], [], "user a"),
+    '{"turns": [{"role": "user", "text": "a"}, {"role": "assistant", "text": "b"}]}': (
+        ["user a", "assistant b"], [1], "user a, assistant b",
+    ),
+    '{"instruction": "a", "input": "", "output": "b"}': (["user a", "assistant b"], [1], "user a"),
+    '{"instruction": "a", "context": "c", "response": "b"}': (["user a\\n\\nc", "assistant b"], [1], "user a\\n\\nc"),
+    '{"question": "a", "answer": "b"}': (["user a", "assistant b"], [1], "user a"),
+    '{"choices": [{"turns": ["a", "b"]}]}': (["assistant a", "assistant b"], [0, 1], "assistant a, assistant b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", READ)
+def test_every_form(line: str) -> None:
+    """Messages, which of them are answers, and the prompt up to where the model is first to answer."""
+    messages, answers, first = READ[line]
+    one = parse(line.encode(), "log, line 3", ignore=())
+    said = [f"{message['role']} {message['content']}".replace("\n", "\\n") for message in one.messages]
+    assert (said, list(one.answers), one.where) == (messages, answers, "log, line 3")
+    assert ", ".join(said[: len(one.first_prompt)]) == first
+
+
+def test_texts_and_token_ids() -> None:
+    book = conversation({"title": "T", "text": "a"})
+    assert (book.text, book.parts, book.texts()) == ("a", {"title": "T"}, ["a"])
+    assert conversation({"tokens": [3]}).tokens == (None, [3])
+    # Ids are what the model read; text beside them is not tokenised again.
+    assert conversation(PAIR | {"prompt_tokens": [1], "tokens": [3]}).tokens == ([1], [3])
+
+
+@pytest.mark.parametrize("about", [{"prompt": "Hello?"}, {"messages": ASKED}], ids=["prompt", "messages"])
+def test_what_generate_writes_is_a_recording(tmp_path: Path, about: dict[str, Any]) -> None:
+    """A line of `paceline generate --json`, whose prompt_tokens is a number."""
+    line = about | {"index": 0, "text": "Hi.", "prompt_tokens": 9, "finish_reason": "length", "weights": "bfloat16"}
+    (one,) = read_trace(write(tmp_path, line | {"error": LONG, "logprobs": [{"token": LONG}]}))
+    assert (list(one.messages), list(one.answers), one.tokens, one.is_cut) == (ASKED + SAID, [1], None, True)
 
 
 def test_messages_alone_hold_an_answer_for_each_of_the_assistants(tmp_path: Path) -> None:
@@ -129,7 +172,7 @@ def test_limit_and_categories(tmp_path: Path) -> None:
 
 
 def complains(file: Path, *words: str, **options: Any) -> None:
-    with pytest.raises(TraceError) as raised:
+    with pytest.raises(ConversationError) as raised:
         read_trace(file, **options)
     assert "\n" not in str(raised.value)
     for word in words:
