@@ -272,8 +272,7 @@ ALLOWED = {
     "cli/demo.py": {"sam", "recycling,tree=16", "model:", "kangaroo:", "s2d:", *HEADS},
     "cli/generate.py": {"sam", "paceline.draft.prediction"},
     "cli/tune.py": {"sam", "mirror:"},
-    "cli/eval_align.py": {"suffix,past=16384"},
-    "evals/align/command.py": {"suffix,past=16384"},
+    "evals/align/options.py": {"suffix,past=16384"},
     "cli/rollout.py": {"past-answer,first=8"},
     "cli/serve.py": {"sam", "prompt-lookup", "paceline.draft.grammar", "paceline.draft.prediction"},
     # what a request may bring
