@@ -15,7 +15,7 @@ from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from paceline.serve import connections
+from paceline.serve import listener
 from tests import models, native
 from tests.serve.live import engine, serving
 
@@ -30,8 +30,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(params=[HttpToolsProtocol, H11Protocol], ids=["httptools", "h11"])
 def address(request: pytest.FixtureRequest, made: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(connections, "AutoHTTPProtocol", request.param)
-    with serving(made, connections=12, head_s=1.0, body_s=1.0) as where:
+    monkeypatch.setattr(listener, "AutoHTTPProtocol", request.param)
+    with serving(made, max_connections=12, head_seconds=1.0, body_seconds=1.0) as where:
         yield where
 
 

@@ -15,7 +15,7 @@ import httpx2 as httpx
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.serve.log import RequestLog, drop_part
+from paceline.serve.metrics import RequestLog, drop_part
 from tests import models, native
 from tests.serve.process import start, started
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from pydantic import ValidationError
 
 from paceline.engine.request import overlap
 from paceline.errors import PacelineError
-from paceline.serve.body import parsed
 from paceline.serve.fields import ChatRequest, DetokenizeRequest, TextRequest, TokenizeRequest
-from paceline.serve.limits import Limits
-from paceline.serve.refusal import Refused, public
+from paceline.serve.guard import parsed, public
+from paceline.serve.settings import Limits, Refused
 from paceline.serve.structure import Grammars
 from tests import models, native
 from tests.serve.live import engine, serving
@@ -100,11 +100,11 @@ def test_every_limit_is_an_option_and_described() -> None:
 
     from paceline.cli import app
 
-    known = {one.name: one.default for one in get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
-    assert {f"max_{name}": getattr(Limits, name) for name in Limits.described()}.items() <= known.items()
+    known = {one.opts[0]: one.default for one in get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
+    options = {f"--max-{name.replace('_', '-')}": most for name, most in asdict(Limits()).items()}
+    assert options.items() <= known.items()
     page = (Path(__file__).parents[2] / "docs/serve.md").read_text()
-    for name in Limits.described():
-        assert f"--max-{name.replace('_', '-')}" in page
+    assert all(option in page for option in options)
 
 
 def test_punctuation_in_strings_is_no_value() -> None:

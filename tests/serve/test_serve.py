@@ -262,7 +262,7 @@ def test_a_body_that_is_not_json(address):
 
 
 def test_keys_and_sizes_and_waiting(folder):
-    with serving(engine(folder, max_batch=1), most_waiting=1, api_keys=("right",), body=4000) as address:
+    with serving(engine(folder, max_batch=1), most_waiting=1, api_keys=("right",), max_body=4000) as address:
         ask = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True}
         url, key = f"{address}/v1/chat/completions", {"Authorization": "Bearer right"}
         assert httpx.post(url, json=ask).status_code == 401

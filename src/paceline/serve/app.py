@@ -27,17 +27,13 @@ from paceline.engine.sampling import SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
 from paceline.serve import tools as tool
-from paceline.serve.answers import Echo, Frame
-from paceline.serve.body import LIGHT, body_of, describe_bodies, off_loop
-from paceline.serve.ending import CutOff
+from paceline.serve.answers import Echo, Frame, Style, stream
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of
-from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
-from paceline.serve.log import RequestLog
-from paceline.serve.metrics import Metrics
-from paceline.serve.refusal import Refused
-from paceline.serve.streams import Style, stream
+from paceline.serve.guard import LIGHT, Gone, Guard, RequestFailed, add_errors, body_of, describe_bodies, off_loop
+from paceline.serve.listener import CutOff
+from paceline.serve.metrics import Metrics, RequestLog
+from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
-from paceline.serve.template import check_variables
 from paceline.serve.worker import Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
@@ -70,7 +66,7 @@ class Server:
         self.formats = reading.tool_formats(settings.tool_parser)
         self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
-        self.metrics = Metrics(worker, settings.prefix)
+        self.metrics = Metrics(worker, settings.metrics_prefix)
 
     def check_model(self, model: str | None) -> None:
         """Refused for a model that is not here."""
@@ -89,7 +85,7 @@ class Server:
         """Token ids of a conversation and its tools."""
         tools = tool.chosen(request)
         options = dict(request.chat_template_kwargs or {})
-        check_variables(self.tokenizer, options, tools=bool(tools))
+        tool.check_variables(self.tokenizer, options, tools=bool(tools))
         options |= tool.thinking(request, self.tokenizer.chat_template)
         reads_tools = "tools" in self.tokenizer.chat_template
         messages = tool.history(_plain(request.messages), reads_tools)
@@ -425,10 +421,10 @@ def _facts(app: FastAPI, server: Server) -> None:
             tokenizer, text = server.tokenizer, request.prompt or ""
             if request.messages is not None:
                 messages = _plain(request.messages)
-                settings.limits.hold("text", "messages", sum(len(message["content"]) for message in messages))
+                settings.limits.check_size("text", "messages", sum(len(message["content"]) for message in messages))
                 tokens = tokenizer.encode_chat(messages)
             else:
-                settings.limits.hold("text", "prompt", len(text))
+                settings.limits.check_size("text", "prompt", len(text))
                 plain = request.add_special_tokens is False
                 tokens = tokenizer.encode_text(text) if plain else tokenizer.encode(text)
             facts = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
@@ -443,7 +439,7 @@ def _facts(app: FastAPI, server: Server) -> None:
         server.check_model(request.model)
 
         def body() -> Response:
-            settings.limits.hold("ids", "tokens", len(request.tokens))
+            settings.limits.check_size("ids", "tokens", len(request.tokens))
             if any(not 0 <= token < engine.target.vocab_size for token in request.tokens):
                 raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
             return JSONResponse({"prompt": str(server.tokenizer.inner.decode(request.tokens))})

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Ski
 
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.serve.refusal import Refused
+from paceline.serve.settings import Refused
 
 
 class Strict(BaseModel):
@@ -99,6 +99,8 @@ class FunctionName(Strict):
 class ToolChoice(Strict):
     type: Literal["function"] = "function"
     function: FunctionName
+
+
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Fields that name things for the caller and change nothing."""
 

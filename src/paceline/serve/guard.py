@@ -1,51 +1,43 @@
-"""What guards the routes: keys, the size of bodies, and one line for whatever is wrong with a request."""
+"""What stands before the routes: keys, the size of bodies, reading them within a time and off the event loop, and one
+line for whatever is wrong with a request.
+
+@app.post("/tokenize")
+async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ...
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
-from paceline.serve.limits import Limits
-from paceline.serve.refusal import public, readable
+from paceline.jsonl import NotJSON, loads
+from paceline.serve.settings import Limits, Refused, Settings
 from paceline.serve.worker import Busy, EngineFailed, Unavailable
 
+Fields = TypeVar("Fields", bound=BaseModel)
+Result = TypeVar("Result")
+
 OPEN = frozenset({"/", "/health", "/version", "/metrics", "/stats", "/docs", "/openapi.json"})
-"""Routes that need no key; with `protect_all`, only /health does not: whoever shares out load has to ask it."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """model: its name in answers; api_keys: any of them opens the server, none leaves it open; body: most bytes of a
-    request; drafts: names that requests may choose from, the first is the default; protect_all: see `OPEN`; head_s and
-    body_s: seconds for the head and the body of a request; connections: most that are open; tool_parser,
-    reasoning_parser, json_whitespace: options of `paceline serve` with these names."""
-
-    model: str
-    api_keys: tuple[str, ...] = ()
-    prefix: str = "paceline"
-    body: int = 4 << 20
-    drafts: tuple[str, ...] = ()
-    protect_all: bool = False
-    limits: Limits = field(default_factory=Limits)
-    head_s: float = 10.0
-    body_s: float = 60.0
-    connections: int = 1000
-    tool_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    json_whitespace: str = "limited"
-
-    def __post_init__(self) -> None:
-        if any(not key.isascii() or not key.isprintable() or not key or " " in key for key in self.api_keys):
-            raise PacelineError("an API key is empty, or has spaces or characters that are not ASCII; give another one")
-        if self.protect_all and not self.api_keys:
-            raise PacelineError("--protect-all needs an --api-key")
+"""Routes that need no key, unless all are protected."""
+MOST_HELD = 256 << 20
+"""Bytes of all bodies that are being received or read."""
+LIGHT = 16 << 10
+"""Bytes of a body that is worked on at once: its parsing takes well below a millisecond."""
+MOST_HEAVY = 64
+"""Requests whose preparation may wait for a thread."""
 
 
 class Gone(Exception):
@@ -118,6 +110,23 @@ def add_errors(app: FastAPI) -> None:
         return _error(500, "the server failed at this request; its log says why", "server_error")
 
 
+_PATH = re.compile(r"(?<![\w.:/~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
+"""The folders of an absolute path with at least two parts; not those of a URL."""
+
+
+def public(message: str) -> str:
+    """An error's message as strangers may read it: without folders of the server's disk."""
+    return _PATH.sub("", readable(message))
+
+
+def readable(message: str) -> str:
+    """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
+    return message.encode("utf-8", "replace").decode()
+
+
+# Before the body ------------------------------------------------------------------------------------------------------
+
+
 class Guard:
     """Keys, size of bodies, and a request's number in the answer. Plain ASGI: FastAPI's own kind of middleware would
     hand every piece of a stream from task to task."""
@@ -150,7 +159,7 @@ class Guard:
         ):
             message = "the key is missing or wrong: send Authorization: Bearer KEY"
             return _error(401, message, "authentication_error", code="invalid_api_key")
-        length, most = headers.get(b"content-length"), self.settings.body
+        length, most = headers.get(b"content-length"), self.settings.max_body
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > most):
             return _error(413, f"the body is larger than {most} bytes")
         if length is None and scope["method"] == "POST":
@@ -170,3 +179,112 @@ class Guard:
         # All are compared, so that the time says nothing.
         matches = [hmac.compare_digest(given.strip(), key.encode()) for key in self.settings.api_keys]
         return scheme.lower() == b"bearer" and any(matches)
+
+
+# The body -------------------------------------------------------------------------------------------------------------
+
+_heavy = ThreadPoolExecutor(2, "requests")
+_waiting = _held = 0
+
+
+async def off_loop(work: Callable[[], Result]) -> Result:
+    """Do something long in one of two threads, while others are answered. Busy if too many wait for that."""
+    global _waiting
+    if _waiting >= MOST_HEAVY:
+        raise Busy(f"{_waiting} requests are being read, and no more may; try again later")
+    _waiting += 1
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_heavy, work)
+    finally:
+        _waiting -= 1
+
+
+def body_of(kind: type[Fields], settings: Settings) -> Callable[[Request], Awaitable[Fields]]:
+    """A dependency: the fields of a request's body."""
+
+    async def read(http: Request) -> Fields:
+        media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+            raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
+        http.state.size = size = int(http.headers["content-length"])  # the guard has looked at it
+        with _holding(size):
+            raw = await _received(http, settings)
+            if size <= LIGHT:
+                return parsed(kind, raw, settings.limits)
+            return await off_loop(lambda: parsed(kind, raw, settings.limits))
+
+    return read
+
+
+@contextmanager
+def _holding(size: int) -> Iterator[None]:
+    """Count a body; Busy if there is no room for it."""
+    global _held
+    if _held + size > MOST_HELD:
+        raise Busy(f"requests of {_held} bytes are being read, and no more may; try again later")
+    _held += size
+    try:
+        yield
+    finally:
+        _held -= size
+
+
+async def _received(http: Request, settings: Settings) -> bytes:
+    """All bytes of the body. Refused if it is too large or too slow, Gone if the client leaves."""
+    parts, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for part in http.stream():
+                parts.append(part)
+                size += len(part)
+                if size > settings.max_body:
+                    raise Refused(f"the body is larger than {settings.max_body} bytes", status=413)
+    except TimeoutError:
+        raise Refused(f"the body has not come within {settings.body_seconds:g} seconds", status=408) from None
+    except ClientDisconnect:
+        raise Gone from None
+    return b"".join(parts)
+
+
+def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
+    """The fields of a body; Refused, with the first thing that is wrong."""
+    limits.check_raw(raw)
+    try:
+        body = loads(raw, parse_constant=_constant)
+    except NotJSON as error:
+        raise Refused(f"the body cannot be read: {error}") from None
+    if not isinstance(body, dict):
+        raise Refused(f"the body must be a JSON object, not a {type(body).__name__}")
+    limits.check(body)
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the body"
+    if first["type"] == "extra_forbidden":
+        raise Refused(f"{where} is not a field that this server supports; leave it out", where)
+    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
+
+
+def _constant(name: str) -> NoReturn:
+    raise Refused(f"the body is not JSON: {name} is no number in it")
+
+
+def describe_bodies(app: FastAPI, bodies: dict[str, type[BaseModel]]) -> None:
+    """Add the bodies of POST routes, by path, to the API's description."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema:
+            return app.openapi_schema
+        made = plain()
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        for path, kind in bodies.items():
+            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[kind.__name__] = schema
+            reference = {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+            made["paths"][path]["post"]["requestBody"] = {"content": {"application/json": reference}, "required": True}
+        return made
+
+    app.openapi = openapi  # type: ignore[method-assign]

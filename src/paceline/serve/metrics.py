@@ -1,18 +1,29 @@
-"""Counters for Prometheus, under our prefix or, with --metrics-prefix vllm, under vLLM's names."""
+"""What is noted of requests: counters for Prometheus and, if asked for, a log of every prompt and answer.
+
+Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM names them. The log is JSON Lines that
+`paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, that is,
+everything that users said and got.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter as Counts
 from collections.abc import Sequence
-from time import perf_counter
+from pathlib import Path
+from threading import Lock
+from time import perf_counter, time
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paceline.engine.request import Delta
+from paceline.errors import PacelineError
+from paceline.jsonl import Appender
 from paceline.serve.worker import Job, Worker
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
+"""Limits of the histograms' buckets."""
 
 
 class Metrics:
@@ -101,3 +112,47 @@ class Metrics:
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class RequestLog:
+    """Appends to a file. Each line is written at once; should a kill or a power cut leave a part of one, it is dropped
+    here, before the next line could join it."""
+
+    def __init__(self, file: Path):
+        drop_part(file)
+        self._lines = Appender.open(file)
+        self._lock = Lock()
+
+    def write(self, job: Job) -> None:
+        """One answer."""
+        done = job.completion
+        record = {
+            "time": round(time(), 3),
+            "prompt_tokens": job.row.tokens[: job.row.prompt_length].tolist() if job.row else job.prompt,
+            "tokens": done.tokens,
+            "finish_reason": done.finish_reason,
+            "seconds": round(done.seconds, 4),
+            "rounds": done.rounds,
+            "drafted": done.stats.draft_tokens,
+            "temperature": job.params.temperature,
+        }
+        with self._lock:
+            self._lines.append([record])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def drop_part(file: Path) -> None:
+    """Cut a file off after its last whole line; nothing happens if it ends with one, or is no file."""
+    if not file.is_file() or not file.stat().st_size:
+        return
+    try:
+        with file.open("r+b") as lines:
+            with mmap.mmap(lines.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                end, size = content.rfind(b"\n") + 1, len(content)
+            if end < size:
+                lines.truncate(end)
+    except OSError as error:
+        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error
