@@ -43,14 +43,16 @@ class Echo:
 
 
 class Places:
-    """Where each token of an answer begins in its text. prompt: of a text that goes on; empty for one that echoes."""
+    """Where each token of an answer begins in its text.
+
+    prompt  token ids before the answer; empty where the answer echoes them."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
         self._detokenizer = tokenizer.detokenizer(prompt)
         self._at = 0
 
     def next(self, token: int) -> int:
-        """Of the next token."""
+        """The place of the next token, in characters."""
         new, at = self._detokenizer.push(token), self._at
         self._at += len(new)
         broken = len(new) - len(new.lstrip("\ufffd"))  # bytes of earlier tokens that made no character
@@ -175,8 +177,12 @@ def speculation(stats: RowStats) -> dict[str, Any]:
 
 @dataclass
 class Style:
-    """How an answer is to be streamed. reader: makes what reads one answer to a chat; pieces: say which drafter wrote
-    what."""
+    """How a request is streamed.
+
+    reader  makes the reader of an answer; None for text completions.
+    pieces  whether chunks say which drafter wrote what.
+    echo    the prompt, where it comes back.
+    places  by choice, once they are needed."""
 
     frame: Frame
     request: Common
@@ -188,7 +194,7 @@ class Style:
     places: dict[int, Places] = field(default_factory=dict)
 
     def echoed(self, index: int, echo: Echo) -> dict[str, Any]:
-        """The choice that brings the prompt back."""
+        """The choice with the prompt."""
         logs = self._columns(index, echo.logprobs) if self.logprobs else None
         return {"index": index, "text": echo.text, "logprobs": logs, "finish_reason": None}
 
@@ -203,11 +209,10 @@ class Style:
         return self.frame.columns(logprobs, self.places[index], self.prompt[0])
 
     def piece(self, index: int, delta: Delta, reader: Reader | None) -> dict[str, Any]:
-        """What one round adds to choice `index`."""
+        """The choice with what one round adds to answer `index`."""
         choice: dict[str, Any] = {"index": index, "finish_reason": None}
         if reader is not None:
-            said = reading.delta(reader.push(delta.text))
-            choice |= {"delta": said or {"content": ""}, "logprobs": None}
+            choice |= {"delta": reading.delta(reader.push(delta.text)) or {"content": ""}, "logprobs": None}
             if self.logprobs:
                 choice["logprobs"] = {"content": self.frame.entries(delta.logprobs), "refusal": None}
         else:
@@ -219,13 +224,13 @@ class Style:
         return choice | ({"pieces": delta.pieces} if self.pieces else {})
 
     def end(self, index: int, reason: str | None) -> dict[str, Any]:
-        """The choice that says how answer `index` ended; None: that it has not."""
+        """The choice with the reason why answer `index` ended; None: it has not."""
         empty: dict[str, Any] = {"delta": {}} if self.reader else {"text": ""}
         return {"index": index, **empty, "logprobs": None, "finish_reason": reason}
 
 
 async def stream(server: Server, jobs: list[Job], style: Style) -> AsyncIterator[str]:
-    """The events of one request; what is unfinished is given up if the client leaves."""
+    """The events of one request. If the client leaves, what is unfinished is aborted."""
     frame, options = style.frame, style.request.stream_options
     counted = options is not None and options.include_usage
     none: dict[str, Any] = {"usage": None} if counted else {}

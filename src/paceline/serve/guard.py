@@ -44,18 +44,12 @@ class Gone(Exception):
     """The client has left."""
 
 
-class RequestFailed(Exception):
-    """The engine ended this request with an error of its own."""
-
-
 KINDS: dict[type[Exception], tuple[int, str]] = {
     Busy: (429, "rate_limit_error"),
     Unavailable: (503, "server_error"),
     EngineFailed: (500, "server_error"),
 }
 """Status and type of refusals that are not the request's fault."""
-
-
 _CLOSE = {"Connection": "close"}
 HEADERS = {
     **dict.fromkeys((408, 411, 413), _CLOSE),  # the rest of a body that nobody reads must not be waited for
@@ -65,23 +59,17 @@ HEADERS = {
 """Headers of refusals, by status."""
 
 
-def problem(error: Exception, kind: str = "invalid_request_error") -> dict[str, Any]:
+def problem(error: Exception, kind: str) -> dict[str, Any]:
     """An error object in OpenAI's shape."""
-    param = getattr(error, "param", None)
-    about = {"message": public(str(error)), "type": kind, "param": param and readable(param)}
-    return {"error": about | {"code": getattr(error, "code", None)}}
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return {"error": {"message": public(str(error)), "type": kind, "param": param and readable(param), "code": code}}
 
 
 def refused(error: Exception) -> JSONResponse:
     """The answer to a request that was refused, or ended by the server."""
-    status, kind = KINDS.get(type(error), (getattr(error, "status", 400), "invalid_request_error"))
+    own = getattr(error, "status", 400), getattr(error, "kind", "invalid_request_error")
+    status, kind = KINDS.get(type(error), own)
     return JSONResponse(problem(error, kind), status, headers=HEADERS.get(status))
-
-
-def _error(status: int, message: str, kind: str = "invalid_request_error", code: str | None = None) -> JSONResponse:
-    body = problem(Exception(message), kind)
-    body["error"]["code"] = code
-    return JSONResponse(body, status, headers=HEADERS.get(status))
 
 
 def add_errors(app: FastAPI) -> None:
@@ -90,15 +78,11 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
         """A path or method that is not there."""
-        return _error(error.status_code, f"{http.method} {http.scope['path']}: {error.detail}")
+        return refused(Refused(f"{http.method} {http.scope['path']}: {error.detail}", status=error.status_code))
 
     @app.exception_handler(PacelineError)
     async def of_ours(http: Request, error: PacelineError) -> JSONResponse:
         return refused(error)
-
-    @app.exception_handler(RequestFailed)
-    async def failed(http: Request, error: RequestFailed) -> JSONResponse:
-        return _error(500, public(str(error)), "server_error")
 
     @app.exception_handler(Gone)
     async def gone(http: Request, error: Gone) -> Response:
@@ -107,7 +91,7 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(http: Request, error: Exception) -> JSONResponse:
         """The log has the traceback."""
-        return _error(500, "the server failed at this request; its log says why", "server_error")
+        return refused(EngineFailed("the server failed at this request; its log says why"))
 
 
 _PATH = re.compile(r"(?<![\w.:/~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
@@ -146,29 +130,27 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", number)]
             await send(message)
 
-        answer = self.refusal(scope) or self.app
-        await answer(scope, receive, numbered)
+        error = self.refusal(scope)
+        await (self.app if error is None else refused(error))(scope, receive, numbered)
 
-    def refusal(self, scope: Scope) -> Response | None:
+    def refusal(self, scope: Scope) -> Refused | None:
         """The error for a request that no route is to see."""
         headers = {name: value.strip() for name, value in scope["headers"]}
-        if (
-            self.settings.api_keys
-            and not self._is_open(scope)
-            and not self._has_key(headers.get(b"authorization", b""))
-        ):
-            message = "the key is missing or wrong: send Authorization: Bearer KEY"
-            return _error(401, message, "authentication_error", code="invalid_api_key")
         length, most = headers.get(b"content-length"), self.settings.max_body
+        if not self._is_open(scope) and not self._has_key(headers.get(b"authorization", b"")):
+            message = "the key is missing or wrong: send Authorization: Bearer KEY"
+            return Refused(message, status=401, code="invalid_api_key", kind="authentication_error")
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > most):
-            return _error(413, f"the body is larger than {most} bytes")
+            return Refused(f"the body is larger than {most} bytes", status=413)
         if length is None and scope["method"] == "POST":
-            return _error(411, "the body's length is missing: send Content-Length")
+            return Refused("the body's length is missing: send Content-Length", status=411)
         return None
 
     def _is_open(self, scope: Scope) -> bool:
-        """Whether a path needs no key. The path is the one that routes are found by, not the URL, which holds what the
-        client says of the host."""
+        """Whether a request needs no key. The path is the one that routes are found by, not the URL, which holds what
+        the client says of the host."""
+        if not self.settings.api_keys:
+            return True
         path, root = str(scope["path"]), str(scope.get("root_path", ""))
         if root and path.startswith(f"{root}/"):
             path = path[len(root) :]

@@ -2,7 +2,7 @@
 
 Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM names them. The log is JSON Lines that
 `paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, that is,
-everything that users said and got.
+everything that users wrote and got.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 
 
 
 class Metrics:
-    """Of one worker; `text()` is what /metrics answers."""
+    """Counters of one worker."""
 
     def __init__(self, worker: Worker, prefix: str = "paceline"):
         self.registry = CollectorRegistry()
@@ -62,7 +62,7 @@ class Metrics:
         worker.on_round, worker.on_end = self.round, self.end
 
     def round(self, deltas: list[Delta]) -> None:
-        """A round was run. From the engine's thread, which a counter costs microseconds: each is moved once."""
+        """Count a round. Runs in the engine's thread, where a counter costs microseconds: each is moved once."""
         now = perf_counter()
         spoken = [delta for delta in deltas if delta.tokens and delta.row.id in self._jobs]
         for delta in spoken:
@@ -87,7 +87,7 @@ class Metrics:
                 self.by_drafter[source] += len(text)
 
     def end(self, job: Job) -> None:
-        """A request has ended. From the engine's thread."""
+        """Count a request that has ended. Runs in the engine's thread."""
         assert job.row is not None
         self._last.pop(job.row.id, None)
         self.prompt.inc(job.row.prompt_length)
@@ -95,7 +95,7 @@ class Metrics:
         self.whole.observe(perf_counter() - job.arrived)
 
     def now(self) -> dict[str, Any]:
-        """What the page shows."""
+        """Sums that the page shows."""
         return {
             "running": self._worker.running,
             "waiting": self._worker.waiting,
@@ -110,13 +110,13 @@ class Metrics:
         return float(next(iter(counter.collect())).samples[0].value)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All counters in Prometheus' text format, for /metrics."""
         return generate_latest(self.registry)
 
 
 class RequestLog:
-    """Appends to a file. Each line is written at once; should a kill or a power cut leave a part of one, it is dropped
-    here, before the next line could join it."""
+    """The log. A line is written in one piece; a part of one that a kill or a power cut left is dropped here, before
+    the next line could join it."""
 
     def __init__(self, file: Path):
         drop_part(file)
@@ -124,7 +124,7 @@ class RequestLog:
         self._lock = Lock()
 
     def write(self, job: Job) -> None:
-        """One answer."""
+        """Append an answer."""
         done = job.completion
         record = {
             "time": round(time(), 3),

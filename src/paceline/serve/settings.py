@@ -19,11 +19,18 @@ PIECE = 1 << 16
 
 
 class Refused(PacelineError):
-    """A request that cannot be answered. param: the field that is wrong; code: OpenAI's word for it, if it has one."""
+    """A request that cannot be answered. param: the field that is wrong; code, kind: OpenAI's words for it."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+    ):
         super().__init__(message)
-        self.param, self.status, self.code = param, status, code
+        self.param, self.status, self.code, self.kind = param, status, code, kind
 
 
 def _most(name: str, default: int, what: str) -> Any:
@@ -57,10 +64,10 @@ class Limits:
     def check_size(self, name: str, param: str, size: int) -> None:
         """Refused if the field `param` has a size above the limit `name`."""
         if size > (most := getattr(self, name)):
-            (told,) = (one.metadata for one in fields(self) if one.name == name)
-            unit = told["help"].removeprefix("Most ").rstrip(".")
+            (option,) = (one.metadata for one in fields(self) if one.name == name)
+            unit = option["help"].removeprefix("Most ").rstrip(".")
             raise Refused(
-                f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({told['names'][0]})", param
+                f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({option['names'][0]})", param
             )
 
     def check_raw(self, raw: bytes) -> None:

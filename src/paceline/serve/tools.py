@@ -65,7 +65,7 @@ def schema(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def described(tools: Sequence[Tool]) -> str:
-    """What a model without a template for tools learns of them."""
+    """Tools in words, for a model whose template knows none."""
     return INTRODUCTION + "\n".join(json.dumps(tool.function.model_dump(exclude_none=True)) for tool in tools)
 
 
