@@ -22,7 +22,6 @@ import pytest
 from paceline.cli import main
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
-from tests import models, native
 from tests.serve.live import ending, engine
 from tests.serve.process import start
 
@@ -30,11 +29,10 @@ LONG = {"prompt": "the cat", "max_tokens": 900, "min_tokens": 900, "ignore_eos":
 HTTP = httpx.Client(timeout=60)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
-    engine(made).generate(["the cat"], SamplingParams(max_tokens=8))  # what has to be compiled is compiled
-    return made
+@pytest.fixture(scope="module", autouse=True)
+def compiled(folder: Path) -> None:
+    """What has to be compiled is compiled."""
+    engine(folder).generate(["the cat"], SamplingParams(max_tokens=8))
 
 
 def slowly(made: Engine, seconds: float = 0.02) -> Engine:
@@ -203,7 +201,7 @@ def test_health_and_calls_after_the_engine_failed(folder):
     made.add = made.abort = made.step = fail  # type: ignore[method-assign, assignment]
     with ending(made) as (address, server, _):
         server.on_tick = lambda counter: sleep_forever(server)  # type: ignore[method-assign]
-        server.worker._inbox.put(("call", fail))
+        server.worker._inbox.put((fail, server))
         while server.worker.closed is None:
             sleep(0.01)
         assert is_refused(HTTP.get(f"{address}/health"), "engine_failed")
