@@ -23,7 +23,7 @@ from paceline.serve.app import create_app
 from paceline.serve.listener import Ending, limited
 from paceline.serve.metrics import RequestLog
 from paceline.serve.settings import Settings
-from paceline.serve.worker import Worker
+from paceline.workbench.worker import Worker
 
 
 def engine(model: Path | str, **options: Any) -> Engine:

@@ -82,8 +82,8 @@ def serve(
     from paceline.serve.listener import Ending, limited, most_files
     from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
-    from paceline.serve.worker import Worker
     from paceline.target.load import tokenizer_for
+    from paceline.workbench.worker import Worker
 
     environment = os.environ.get("PACELINE_API_KEY")
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))

@@ -18,8 +18,8 @@ from paceline.serve import reading
 from paceline.serve.fields import Common
 from paceline.serve.guard import problem
 from paceline.serve.reading import Reader
-from paceline.serve.worker import EngineFailed, Job, Unavailable
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.worker import EngineFailed, Job, Unavailable
 
 if TYPE_CHECKING:
     from paceline.serve.app import Server

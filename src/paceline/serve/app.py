@@ -34,7 +34,7 @@ from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
 from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
-from paceline.serve.worker import EngineFailed, Job, Unavailable, Worker
+from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
 

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.errors import PacelineError
 from paceline.jsonl import NotJSON, loads
 from paceline.serve.settings import Limits, Refused, Settings
-from paceline.serve.worker import Busy, EngineFailed, Unavailable
+from paceline.workbench.worker import Busy, EngineFailed, Unavailable
 
 Fields = TypeVar("Fields", bound=BaseModel)
 Result = TypeVar("Result")

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from paceline.serve.guard import refused
-from paceline.serve.worker import Unavailable, Worker
+from paceline.workbench.worker import Unavailable, Worker
 
 HEAD = 64 << 10
 """Most bytes of a request's first line and headers."""

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from paceline.engine.request import Delta
 from paceline.errors import PacelineError
 from paceline.jsonl import Appender
-from paceline.serve.worker import Job, Worker
+from paceline.workbench.worker import Job, Worker
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
 """Limits of the histograms' buckets."""

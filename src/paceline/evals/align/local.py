@@ -8,20 +8,14 @@ to see every token of a prompt.
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.request import Request as DraftedRow
-from paceline.engine.request import Row
 from paceline.engine.round import Round
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
@@ -30,22 +24,12 @@ from paceline.evals.align.backend import Request, Response, continued, opened
 from paceline.evals.align.types import Call, digest
 from paceline.target.base import Facts, Needs
 from paceline.workbench.client import CompletionError
+from paceline.workbench.worker import Job, Worker
 
 MOST_TURNS = 256
 """Turns whose tokens are remembered, for prefixes that go on from them."""
 MOST_SCOPES = 128
 """Scopes whose drafters are remembered; more than are ever under way at once."""
-
-
-@dataclass
-class _Pending:
-    """A request that the engine is answering. prefix: tokens of its prefix. opened: the template opened the thought."""
-
-    request: Request
-    future: Future[Response]
-    prefix: list[int]
-    row: Row
-    opened: bool
 
 
 class Local:
@@ -60,72 +44,38 @@ class Local:
         device: str = "auto",
     ):  # fmt: skip
         drafter: Drafter = create(draft)
-        self._scoped = ScopedDrafter(lambda: create(draft)) if can_be_scoped(drafter) else None
-        self.engine = Engine(model, self._scoped or drafter, dtype=dtype, device=device, max_batch=batch, reuse=reuse)
+        if can_be_scoped(drafter):
+            drafter = ScopedDrafter(lambda: create(draft))
+        self.engine = Engine(model, drafter, dtype=dtype, device=device, max_batch=batch, reuse=reuse)
         if self.engine.tokenizer is None or not self.engine.tokenizer.has_chat_template:
             raise ModelError(f"{model} has no chat template, and alignment is measured in conversations")
         self.tokenizer = self.engine.tokenizer
         self.label = model.rstrip("/").rsplit("/", 1)[-1]
         self._turns: OrderedDict[str, list[int]] = OrderedDict()
-        self._inbox: queue.Queue[tuple[Request, Future[Response]] | None] = queue.Queue()
-        self._pending: dict[int, _Pending] = {}
-        self._thread = threading.Thread(target=self._run, name="paceline-align", daemon=True)
-        self._thread.start()
+        self._worker = Worker(self.engine, most_waiting=1 << 30)
 
     async def complete(self, request: Request) -> Response:
-        if not self._thread.is_alive():
-            raise CompletionError("the engine has stopped after an error")
-        future: Future[Response] = Future()
-        self._inbox.put((request, future))
-        return await asyncio.wrap_future(future)
-
-    async def close(self) -> None:
-        self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    # The engine's thread ----------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while self._take_in():
-                for delta in self.engine.step():
-                    if delta.finished:
-                        self._finish(self._pending.pop(delta.row.id))
-        except Exception as error:
-            for pending in self._pending.values():
-                _fail(pending.future, error)
-            raise
-
-    def _take_in(self) -> bool:
-        """Queue what has arrived, abort what nobody waits for any more; False when it is time to leave."""
-        while True:
-            try:
-                arrived = self._inbox.get(block=not self.engine.has_work)
-            except queue.Empty:
-                break
-            if arrived is None:
-                for pending in self._pending.values():
-                    self.engine.abort(pending.row)
-                return False
-            self._add(*arrived)
-        for pending in list(self._pending.values()):
-            if pending.future.cancelled():
-                self.engine.abort(pending.row)
-                del self._pending[pending.row.id]
-        return True
-
-    def _add(self, request: Request, future: Future[Response]) -> None:
         try:
             text = self.tokenizer.render_chat(request.messages)
             request = continued(request, text)
             prefix = self._prefix(request)
-            row = self.engine.add([*self.tokenizer.encode_chat(request.messages), *prefix], self._params(request))
+            prompt = [*self.tokenizer.encode_chat(request.messages), *prefix]
+            job = self._worker.submit(prompt, self._params(request), asyncio.get_running_loop())
+            try:
+                async for _ in job:
+                    pass
+            finally:  # nobody waits any more
+                self._worker.abort(job)
+            done = job.completion
+            if done.finish_reason == "error":
+                raise CompletionError(done.error)
         except PacelineError as error:
-            _fail(future, CompletionError(str(error)))
-            return
-        if self._scoped is not None:
-            self._scoped.assign(row, request.scope)
-        self._pending[row.id] = _Pending(request, future, prefix, row, opened(text))
+            raise CompletionError(str(error)) from None
+        _remember(self._turns, _turn(request), [*prefix, *done.tokens], MOST_TURNS)
+        return Response(done.text, self._call(request, job), opened=opened(text))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._worker.stop, 60.0)
 
     def _params(self, request: Request) -> SamplingParams:
         decoding = request.seeded
@@ -139,6 +89,7 @@ class Local:
             seed=decoding.seed,
             stop=request.stop,
             stop_token_ids=tuple(ids[0] for ids in stops if len(ids) == 1),  # a special token never shows in text
+            draft=request.scope,
         )
 
     def _prefix(self, request: Request) -> list[int]:
@@ -154,14 +105,10 @@ class Local:
             end -= 1
         return [*written[:end], *self.tokenizer.encode_text(request.prefix[len(text) :])]
 
-    def _finish(self, pending: _Pending) -> None:
-        row, request = pending.row, pending.request
-        if row.error:
-            _fail(pending.future, CompletionError(row.error))
-            return
-        _remember(self._turns, _turn(request), [*pending.prefix, *row.new_tokens.tolist()], MOST_TURNS)
-        stats = row.stats
-        call = Call(
+    def _call(self, request: Request, job: Job) -> Call:
+        assert job.row is not None
+        row, stats = job.row, job.row.stats
+        return Call(
             request.phase,
             "stop" if row.finish_reason == "stop" else "length",
             round(sum(stats.seconds.values()), 6),
@@ -171,18 +118,11 @@ class Local:
             generated=row.num_new,
             speculation={name: getattr(stats, name) for name in ("rounds", "draft_rounds", "draft_tokens")},
         )
-        with suppress(InvalidStateError):  # it was cancelled meanwhile
-            pending.future.set_result(Response(row.text, call, opened=pending.opened))
 
 
 def _turn(request: Request) -> str:
     """The same for all requests that go on with one turn."""
     return digest([request.scope, request.sample, request.messages])
-
-
-def _fail(future: Future[Response], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _remember(memory: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
@@ -197,24 +137,24 @@ class ScopedDrafter(Drafter):
     """A drafter that remembers within a scope (an item, or a scenario for a judge) and forgets across scopes.
 
     Rows of a scope share a drafter of their own: what one request of an item wrote is drafted in the next one, and 300
-    judge calls of a scenario feed one memory, without the texts of other items in between.
+    judge calls of a scenario feed one memory, without the texts of other items in between. A row's scope is what its
+    parameters name as its drafter.
 
-    make  a new drafter; called for each scope. `assign` a row to its scope before it joins."""
+    make  a new drafter; called for each scope."""
 
     def __init__(self, make: Callable[[], Drafter]):
         self._make = make
-        self._first = make()
-        self.name, self.needs = self._first.name, self._first.needs
+        first = make()
+        self.name, self.needs = first.name, first.needs
         self._scopes: OrderedDict[str, Drafter] = OrderedDict()
         self._of: dict[int, Drafter] = {}
         self._target: Facts | None = None
 
     def bind(self, target: Facts) -> None:
         self._target = target
-        self._first.bind(target)
 
-    def assign(self, row: DraftedRow, scope: str) -> None:
-        """Put a row into a scope."""
+    def start(self, row: DraftedRow) -> None:
+        scope = row.params.draft or ""
         drafter = self._scopes.get(scope)
         if drafter is None:
             assert self._target is not None
@@ -222,9 +162,7 @@ class ScopedDrafter(Drafter):
             drafter.bind(self._target)
         _remember(self._scopes, scope, drafter, MOST_SCOPES)
         self._of[row.id] = drafter
-
-    def start(self, row: DraftedRow) -> None:
-        self._of.setdefault(row.id, self._first).start(row)
+        drafter.start(row)
 
     def propose(self, rows: Sequence[DraftedRow]) -> list[DraftTree]:
         trees: dict[int, DraftTree] = {}

@@ -13,7 +13,7 @@ import pytest
 from paceline.engine.request import Delta, Row
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.serve.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker
+from paceline.workbench.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker
 
 THREE = SamplingParams(max_tokens=3)
 
