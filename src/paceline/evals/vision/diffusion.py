@@ -26,8 +26,8 @@ from PIL import Image, ImageChops
 from paceline.draft.spec import parse, values
 from paceline.errors import PacelineError, install
 from paceline.evals.vision.cutting import cut_out
-from paceline.evals.vision.geometry import Box
 from paceline.evals.vision.drawing import KINDS
+from paceline.evals.vision.geometry import Box
 from paceline.evals.vision.providers import Cutout
 from paceline.evals.vision.words import Noun
 from paceline.target.load import device_named

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import json
 import re
-from colorsys import hls_to_rgb, rgb_to_hls
 from collections.abc import Iterator
+from colorsys import hls_to_rgb, rgb_to_hls
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files

@@ -23,8 +23,7 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.cutting import cut_out
-from paceline.evals.vision.drawing import Drawing
-from paceline.evals.vision.drawing import KINDS
+from paceline.evals.vision.drawing import KINDS, Drawing
 from paceline.evals.vision.render import Renderer, cover
 from paceline.evals.vision.seeds import child
 from paceline.evals.vision.words import Noun

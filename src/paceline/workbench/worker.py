@@ -1,7 +1,6 @@
 """The thread in which the engine runs: requests come in, what each round adds goes out, and nobody waits for a client.
 
     worker = Worker(engine, most_waiting=256)
-    worker.start()
     job = worker.submit(prompt, params, loop)          # Busy if too many wait
     async for delta in job: ...
     worker.abort(job)
@@ -20,7 +19,6 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
-from typing import Any
 
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
@@ -34,7 +32,7 @@ FAILED_ROUNDS = 3
 """Rounds in a row that may fail as a whole before the worker gives up."""
 
 Item = Delta | Exception | None
-"""What a job hears: a round's tokens, why it ended, or that it did."""
+"""What a job is handed: a round's tokens, why it failed, or None at its end."""
 
 
 class Busy(PacelineError):
@@ -86,10 +84,12 @@ class Job:
 class Worker:
     """Owns the engine.
 
-    most_waiting  jobs that may wait. deadline_s: seconds from arrival after which an answer is ended where it is.
+    most_waiting  jobs that may wait.
+    deadline_s    seconds from arrival after which an answer is ended where it is.
     on_round      called with the deltas of every round; on_end: with every job that has ended.
-    jobs          by row id, those that the engine has. open: those that have not heard of their end yet.
-    closed        why no more requests are taken, and its code; None: they are. error: the bug that ended the thread."""
+    jobs          by row id, those in the engine. open: those whose end has not been delivered yet.
+    closed        why no more requests are taken, and a code for it; None while they are.
+    error         the bug that ended the thread."""
 
     def __init__(self, engine: Engine, most_waiting: int = 256, deadline_s: float | None = None):
         self.engine, self.most_waiting, self.deadline_s = engine, most_waiting, deadline_s
@@ -99,11 +99,10 @@ class Worker:
         self.open: set[Job] = set()
         self.closed: tuple[str, str] | None = None
         self.error: Exception | None = None
-        self._calls: set[asyncio.Future[Any]] = set()
         self._failed_rounds = 0
         self._submitted = self._added = 0  # each is written by one thread alone
-        self._news: list[tuple[Job, Item]] = []
-        self._inbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._undelivered: list[tuple[Job, Item]] = []
+        self._inbox: SimpleQueue[tuple[Callable[[Job], None], Job] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -122,38 +121,21 @@ class Worker:
         if self.waiting >= self.most_waiting:
             raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
         job = Job(prompt, params, loop)
-        self._enter(self.open, job)
-        self._submitted += 1
-        self._inbox.put(("add", job))
-        return job
-
-    async def call(self, work: Callable[[Engine], Any]) -> Any:
-        """Do something with the engine between two rounds; what it returns or raises."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-
-        def settle(set_to: Callable[[Any], None], value: Any) -> None:
-            if not future.done():
-                set_to(value)
-
-        def run(engine: Engine) -> None:
-            try:
-                value = work(engine)
-            except Exception as error:
-                loop.call_soon_threadsafe(settle, future.set_exception, error)
-            else:
-                loop.call_soon_threadsafe(settle, future.set_result, value)
-
-        self._enter(self._calls, future)
-        self._inbox.put(("call", run))
+        # Before looking whether the worker is closed: the thread closes it before it looks who is open, so that nobody
+        # is missed.
+        self.open.add(job)
         try:
-            return await future
-        finally:
-            self._calls.discard(future)
+            self.check()
+        except Unavailable:
+            self.open.discard(job)
+            raise
+        self._submitted += 1
+        self._inbox.put((self._add, job))
+        return job
 
     def abort(self, job: Job) -> None:
         """End a request where it is; nothing happens if it has ended."""
-        self._inbox.put(("abort", job))
+        self._inbox.put((self._abort, job))
 
     def close(self, message: str, code: str) -> None:
         """Take no more requests; those that are open go on."""
@@ -169,28 +151,15 @@ class Worker:
         assert self.closed is not None
         for job in self.open:
             job.put(Unavailable(*self.closed))
-        for future in self._calls:
-            if not future.done():
-                future.set_exception(Unavailable(*self.closed))
         self.open.clear()
 
     def stop(self, seconds: float = 1.0) -> bool:
         """End the thread after the round that runs, and what is open with it; whether it ended within `seconds`."""
         if self.closed is None:
             self.close("the server is shutting down", "shutting_down")
-        self._inbox.put(("stop", None))
+        self._inbox.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
-
-    def _enter(self, those: set[Any], one: Any) -> None:
-        """Note who waits, before looking whether the worker is closed: the thread closes it before it looks who waits,
-        so nobody is missed."""
-        those.add(one)
-        try:
-            self.check()
-        except Unavailable:
-            those.discard(one)
-            raise
 
     # In the thread -----------------------------------------------------------------------------------------------
 
@@ -201,41 +170,35 @@ class Worker:
             log.exception("the engine failed")
             self.error = error
             self.close("the engine failed", "engine_failed")
-        for loop in {job.loop for job in list(self.open)} | {future.get_loop() for future in list(self._calls)}:
+        for loop in {job.loop for job in list(self.open)}:
             with suppress(RuntimeError):  # the loop has gone, and its clients with it
                 loop.call_soon_threadsafe(self.end_all)
 
     def _work(self) -> None:
         while True:
             while not self._inbox.empty() or not self.engine.has_work:
-                self._tell()  # before there may be nothing to do for long
-                what, about = self._inbox.get()
-                if what == "stop":
+                self._deliver()  # before there may be nothing to do for long
+                if (command := self._inbox.get()) is None:
                     for job in list(self.jobs.values()):
                         self._abort(job)
                     return
-                self._obey(what, about)
+                act, job = command
+                act(job)
             self._end_late()
             if self.engine.has_work:
                 self._step()
-            self._tell()
+            self._deliver()
 
-    def _obey(self, what: str, about: Any) -> None:
-        if what == "call":
-            about(self.engine)
-        else:
-            (self._add if what == "add" else self._abort)(about)
-
-    def _tell(self) -> None:
-        """Give the jobs what there is for them, all at once: waking the loop costs more than what it is told."""
-        news, self._news = self._news, []
-        for loop in {job.loop for job, _ in news}:
+    def _deliver(self) -> None:
+        """Hand the jobs what there is for them, all at once: waking the loop costs more than what it is handed."""
+        items, self._undelivered = self._undelivered, []
+        for loop in {job.loop for job, _ in items}:
             with suppress(RuntimeError):  # the loop has gone, and its clients with it
-                loop.call_soon_threadsafe(self._hear, [(job, item) for job, item in news if job.loop is loop])
+                loop.call_soon_threadsafe(self._receive, [(job, item) for job, item in items if job.loop is loop])
 
-    def _hear(self, news: list[tuple[Job, Item]]) -> None:
+    def _receive(self, items: list[tuple[Job, Item]]) -> None:
         """In the thread of the loop."""
-        for job, item in news:
+        for job, item in items:
             job.put(item)
             if not isinstance(item, Delta):
                 self.open.discard(job)
@@ -259,11 +222,11 @@ class Worker:
                 self._abort(job, EngineFailed("the engine failed at this request"))
             return
         self._failed_rounds = 0
-        heard = [(self.jobs[delta.row.id], delta) for delta in deltas if delta.row.id in self.jobs]
-        self._news += heard
-        self._tell()  # before the counters, so that tokens do not wait for them
+        served = [(self.jobs[delta.row.id], delta) for delta in deltas if delta.row.id in self.jobs]
+        self._undelivered += served
+        self._deliver()  # before the counters, so that tokens do not wait for them
         self.on_round(deltas)
-        for job, delta in heard:
+        for job, delta in served:
             if delta.finished:
                 self._end(job, None)
 
@@ -272,11 +235,11 @@ class Worker:
         try:
             job.row = self.engine.add(job.prompt, job.params)
         except PacelineError as error:
-            self._news.append((job, error))
+            self._undelivered.append((job, error))
             return
         except Exception as error:
             log.exception("a request could not be added")
-            self._news.append((job, EngineFailed(f"{type(error).__name__}: {error}")))
+            self._undelivered.append((job, EngineFailed(f"{type(error).__name__}: {error}")))
             return
         self.jobs[job.row.id] = job
 
@@ -289,4 +252,4 @@ class Worker:
         assert job.row is not None
         del self.jobs[job.row.id]
         self.on_end(job)
-        self._news.append((job, item))
+        self._undelivered.append((job, item))

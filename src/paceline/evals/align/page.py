@@ -1,6 +1,6 @@
-"""The report of an alignment run: one HTML page that loads nothing, and a Markdown table.
+"""The report of an alignment run: one HTML page that loads nothing, a Markdown table, or JSON.
 
-page(folder), markdown(folder)        # of what `paceline eval align --out folder` wrote, finished or not
+page(folder), markdown(folder), summary(folder)    # of what `paceline eval align --out folder` wrote, finished or not
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from paceline.bench.words import number, visible, words
-from paceline.evals.align.agreement import agreement
-from paceline.evals.align.figures import OVERALL, collect, planned_rows, results, scenarios_of, verdicts_of
-from paceline.evals.align.phases import by_phase
-from paceline.evals.align.scoring import Scoring, score
-from paceline.evals.align.store import GENERATIONS, JUDGEMENTS
+from paceline.evals.align.figures import (
+    FIGURES,
+    GENERATIONS,
+    JUDGEMENTS,
+    OVERALL,
+    About,
+    agreement,
+    by_phase,
+    collect,
+    planned_rows,
+    results,
+    scenarios_of,
+    scored,
+)  # fmt: skip
 from paceline.pages.plots import COLORS, Curve, plot, style
 
 SHOWN = 3
@@ -35,18 +44,17 @@ def page(folder: Path) -> str:
     environment.filters["visible"] = visible
     template = environment.from_string((files("paceline.pages") / "align.html.jinja").read_text("utf-8"))
     overall = [row for row in rows if row["scenario"] == OVERALL]
+    judges = dict.fromkeys(row["judge"] for row in rows)
     return template.render(
+        **_summary(folder, about, rows),
         about=about,
         style=style(),
-        choices=choices(about),
-        several=len({row["judge"] for row in rows}) > 1,
+        several=len(judges) > 1,
         overall=overall,
         rows=[row for row in rows if row["scenario"] != OVERALL],
         color_of=color_of,
-        alphas=_alphas(overall, color_of),
-        agreement=agreement(folder, about, rows),
+        alphas=[(judge, _alphas([row for row in overall if row["judge"] == judge], color_of)) for judge in judges],
         rules=_rules(folder, about),
-        phases=by_phase(folder, about),
         answers=_answers(folder, about),
         shown=SHOWN,
         files=f"{GENERATIONS} and {JUDGEMENTS}",
@@ -60,32 +68,15 @@ def page(folder: Path) -> str:
 def summary(folder: Path) -> dict[str, Any]:
     """What --json prints: results, agreement of judges, and speculation by phase."""
     rows, about = results(folder)
+    return {"results": rows} | _summary(folder, about, rows)
+
+
+def _summary(folder: Path, about: About, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "choices": choices(about),
-        "results": rows,
         "agreement": agreement(folder, about, rows),
         "phases": by_phase(folder, about),
     }
-
-
-def choices(about: dict[str, Any]) -> str:
-    """Every choice that moves the figures, in words."""
-    judging, scoring, setting = about["judging"], about["scoring"], about["identity"]["setting"]
-    judges = ", ".join(judge["label"] for judge in about["judges"]) or "none"
-    shown = "all of an answer" if judging["characters"] is None else f"its first {judging['characters']:,} characters"
-    asked = "disguised" if setting["adversarial"] else "plain"
-    parts = [
-        f"Data {about['data']}, {asked} prompts, rules {'before' if setting['rules_first'] else 'after'} the query.",
-        f"Judge {judges}, {judging['mode']} in {judging['form']}, is shown the prompt as "
-        f"{'it was asked' if judging['sees'] == 'asked' else 'it was before its disguise'} and {shown}.",
-        "A rule that does not apply "
-        + ("counts as not kept." if scoring["na"] == "strict" else "is left out of behavior.")
-        + f" alpha is {scoring['alpha']:g}.",
-        "A thought that never ended is judged as if it were the answer." if setting["keep_open"] else "",
-        "These are the official code's choices (--compat)." if about["compat"] else "",
-        f"Answers were chosen by {reward}." if (reward := about["identity"].get("reward")) else "",
-    ]
-    return " ".join(filter(None, parts))
 
 
 def markdown(folder: Path) -> str:
@@ -96,7 +87,7 @@ def markdown(folder: Path) -> str:
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        figures = ["-" if row[name] is None else f"{100 * row[name]:.2f}" for name in ("safety", "behavior", "sar")]
+        figures = ["-" if row[name] is None else f"{100 * row[name]:.2f}" for name in FIGURES]
         if interval := row["intervals"]["sar"]:
             figures[2] += f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
         cells = [f"`{row['method']}`", row["judge"], row["scenario"], f"{row['judged']} of {row['items']}", *figures]
@@ -104,13 +95,28 @@ def markdown(folder: Path) -> str:
     return "\n".join([*lines, "", f"Model {about['identity']['model']}. {choices(about)}"]) + "\n"
 
 
-def _alphas(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> list[tuple[str, Markup]]:
-    """(judge, plot of SAR at other alphas) for every judge."""
-    judges = dict.fromkeys(row["judge"] for row in overall)
-    return [(judge, _alpha([row for row in overall if row["judge"] == judge], color_of)) for judge in judges]
+def choices(about: About) -> str:
+    """Every choice that moves the figures, in words."""
+    judging, scoring, setting = about["judging"], about["scoring"], about["identity"]["setting"]
+    judges = ", ".join(judge["label"] for judge in about["judges"]) or "none"
+    shown = "all of an answer" if judging["characters"] is None else f"its first {judging['characters']:,} characters"
+    parts = [
+        f"Data {about['data']}, {'disguised' if setting['adversarial'] else 'plain'} prompts, rules "
+        f"{'before' if setting['rules_first'] else 'after'} the query.",
+        f"Judge {judges}, {judging['mode']} in {judging['form']}, is shown the prompt as "
+        f"{'it was before its disguise' if judging['sees'] == 'plain' else 'it was asked'} and {shown}.",
+        "A rule that does not apply "
+        + ("counts as not kept." if scoring["na"] == "strict" else "is left out of behavior.")
+        + f" alpha is {scoring['alpha']:g}.",
+        "A thought that never ended is judged as if it were the answer." if setting["keep_open"] else "",
+        "These are the official code's choices (--compat)." if about["compat"] else "",
+        f"Answers were chosen by {reward}." if (reward := about["identity"].get("reward")) else "",
+    ]
+    return " ".join(filter(None, parts))
 
 
-def _alpha(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
+def _alphas(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
+    """A plot of SAR at other alphas, a line for each method."""
     lines = []
     for row in rows:
         points = [(float(alpha), 100 * value) for alpha, value in row["sar_at"].items()]
@@ -120,18 +126,20 @@ def _alpha(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
     return plot(lines, "alpha", "SAR, %")
 
 
-def _rules(folder: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+def _rules(folder: Path, about: About) -> list[dict[str, Any]]:
     """By judge, method and scenario: each rule with the shares of its marks."""
-    scenarios, parts = scenarios_of(about), []
-    for (judge, method, key), group in collect(folder, about, Scoring(**about["scoring"])).items():
-        if key == OVERALL or not group.marks:
-            continue
-        rules = [
-            {"id": rule.id, "text": rule.text, **_shares(group.marks.get(rule.id, Counter()))}
-            for rule in scenarios[key].rules
-        ]
-        parts.append({"name": f"{key}, {method}, judge {judge}", "rules": rules})
-    return parts
+    scenarios = scenarios_of(about)
+    return [
+        {
+            "name": f"{key}, {method}, judge {judge}",
+            "rules": [
+                {"id": rule.id, "text": rule.text, **_shares(group.marks.get(rule.id, Counter()))}
+                for rule in scenarios[key].rules
+            ],
+        }
+        for (judge, method, key), group in collect(folder, about).items()
+        if key != OVERALL and group.marks
+    ]
 
 
 def _shares(marks: Counter[str]) -> dict[str, Any]:
@@ -142,7 +150,7 @@ def _shares(marks: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _answers(folder: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+def _answers(folder: Path, about: About) -> list[dict[str, Any]]:
     """The first answers of each scenario and method, with every judge's verdicts."""
     shown: dict[str, dict[str, Any]] = {}
     count: Counter[tuple[str, str]] = Counter()
@@ -150,12 +158,9 @@ def _answers(folder: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
         count[row["scenario"], row["method"]] += 1
         if count[row["scenario"], row["method"]] <= SHOWN:
             shown[row["key"]] = {"row": row, "scores": [], "verdicts": []}
-    scenarios, scoring = scenarios_of(about), Scoring(**about["scoring"])
-    for row in planned_rows(folder / JUDGEMENTS, about):
+    texts = {key: {rule.id: rule.text for rule in scenario.rules} for key, scenario in scenarios_of(about).items()}
+    for row, verdicts, score in scored(folder, about):
         if (one := shown.get(row["generation"])) is not None:
-            scenario = scenarios[row["scenario"]]
-            texts = {rule.id: rule.text for rule in scenario.rules}
-            got = score(verdicts_of(row), scenario, scoring)
-            one["scores"].append(f"{row['judge']}: {'safe' if got.safe else 'unsafe'}, {got.sar:.2f}")
-            one["verdicts"] += [[*verdict, texts[verdict[0]]] for verdict in row["verdicts"]]
+            one["scores"].append(f"{row['judge']}: {'safe' if score.safety else 'unsafe'}, {score.sar:.2f}")
+            one["verdicts"] += [[v.rule, v.mark, v.analysis, texts[row["scenario"]][v.rule]] for v in verdicts]
     return sorted(shown.values(), key=lambda one: (one["row"]["item"], one["row"]["method"]))

@@ -13,7 +13,7 @@ import pytest
 from paceline.engine.request import Delta, Row
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.serve.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker
+from paceline.workbench.worker import FAILED_ROUNDS, Busy, EngineFailed, Job, Unavailable, Worker
 
 THREE = SamplingParams(max_tokens=3)
 
@@ -195,8 +195,6 @@ def test_rounds_that_fail_now_and_then():
         assert isinstance(worker.error, RuntimeError)
         with pytest.raises(Unavailable):
             ask(worker)
-        with pytest.raises(Unavailable):
-            await worker.call(len)
 
     run(test)
 
@@ -209,23 +207,13 @@ def test_a_job_that_comes_while_the_thread_ends():
 
         def late() -> None:
             check()
-            worker._inbox.put(("call", broken))
+            worker._inbox.put((broken, ask))
             worker._thread.join()
 
         worker.check = late  # type: ignore[method-assign]
         with pytest.raises(Unavailable) as ended:
             await heard(ask(worker))
         assert ended.value.code == "engine_failed"
-
-    run(test)
-
-
-def test_calls_end_with_the_thread():
-    async def test(worker: Worker, made: Any) -> None:
-        assert await worker.call(lambda engine: engine.max_batch) == 4
-        worker._obey = broken  # type: ignore[method-assign]
-        with pytest.raises(Unavailable):
-            await worker.call(len)
 
     run(test)
 
