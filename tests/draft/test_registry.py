@@ -283,7 +283,7 @@ ALLOWED = {
     "serve/app.py": {"grammar", "prediction"},
     "serve/fields.py": {"grammar"},
     # the defaults of hosts
-    "bench/peers/plugins.py": {"sam"},
+    "plugins/peers.py": {"sam"},
     "plugins/llama_cpp.py": {"sam"},
     "plugins/transformers.py": {"sam"},
     # what rollouts draft with in a trainer
@@ -305,7 +305,7 @@ ALLOWED = {
     "train/s2d.py": {"s2d"},
     "train/thresholds.py": {"paceline.draft.s2d"},
     # what vLLM calls its own
-    "bench/peers/vllm.py": {"medusa", "eagle3"},
+    "workbench/peers/vllm.py": {"medusa", "eagle3"},
 }
 """Files in which a method's name is right, beside the registry and the method's own."""
 

@@ -14,13 +14,12 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from paceline.bench.words import number, visible, words
 from paceline.evals.align.agreement import agreement
 from paceline.evals.align.figures import OVERALL, collect, planned_rows, results, scenarios_of, verdicts_of
 from paceline.evals.align.phases import by_phase
 from paceline.evals.align.scoring import Scoring, score
 from paceline.evals.align.store import GENERATIONS, JUDGEMENTS
-from paceline.pages.plots import COLORS, Curve, plot, style
+from paceline.workbench.report import COLORS, Curve, number, plot, style, visible, words
 
 SHOWN = 3
 """Answers shown of each scenario and method."""
