@@ -14,10 +14,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from paceline.bench.contestant import Ask, Contestant, NotInstalled
-from paceline.bench.peers.setup import Setup
-from paceline.bench.record import Reply
 from paceline.errors import ModelError, PacelineError
+from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
+from paceline.workbench.peers.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -5,28 +5,24 @@ page(certificate), findings(certificate)        # of what `paceline certify --js
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+from paceline.workbench.report import render
 
-from paceline.bench.words import number
-from paceline.pages.plots import style
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
 def page(certificate: dict[str, Any]) -> str:
     """The page, HTML."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files("paceline.pages") / "certificate.html.jinja").read_text("utf-8"))
     about = {**certificate["ran_on"], **certificate["environment"]}
     versions = [(k, v) for k, v in about.items() if isinstance(v, str | int | float | bool)]
-    return template.render(
+    return render(
+        TEMPLATE,
         c=certificate,
-        style=style(),
         findings=findings(certificate),
         detectable=detectable(certificate),
         versions=versions,
-        num=lambda value: number(value, 0),
     )
 
 
@@ -48,8 +44,8 @@ def findings(certificate: dict[str, Any]) -> list[str]:
     if not sampled["lossless"]:
         p = min(sampled["p"], sampled["p_of_worst_case"])
         lines.append(
-            f"Sampling: the first tokens have another law (p = {p:.1g}); the total variation of the worst case is "
-            f"{sampled['tv']:.3f}, and chance makes {sampled['tv_by_chance']:.3f}."
+            f"Sampling: the first tokens have another distribution (p = {p:.1g}); the total variation of the worst "
+            f"case is {sampled['tv']:.3f}, and chance makes {sampled['tv_by_chance']:.3f}."
         )
     if not lines:
         ties = f", {greedy['ties']} ties" if greedy["ties"] else ""
@@ -64,11 +60,11 @@ def _acceptance(facts: dict[str, Any]) -> list[str]:
     measured, reference = facts["tokens_a_round"], facts["reference"]
     if measured is None:
         return []
-    beside = "" if reference is None else f"; the same drafter replayed has {reference:.2f}"
+    replayed = "" if reference is None else f"; the same drafter replayed has {reference:.2f}"
     collapsed = (
         ". Acceptance has collapsed: look for a wrong flag, chat template or kernel" if facts["collapsed"] else ""
     )
-    return [f"{measured:.2f} tokens a round{beside}{collapsed}."]
+    return [f"{measured:.2f} tokens a round{replayed}{collapsed}."]
 
 
 def detectable(certificate: dict[str, Any]) -> list[str]:

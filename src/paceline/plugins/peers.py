@@ -1,4 +1,4 @@
-"""Our plug-ins as contestants: the host's engine, drafting as one of our drafters does.
+"""Our plug-ins as peers: the host's engine, drafting as one of our drafters does.
 
     transformers-paceline,draft=sam    vllm-paceline,draft=sam    llama-cpp-paceline:model.gguf,draft=sam
 
@@ -17,11 +17,10 @@ import torch
 from transformers import GenerationConfig
 
 import paceline
-from paceline.bench.contestant import Ask
-from paceline.bench.peers import llama_cpp, transformers, vllm
-from paceline.bench.peers.setup import cut, cut_rounds
-from paceline.bench.record import Reply
 from paceline.engine.request import Delta
+from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.peers import llama_cpp, transformers, vllm
+from paceline.workbench.peers.setup import cut, cut_rounds
 
 SPEC = {"help": "the drafter, with ; for its commas"}
 MOST = {"help": "most tokens of a draft"}

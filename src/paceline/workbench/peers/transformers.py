@@ -22,10 +22,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation import BaseStreamer
 from transformers.utils import is_sklearn_available, logging
 
-from paceline.bench.contestant import Ask, Contestant
-from paceline.bench.peers.setup import Setup, cut, cut_rounds, folder_of, weight_bytes
-from paceline.bench.record import Reply
 from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.workbench.peers.setup import Setup, cut, cut_rounds, folder_of, weight_bytes
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Contestant: whatever answers questions in a benchmark, our engine with a drafter or another engine altogether.
+"""Contestant: whatever answers prompts to be measured or certified, our engine with a drafter or another engine.
 
-All contestants of a run get the same token ids and the same limits, one after another. Knows nothing of suites.
+All contestants of a run get the same token ids and the same limits, one after another.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from paceline.bench.record import Reply
 from paceline.errors import PacelineError
+
+PEER = "peer:"
+"""What the names of other engines begin with."""
 
 
 class NotInstalled(PacelineError):
@@ -33,6 +35,51 @@ class Ask:
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+
+
+@dataclass
+class Reply:
+    """One turn of an answer.
+
+    tokens    the new tokens, an end-of-sequence token included.
+    text      as a reader sees it: no special tokens, no white space around it.
+    seconds   from handing the prompt over to the last token, prompt included, the device waited for. With several
+              questions answered together it is the time of all of them: every one of the group has the same.
+    lengths   tokens each round brought, the target's own included; the round that ended the prompt counts with its
+              one token, as in Spec-Bench. Sums to len(tokens). None: the engine does not tell.
+    times     seconds from the start to each round's tokens, as long as `lengths`; None: the engine does not tell.
+    nodes     tokens drafted and verified in each round (nodes of the tree but for its root); depths the longest path
+              among them. None: the engine does not tell.
+    calls     forwards of a draft model, one after another; 0 for a drafter without a model.
+    runs      (who, text, tokens) of each piece of the answer in order: the drafter it came from, "" for the target.
+    parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", and "align" where rows are
+              realigned), prompt included.
+    plain_tokens  what Spec-Bench counts for its baseline: the text encoded again, less one.
+    batch         counts of all questions answered together, on the first one's reply, where schedules are compared:
+              rounds; rows that ran in them, and slots, those that could have; drafting rounds, and those in which a
+              whole batch was equally long; moved_bytes read and written to realign rows.
+    peak_bytes    most memory of the process while answering, everything that was loaded included; None: unknown.
+    finish    stop, length, context or abort.
+    """
+
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    seconds: float
+    lengths: list[int] | None = None
+    times: list[float] | None = None
+    nodes: list[int] | None = None
+    depths: list[int] | None = None
+    calls: int = 0
+    runs: list[tuple[str, str, int]] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
+    plain_tokens: int = 0
+    peak_bytes: int | None = None
+    batch: dict[str, int] = field(default_factory=dict)
+    finish: str = "stop"
+
+    def __post_init__(self) -> None:
+        self.runs = [(str(who), str(text), int(count)) for who, text, count in self.runs]
 
 
 @dataclass

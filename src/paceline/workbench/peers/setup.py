@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from paceline.bench.contestant import Ask
-from paceline.bench.record import Reply
 from paceline.errors import PacelineError, PromptError, meant
 from paceline.target.load import DTYPES, find, read_config
+from paceline.workbench.contestant import Ask, Reply
 
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 """Of a hub repository: all that an engine reads."""

@@ -1,7 +1,4 @@
-"""A benchmark's report: one HTML page that loads nothing.
-
-Figures come from the run's folder as they are; computed here are only their order and their form. Knows nothing of
-engines, and runs nothing.
+"""A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form.
 
     Path("report.html").write_text(page(read_run(Path("out/run"))), "utf-8")
 """
@@ -11,19 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 
-from jinja2 import Environment
 from markupsafe import Markup
 
-from paceline.bench.metrics import OVERALL
+from paceline.bench.metrics import OVERALL, beside_plain, scheduled
 from paceline.bench.record import Answer
-from paceline.bench.words import DASH, foldable, interval, number, percent, size, visible, words
-from paceline.pages.bench_run import KIND_COLORS, BenchRun, Method
-from paceline.pages.markdown import findings, headline, model_name, setting
-from paceline.pages.plots import COLORS, FAINT, SMALL, Curve, columns, plot, style
-from paceline.pages.schedules import schedules
+from paceline.bench.report import KIND_COLORS, BenchRun, Method, findings, headline, model_name, setting
+from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
 
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 SHOWN = 3
 """Methods whose answers are shown token by token."""
 LONGEST, DEEPEST = 16, 16
@@ -36,16 +30,12 @@ PART_COLORS = COLORS[2:10]
 
 def page(run: BenchRun) -> str:
     """The report as one HTML page."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    filters = (number, percent, interval, size, words, foldable, visible)
-    environment.filters |= {rule.__name__: rule for rule in filters}
-    template = environment.from_string((files("paceline.pages") / "report.html.jinja").read_text("utf-8"))
     devices: dict[str, dict[str, list[float]]] = (run.summary.get("predictions") or {}).get("devices") or {}
     colors, answers = _shown(run)
     differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
-    return template.render(
+    return render(
+        TEMPLATE,
         run=run,
-        style=style(),
         about=run.about,
         options=run.about.get("options") or {},
         suite=run.about.get("suite") or {},
@@ -156,3 +146,37 @@ def _shown(run: BenchRun) -> tuple[dict[str, str], list[tuple[str, str, list[tup
         if who
     )
     return {who: COLORS[i % len(COLORS)] for i, who in enumerate(drafters)}, chosen
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """picture: tokens per second by batch size, a line for every drafter and schedule; colors: of the lines, by name.
+    rows: methods by batch size, each with its tokens per second over plain decoding's at that batch."""
+
+    picture: Markup
+    colors: dict[str, str]
+    rows: list[tuple[int, Method, float | None]]
+
+
+def schedules(run: BenchRun) -> Schedules | None:
+    """None for a run that compares no schedules."""
+    measured = [(scheduled(method.rows[OVERALL]), method) for method in run.measured]
+    if not any(method.get("scheduled") for _, method in measured):
+        return None
+    gains = beside_plain([method.rows[OVERALL] for _, method in measured])
+    measured.sort(key=lambda each: each[0]["batch"])
+    lines: dict[str, list[tuple[int, Method]]] = {}
+    for how, method in measured:
+        lines.setdefault(f"{how['drafter']} {how['schedule']}", []).append((how["batch"], method))
+    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(lines)}
+    curves = [
+        Curve(
+            [(batch, method.get("tokens_per_second")) for batch, method in points],
+            [f"{name}, batch {b}: {number(m.get('tokens_per_second'), 1)} tokens/s" for b, m in points],
+            [colors[name]] * len(points),
+        )
+        for name, points in lines.items()
+    ]
+    sizes = sorted({how["batch"] for how, _ in measured})
+    picture = plot(curves, "rows in a batch", "tokens a second", xs=sizes if len(sizes) > 1 else ())
+    return Schedules(picture, colors, [(how["batch"], method, gains.get(method.name)) for how, method in measured])

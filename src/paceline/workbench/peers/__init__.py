@@ -19,13 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.bench.contestant import Contestant
-from paceline.bench.peers.setup import Setup
-from paceline.bench.record import PEER
 from paceline.draft.spec import OptionInfo, options, parse, values
 from paceline.errors import MethodError, meant
+from paceline.workbench.contestant import PEER, Contestant
+from paceline.workbench.peers.setup import Setup
 
-_HERE = "paceline.bench.peers"
+_HERE = "paceline.workbench.peers"
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,17 @@ PEERS = {
     "transformers-lookup": Peer(f"{_HERE}.transformers:Lookup", "transformers' prompt lookup"),
     "transformers-assisted": Peer(f"{_HERE}.transformers:Assisted", "transformers' assisted generation, :DRAFT_MODEL"),
     "transformers-early-exit": Peer(f"{_HERE}.transformers:EarlyExit", "transformers, drafting with its first layers"),
-    "transformers-paceline": Peer(f"{_HERE}.plugins:InTransformers", "our loop behind transformers' generate"),
+    "transformers-paceline": Peer("paceline.plugins.peers:InTransformers", "our loop behind transformers' generate"),
     "vllm": Peer(f"{_HERE}.vllm:Plain", "vLLM, one token a forward", "vLLM at --peer-python"),
     "vllm-ngram": Peer(f"{_HERE}.vllm:Ngram", "vLLM's prompt lookup", "vLLM at --peer-python"),
     "vllm-suffix": Peer(f"{_HERE}.vllm:Suffix", "vLLM's suffix decoding", "vLLM and arctic-inference at --peer-python"),
     "vllm-draft": Peer(f"{_HERE}.vllm:Draft", "vLLM with a draft model, :DRAFT_MODEL", "vLLM at --peer-python"),
     "vllm-head": Peer(f"{_HERE}.vllm:Head", "vLLM with a head of ours, :HEAD", "vLLM at --peer-python"),
-    "vllm-paceline": Peer(f"{_HERE}.plugins:InVllm", "our drafters in vLLM", "vLLM at --peer-python"),
+    "vllm-paceline": Peer("paceline.plugins.peers:InVllm", "our drafters in vLLM", "vLLM at --peer-python"),
     "llama-cpp": Peer(f"{_HERE}.llama_cpp:Plain", "llama.cpp, one token a forward, :FILE.gguf", "llama-cpp-python"),
     "llama-cpp-lookup": Peer(f"{_HERE}.llama_cpp:Lookup", "llama-cpp-python's lookup, :FILE.gguf", "llama-cpp-python"),
     "llama-cpp-paceline": Peer(
-        f"{_HERE}.plugins:InLlamaCpp", "our drafters in llama.cpp, :FILE.gguf", "llama-cpp-python"
+        "paceline.plugins.peers:InLlamaCpp", "our drafters in llama.cpp, :FILE.gguf", "llama-cpp-python"
     ),
 }
 
