@@ -22,7 +22,7 @@ from paceline.draft.registry import create
 from paceline.draft.text.ngrams import ContextNgrams, PastNgrams, build_part
 from paceline.engine.request import Row
 from paceline.engine.tree import DraftTree
-from paceline.replay.walk import Tally, replay
+from paceline.workbench.walk import Tally, replay
 
 
 class Watched(Hierarchy):

@@ -1,6 +1,6 @@
 """JSON Lines: one reader and one writer for prompts, recordings, corpora, training data and results.
 
-    for where, record in objects("log.jsonl", TraceError, "an answer"): ...      # where: "log.jsonl, line 7"
+    for where, record in objects("log.jsonl", ConversationError, "an answer"): ...      # where: "log.jsonl, line 7"
     with Appender.open(Path("log.jsonl")) as log: log.append([record])
 
 Whatever is wrong with JSON from outside is a PacelineError of one line. At any moment, and after a crash or on a full

@@ -1,7 +1,7 @@
 """Ten bugs that engines with drafts have had, planted into ours one at a time, and the small world they live in.
 
 with planted("residual not used", world) as engine:
-    certify(engine, world.subject, world.prompts, world.starts, ...)
+    certify(engine, world.models, world.prompts, world.starts, ...)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from paceline.certify.certificate import Subject
+from paceline.certify.certificate import Models
 from paceline.certify.engines import Ours
 from paceline.certify.reference import PlainDecoding, Reference
 from paceline.draft.base import Drafter
@@ -51,7 +51,7 @@ class World:
         self.tokenizer = Tokenizer(models.tokenizer())
         self.target.tokenizer = self.tokenizer
         alone = PlainDecoding(native.of(model, precision=precision)) if precision else Reference(model)
-        self.subject = Subject(alone, None, self.tokenizer, self.target.eos_token_ids, VOCAB)
+        self.models = Models(alone, None, self.tokenizer, self.target.eos_token_ids, VOCAB)
         rng = np.random.default_rng(seed)
         self.prompts = [rng.integers(4, VOCAB, n).tolist() for n in (9, 3, 14, 6)]
         self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]

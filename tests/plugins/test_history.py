@@ -15,7 +15,7 @@ from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, create_paced
-from paceline.replay.walk import tokens_only
+from paceline.workbench.walk import tokens_only
 from tests.drafters import TOKENS_ONLY
 
 VOCAB = 40

@@ -20,9 +20,8 @@ from paceline.engine.round import Round
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.replay.tokens import RecordedAnswer
-from paceline.replay.walk import Tally, replay, replayable, tokens_only
 from paceline.target.base import Needs
+from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable, tokens_only
 from tests import drafters
 from tests.fakes import TableTarget
 

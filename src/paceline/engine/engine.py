@@ -72,7 +72,7 @@ class Engine:
     schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     rule           the acceptance rule, which says whether it is lossless; None: the drafter's, else the lossless one.
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of what is free. Requests wait for
-                   it. Where rows outgrow it the youngest is preempted and run again later (docs/memory.md).
+                   it. Where rows outgrow it the youngest is preempted and run again later (docs/batching.md).
     reuse          start from the keys and values of earlier requests whose prompts begin alike.
     threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
                    fewer while other processes want the cores.

@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
-from paceline.target.load import find, load_tokenizer, open_weights, read_config
+from paceline.target.folder import find, open_weights, read_config
+from paceline.target.load import load_tokenizer
 from paceline.target.quantised import checkpoint as quantised
 from paceline.target.quantised.blocks import Blocks
+from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}
 """llama.cpp's numbers of files that are mostly Q4_0 and Q8_0."""
@@ -59,18 +61,19 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
 
 
 def _describe(writer: Any, config: PretrainedConfig, theta: float, kind: int) -> None:
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    shape = Shape.of(config)
+    writer.add_context_length(shape.max_context)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_layer_norm_rms_eps(shape.eps)
     writer.add_rope_freq_base(theta)
-    writer.add_rope_dimension_count(_head_dim(config))
-    writer.add_key_length(_head_dim(config))
-    writer.add_value_length(_head_dim(config))
-    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_vocab_size(shape.vocab_size)
     writer.add_file_type(kind)
 
 
@@ -123,10 +126,6 @@ def _arrays(
         else:
             values = tensor.float().numpy()
             yield theirs, np.ascontiguousarray(values, np.float32 if values.ndim == 1 else matrices), None
-
-
-def _head_dim(config: PretrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def main() -> None:
