@@ -112,6 +112,7 @@ class GGUF:
             raise ModelError(f"{self.path} is cut off: {name} ends {size - len(data)} bytes after its end")
         if kind is not None:
             return Blocks(kind, data.view(-1, row))
+        assert dtype is not None
         aligned = data if place.begin % 8 == 0 else data.clone()
         return aligned.view(dtype).view(place.shape)
 
