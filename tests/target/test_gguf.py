@@ -258,6 +258,17 @@ def test_a_file_spoilt_anywhere_in_front_is_refused_or_read_but_never_a_bug(tiny
             GGUF(spoilt)
 
 
+@pytest.mark.parametrize(
+    "key", ["attention.head_count", "attention.key_length", "embedding_length", "rope.freq_base", "rope.scale_linear"]
+)
+def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: Path) -> None:
+    file = GGUF(write(tiny, tmp_path / "m.gguf"))
+    for value, words in (("wide", f"{key} is 'wide'; it must be a number"), ([1, 2], f"{key} differs from layer")):
+        file.facts[f"llama.{key}"] = value
+        with pytest.raises(ModelError, match=words):
+            config_of(file)
+
+
 def odd_yarn(writer: Any) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(2.0)

@@ -14,7 +14,7 @@ from paceline.target.layout import Layout, plan
 from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import tensors_of
-from paceline.target.shape import Shape
+from paceline.target.shape import Shape, layer_shapes
 
 
 class TorchOps:
@@ -161,11 +161,9 @@ def _product(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str],
 
 
 def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of `Attention`. width: of what it reads, if that is not the hidden size."""
-    h, q, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"q_proj": q, "k_proj": kv, "v_proj": kv}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (n, width or h) for name, n in rows.items()}
-    return shapes | {"o_proj.weight": (h, q)}
+    """Name and shape of the matrices of `Attention`. width: of what it reads, if that is not the hidden size."""
+    names = {f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"}
+    return {names[name]: size for name, size in layer_shapes(shape, width).items() if name in names}
 
 
 def begin(
