@@ -76,16 +76,12 @@ def test_what_the_native_decoder_cannot_run_goes_through_transformers(tmp_path: 
     fails(lambda: load(folder, native=True), "native decoder cannot run it", "'gpt2'", "native=None")
 
 
-def test_shards(good: Path, tmp_path: Path) -> None:
-    sharded = models.model("llama2")
-    sharded.save_pretrained(tmp_path / "s", max_shard_size="100KB")
+def test_weights_in_shards_or_under_another_name(good: Path, folder: Path, tmp_path: Path) -> None:
+    models.model("llama2").save_pretrained(tmp_path / "s", max_shard_size="100KB")
     assert len(list((tmp_path / "s").glob("*.safetensors"))) > 2
-    assert torch.equal(logits(load(tmp_path / "s")), logits(load(good)))
-
-
-def test_weights_under_another_name(folder: Path, good: Path) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
-    assert torch.equal(logits(load(folder)), logits(load(good)))
+    for other in (tmp_path / "s", folder):
+        assert torch.equal(logits(load(other)), logits(load(good)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", torch.bfloat16])
@@ -115,13 +111,10 @@ def test_all_end_tokens(folder: Path, config: object, generation: object, expect
     assert load(folder).eos_token_ids == expected
 
 
-def test_a_tokenizer(good: Path) -> None:
-    tokenizer = load_tokenizer(good)
+def test_a_tokenizer_with_its_model_and_alone(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.decode(tokenizer.encode("the little dog")) == "the little dog"
     assert tokenizer.has_chat_template
-
-
-def test_a_folder_with_a_tokenizer_alone(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert load_tokenizer(folder).vocab_size == 288
 
@@ -129,15 +122,12 @@ def test_a_folder_with_a_tokenizer_alone(folder: Path) -> None:
 # What cannot be found -----------------------------------------------------------------------------------------
 
 
-def test_no_such_folder(good: Path) -> None:
+def test_no_such_folder(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails(lambda: load(good.parent / "tiyn"), "there is no folder", "Did you mean 'tiny'?")
     fails(lambda: load(f"{good.parent}/tinny"), "Did you mean 'tiny'?")
     fails(lambda: load("./nothing/here"), "there is no folder", "nor is there a folder nothing")
     fails(lambda: load(good / "model.safetensors"), "is a file", "name its folder")
-
-
-def test_a_path_of_two_parts_is_a_path_where_the_first_exists(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(good.parent.parent)
+    monkeypatch.chdir(good.parent.parent)  # a path of two parts is a path where the first exists
     fails(lambda: load(f"{good.parent.name}/tin"), "there is no folder", "Did you mean 'tiny'?")
 
 
