@@ -180,7 +180,7 @@ def test_a_model_in_several_files_is_one(tiny: Path, tmp_path: Path) -> None:
     assert len(parts) > 2
     refused(parts[1], "name the first")
     parts[1].unlink()
-    refused(first, f"{parts[1].name} is not beside it")
+    refused(first, f"{parts[1].name} is not in its folder")
 
 
 def test_16_bit_files_are_read_and_can_be_quantised(tiny: Path, tmp_path: Path) -> None:
