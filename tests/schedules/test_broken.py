@@ -9,7 +9,7 @@ from tests import drafters, plain
 from tests.schedules import broken, world
 from tests.schedules.world import World
 
-from paceline.bench.together import exact, partial, up_to_end
+from paceline.bench.metrics import exact, partial, up_to_end
 from paceline.engine import rectangles
 from paceline.engine.engine import Engine
 from paceline.engine.rectangles import RectangularCache

@@ -4,8 +4,8 @@
     python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
 
 llama.cpp's own converter looks a tokenizer up in a table and refuses those it does not know. Here the vocabulary is
-written as it is, so token ids are right; how llama.cpp splits text may differ from the tokenizer ("default" stands for
-GPT-2's splitting), so give it token ids.
+written as it is, so token ids are right. llama.cpp may split text differently ("default" stands for GPT-2's splitting),
+so give it token ids.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from paceline.target.folder import find, open_weights, read_config
 from paceline.target.load import load_tokenizer
 from paceline.target.quantised import checkpoint as quantised
 from paceline.target.quantised.blocks import Blocks
-from paceline.target.quantised.gguf import tensor_name
 from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}
 """llama.cpp's numbers of files that are mostly Q4_0 and Q8_0."""
 TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
 """NumPy's type of matrices, and llama.cpp's number of it; vectors are always float32."""
+
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
     """Write `model` to `file`; dtype: of matrices that are not in blocks already. Raises ModelError for another
@@ -107,16 +107,20 @@ def _arrays(
 ) -> Iterator[tuple[str, NDArray[Any], int | None]]:
     """llama.cpp's names and arrays, and of blocks its number of their kind. Its rotary positions pair neighbouring
     rows, so queries and keys are permuted."""
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in weights.items():
-        theirs = tensor_name("llama", name)
+        theirs = names.get_name(name, try_suffixes=(".weight",))
         if theirs is None:
             raise ModelError(f"{name} has no place in a plain Llama")
         if theirs == "output.weight" and config.tie_word_embeddings:
             continue
-        tensor, part = weight.data if isinstance(weight, Blocks) else weight, theirs.split(".")[-2]
-        if part in heads:
-            tensor = tensor.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(tensor.shape)
+        tensor = weight.data if isinstance(weight, Blocks) else weight
+        if count := heads.get(name.removesuffix(".weight").rpartition(".")[2]):
+            half = tensor.shape[0] // count // 2
+            tensor = tensor.reshape(count, 2, half, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         if isinstance(weight, Blocks):
             yield theirs, tensor.contiguous().numpy(), weight.kind.number
         else:

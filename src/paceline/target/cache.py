@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.engine.topk import top_tokens
+from paceline.engine.logits import top_tokens
 from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
 

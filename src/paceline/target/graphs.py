@@ -1,7 +1,7 @@
 """Recorded forwards: on a CUDA device a round of decoding is launched as one graph.
 
 A forward of a decoder is hundreds of kernels, and launching them one by one takes longer than running them
-(docs/performance.md). A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round
+(docs/measurements.md). A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round
 is brought to one of a few forms: every row has the same number of nodes, the missing ones added after its own, and
 attention reads a multiple of `KEYS` keys. A form is run as it is the first time, recorded the second time, and replayed
 from then on. Rounds that have no such form are run as usual: long chunks of prompts, self-drafters that come with

@@ -2,7 +2,7 @@
 
 The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. On a quiet machine that
 is the fastest way. Where another process wants one of the cores it is the slowest: a thread that spins keeps the core
-from the thread it waits for. No limit on spinning suits both (docs/performance.md, "A busy neighbour"), but a single
+from the thread it waits for. No limit on spinning suits both (docs/measurements.md, "A busy neighbour"), but a single
 thread never waits. So when our threads get less of the processor than they could use, half of them are tried for a
 few rounds, and stay if rounds are faster; later twice the number is tried in the same way.
 

@@ -2,7 +2,7 @@
 
 On CPUs without tiles, such as Zen 4, this is also the faster way in bfloat16: oneDNN reads weights there at two thirds
 of the memory's speed, and for two to sixteen rows, as in verifying a draft, it does not compute while it reads
-(docs/performance.md, "Products"). Here weights are stored in panels of 32 outputs, in the order of use. Up to 12 rows
+(docs/measurements.md, "Products"). Here weights are stored in panels of 32 outputs, in the order of use. Up to 12 rows
 are summed in registers while a panel is read; with more, the last ones prefetch the next panel while they compute.
 Every sum has the same order for any number of rows, so a token's logits are the same, bit for bit, alone and in a
 draft (docs/exact.md).
