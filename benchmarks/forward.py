@@ -95,7 +95,7 @@ def forwards(model: LlamaForCausalLM, decoder: Decoder, compile: bool) -> dict[s
             for width in (config.hidden_size, config.intermediate_size)
         )
         for block in decoder.blocks:
-            for linear, x in ((block.qkv, hidden), (block.out, hidden), (block.gate_up, hidden), (block.down, wide)):
+            for linear, x in zip(block.layer.products, (hidden, hidden, hidden, wide), strict=True):
                 linear(x)
         decoder.head(hidden)
 

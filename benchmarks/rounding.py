@@ -51,8 +51,10 @@ def rounding(target: Decoder, *, layers: bool, head: bool) -> Decoder:
     if layers:
         made.blocks = [copy(block) for block in target.blocks]
         for block in made.blocks:
-            block.qkv, block.out = Rounded(block.qkv), Rounded(block.out)
-            block.gate_up, block.down = Rounded(block.gate_up), Rounded(block.down)
+            layer = block.layer = copy(block.layer)
+            attention = layer.attention = copy(layer.attention)
+            attention.qkv, attention.out = Rounded(attention.qkv), Rounded(attention.out)
+            layer.gate_up, layer.down = Rounded(layer.gate_up), Rounded(layer.down)
     return made
 
 

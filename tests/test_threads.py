@@ -1,4 +1,4 @@
-"""Threads: rounds get fewer of them beside a process that wants the cores, and all of them again afterwards."""
+"""Threads: rounds get fewer of them while a process wants the cores, and all of them again afterwards."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _all() -> Iterator[None]:
 class Machine:
     """A clock, on which rounds take as long as a machine says.
 
-    alone, beside  milliseconds of a round by its number of threads, without a neighbour and with one."""
+    alone, busy  milliseconds of a round by its number of threads, without a neighbour and with one."""
 
     alone = {1: 4.0, 2: 2.5, 4: 2.0}
-    beside = {1: 4.0, 2: 3.0, 4: 200.0}
+    busy = {1: 4.0, 2: 3.0, 4: 200.0}
 
     def __init__(self, most_alone: bool = True) -> None:
         self.now = self.worked = 0.0
@@ -44,7 +44,7 @@ class Machine:
         for _ in range(count):
             on = self.threads.begin(keep)
             assert torch.get_num_threads() == on
-            seconds = (self.alone if self.is_alone else self.beside)[on] / 1e3
+            seconds = (self.alone if self.is_alone else self.busy)[on] / 1e3
             self.now += seconds
             self.worked += seconds * (on if self.is_alone or on == 1 else on - 0.5)
             self.threads.end("plain")
@@ -64,7 +64,7 @@ def test_a_neighbour_costs_a_few_rounds_and_no_more() -> None:
     machine.rounds(WINDOW + 4 * TRIAL)
     assert machine.threads.number == 2
     # What trials of all threads cost, a hundred times as slow as they are now.
-    assert machine.rounds(20_000) <= 20_000 * machine.beside[2] / 1e3 * (1 + 2 / REST)
+    assert machine.rounds(20_000) <= 20_000 * machine.busy[2] / 1e3 * (1 + 2 / REST)
 
 
 def test_when_the_neighbour_is_gone_all_threads_are_back() -> None:
@@ -78,7 +78,7 @@ def test_when_the_neighbour_is_gone_all_threads_are_back() -> None:
 
 def test_fewer_threads_that_are_no_faster_are_not_kept() -> None:
     machine = Machine(most_alone=False)
-    machine.beside = {1: 9.0, 2: 9.0, 4: 5.0}
+    machine.busy = {1: 9.0, 2: 9.0, 4: 5.0}
     seconds = machine.rounds(5000)
     assert machine.threads.number == ALL
     assert seconds <= 5000 * 5e-3 * (1 + 2 / REST)
@@ -165,14 +165,14 @@ def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo)
     target = load(demo)
     if not target.same_on_any_threads:
         pytest.skip("products are not our own on this CPU")
-    told = []
+    logits = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         slot = target.add_row(400)
         for tokens in (range(300), range(1), range(5), range(33)):
             segment = Segment.chunk(slot, np.array(tokens) + 100, last=True)
             segment.num_logits = len(tokens)
-            told.append(target.verify([segment]).of(0).clone())
+            logits.append(target.verify([segment]).of(0).clone())
             target.commit(slot, range(len(tokens)))
         target.drop_row(slot)
-    assert all(torch.equal(told[i], told[i % 4]) for i in range(len(told)))
+    assert all(torch.equal(logits[i], logits[i % 4]) for i in range(len(logits)))

@@ -376,16 +376,7 @@ def test_the_callback_comes_once_between_its_layers() -> None:
         assert len(heard) == 1
         torch.testing.assert_close(heard[0], wanted[layer], atol=1e-5, rtol=1e-5)
         assert not verdict.hidden
-
-
-def test_the_callback_is_not_called_when_nobody_asks() -> None:
-    decoder, _ = native.pair("llama2")
-    slot = decoder.add_row(1)
-
-    def never(*_: Any) -> None:
-        raise AssertionError
-
-    decoder.verify([chain(slot, [3])], Needs(hidden_layers=(1,)), never)
+    decoder.verify(segments, Needs(hidden_layers=(1,)), lambda *_: pytest.fail("nobody asked"))
 
 
 def test_hidden_states_of_a_ragged_batch_are_those_of_each_row_alone() -> None:
@@ -490,20 +481,28 @@ def test_a_self_drafter_may_bring_its_states_in_another_dtype() -> None:
     torch.testing.assert_close(resumed.float(), plain.float(), atol=0.06 * float(plain.std()), rtol=0)
 
 
-def test_the_head_over_hidden_states_gives_the_logits() -> None:
+def test_the_head_over_hidden_states_of_any_dtype_gives_the_logits() -> None:
     decoder, _ = native.pair("llama2")
     slot = decoder.add_row(1)
     verdict = decoder.verify([chain(slot, [4, 5, 6])], Needs(hidden_layers=(3,)))
     assert torch.equal(decoder.logits(verdict.hidden[3], normalise=False), verdict.logits)
     raw = decoder.run_layers([chain(slot, [4, 5, 6])], 3)
     torch.testing.assert_close(decoder.logits(raw), verdict.logits, atol=1e-5, rtol=1e-5)
-
-
-def test_the_head_takes_hidden_states_of_any_dtype() -> None:
-    decoder, _ = native.pair("llama2", torch.bfloat16)
-    hidden = torch.randn(3, decoder.hidden_size, generator=torch.Generator().manual_seed(0))
+    half, _ = native.pair("llama2", torch.bfloat16)
     for normalise in (True, False):
-        assert torch.equal(decoder.logits(hidden, normalise), decoder.logits(hidden.bfloat16(), normalise))
+        assert torch.equal(half.logits(raw, normalise), half.logits(raw.bfloat16(), normalise))
+
+
+def test_a_trimmed_cache_has_the_first_layers_and_others_run_on_their_own() -> None:
+    decoder, _ = native.pair("llama2")
+    whole = decoder.run_layers([chain(decoder.add_row(1), [4, 5, 6])], 3)
+    first, rest = decoder.trim_cache(1), decoder.new_cache(2)
+    assert decoder.cache is first
+    assert (first.shape[0], rest.shape[0]) == (1, 2)
+    segment = chain(decoder.add_row(1), [4, 5, 6])
+    assert rest.add_row(1) == segment.slot
+    segment.hidden = decoder.run_layers([segment], 1)
+    torch.testing.assert_close(decoder.run_layers([segment], 3, first=1, cache=rest), whole, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from paceline.engine.engine import Engine
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
-from paceline.target.base import Needs, Target
+from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
 
@@ -59,18 +59,6 @@ def test_logits_are_those_of_transformers(family: tuple[Path, torch.nn.Module], 
     assert (logits_in_pieces(target, ids, cuts) - expected).abs().max() <= 1e-4
 
 
-def test_hidden_states_are_those_of_transformers(family: tuple[Path, torch.nn.Module]) -> None:
-    folder, reference = family
-    target, ids = load(folder), text(40)
-    layers = tuple(range(target.num_layers + 1))
-    with torch.inference_mode():
-        expected = reference(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
-    slot = target.add_row(40)
-    verdict = target.verify([Segment.chunk(slot, ids, last=True)], Needs(hidden_layers=layers))
-    for layer in layers:
-        assert (verdict.hidden[layer] - expected[layer][0]).abs().max() <= 1e-4
-
-
 def test_greedy_text_is_that_of_generate(family: tuple[Path, torch.nn.Module]) -> None:
     folder, reference = family
     prompts = [np.tile(text(7, seed), 3)[:n].tolist() for seed, n in enumerate([21, 5, 13])]
@@ -83,7 +71,7 @@ def test_greedy_text_is_that_of_generate(family: tuple[Path, torch.nn.Module]) -
         assert answer.tokens == expected[0, len(prompt) :].tolist()
 
 
-def test_stories_logits(stories: Path) -> None:
+def test_a_trained_model_says_what_transformers_says(stories: Path) -> None:
     reference = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     target = load(stories, dtype="float32", native=True)
     ids = np.random.default_rng(0).integers(3, 512, LENGTH)
@@ -91,15 +79,11 @@ def test_stories_logits(stories: Path) -> None:
         expected = reference(torch.from_numpy(ids)[None]).logits[0]
     for cuts in CUTS.values():
         assert (logits_in_pieces(target, ids, cuts) - expected).abs().max() <= 1e-4
-
-
-def test_stories_greedy_text(stories: Path) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
-    engine = Engine(stories, draft="prompt-lookup", dtype="float32")
+    engine = Engine(target, draft="prompt-lookup")
     prompt = engine.encode("Once upon a time")
     (found,) = engine.generate([prompt.tolist()], SamplingParams(max_tokens=120))
-    expected = reference.generate(torch.from_numpy(prompt)[None], do_sample=False, max_new_tokens=120)
-    assert found.tokens == expected[0, len(prompt) :].tolist()
+    written = reference.generate(torch.from_numpy(prompt)[None], do_sample=False, max_new_tokens=120)
+    assert found.tokens == written[0, len(prompt) :].tolist()
     assert found.text.startswith(", there was a little girl named Lily. She loved to play outside in the park.")
 
 

@@ -103,7 +103,7 @@ def test_blocks_in_a_file_are_those_made_of_the_folder(family: str, tmp_path: Pa
     made = load(write(folder, tmp_path / "m.gguf", "Q8_0"), dtype="auto-float32")
     right = load(folder, dtype="int8")
     assert isinstance(made, Decoder)
-    assert isinstance(made.blocks[0].qkv, BlockLinear)
+    assert isinstance(made.blocks[0].layer.attention.qkv, BlockLinear)
     assert torch.equal(logits(made), logits(right))
     assert made.weight_bytes == right.weight_bytes
 
@@ -137,7 +137,7 @@ def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) 
             made, right = load(path, dtype=dtype, exact=False), dequantised(path, dtype)
             assert isinstance(made, Decoder)
             assert torch.equal(logits(made), logits(right)), (kind, dtype)
-            assert not any(isinstance(p, BlockLinear) for b in made.blocks for p in (b.qkv, b.out, b.gate_up, b.down))
+            assert not any(isinstance(p, BlockLinear) for b in made.blocks for p in b.layer.products)
             assert made.weight_bytes == right.weight_bytes
             assert made.quantised is None
         (note,) = load(path, dtype="bfloat16").notes
@@ -180,7 +180,7 @@ def test_a_model_in_several_files_is_one(tiny: Path, tmp_path: Path) -> None:
     assert len(parts) > 2
     refused(parts[1], "name the first")
     parts[1].unlink()
-    refused(first, f"{parts[1].name} is not beside it")
+    refused(first, f"{parts[1].name} is not in its folder")
 
 
 def test_16_bit_files_are_read_and_can_be_quantised(tiny: Path, tmp_path: Path) -> None:
@@ -256,6 +256,17 @@ def test_a_file_spoilt_anywhere_in_front_is_refused_or_read_but_never_a_bug(tiny
         spoilt.write_bytes(data)
         with suppress(ModelError):
             GGUF(spoilt)
+
+
+@pytest.mark.parametrize(
+    "key", ["attention.head_count", "attention.key_length", "embedding_length", "rope.freq_base", "rope.scale_linear"]
+)
+def test_a_fact_that_should_be_a_number_is_one(key: str, tiny: Path, tmp_path: Path) -> None:
+    file = GGUF(write(tiny, tmp_path / "m.gguf"))
+    for value, words in (("wide", f"{key} is 'wide'; it must be a number"), ([1, 2], f"{key} differs from layer")):
+        file.facts[f"llama.{key}"] = value
+        with pytest.raises(ModelError, match=words):
+            config_of(file)
 
 
 def odd_yarn(writer: Any) -> None:

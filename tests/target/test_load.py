@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -50,12 +51,6 @@ def fails(call: Callable[[], object], *words: str) -> str:
     return line
 
 
-def edit(file: Path, **changes: object) -> None:
-    """Change entries of a JSON file; None removes one."""
-    values = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
-
-
 # What works ---------------------------------------------------------------------------------------------------
 
 
@@ -81,16 +76,12 @@ def test_what_the_native_decoder_cannot_run_goes_through_transformers(tmp_path: 
     fails(lambda: load(folder, native=True), "native decoder cannot run it", "'gpt2'", "native=None")
 
 
-def test_shards(good: Path, tmp_path: Path) -> None:
-    sharded = models.model("llama2")
-    sharded.save_pretrained(tmp_path / "s", max_shard_size="100KB")
+def test_weights_in_shards_or_under_another_name(good: Path, folder: Path, tmp_path: Path) -> None:
+    models.model("llama2").save_pretrained(tmp_path / "s", max_shard_size="100KB")
     assert len(list((tmp_path / "s").glob("*.safetensors"))) > 2
-    assert torch.equal(logits(load(tmp_path / "s")), logits(load(good)))
-
-
-def test_weights_under_another_name(folder: Path, good: Path) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
-    assert torch.equal(logits(load(folder)), logits(load(good)))
+    for other in (tmp_path / "s", folder):
+        assert torch.equal(logits(load(other)), logits(load(good)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", torch.bfloat16])
@@ -104,7 +95,7 @@ def test_auto_is_the_checkpoints_dtype(tmp_path: Path, monkeypatch: pytest.Monke
     half = models.make("llama2", tmp_path / "h", dtype=torch.bfloat16)
     monkeypatch.setattr(module, "_has_units", lambda dtype: True)
     assert load(half).dtype == torch.bfloat16
-    edit(half / "config.json", dtype=None)
+    edit(half / "config.json", dtype=GONE)
     assert load(half).dtype == torch.bfloat16, "the weights tell it too"
     monkeypatch.setattr(module, "_has_units", lambda dtype: dtype == torch.float32)
     assert load(half).dtype == torch.float32, "without units for it, float32 is faster and as exact"
@@ -115,21 +106,15 @@ def test_auto_is_the_checkpoints_dtype(tmp_path: Path, monkeypatch: pytest.Monke
     [(1, None, (1,)), (1, 3, (1, 3)), ([1, 5], [5, 7], (1, 5, 7)), (None, [2], (2,)), (None, None, ())],
 )
 def test_all_end_tokens(folder: Path, config: object, generation: object, expected: tuple[int, ...]) -> None:
-    edit(folder / "config.json", eos_token_id=config)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
-    if config is None:  # absent means the family's default, null means none
-        values = json.loads((folder / "config.json").read_text()) | {"eos_token_id": None}
-        (folder / "config.json").write_text(json.dumps(values))
+    edit(folder / "config.json", eos_token_id=config)  # absent means the family's default, null means none
+    edit(folder / "generation_config.json", eos_token_id=generation)
     assert load(folder).eos_token_ids == expected
 
 
-def test_a_tokenizer(good: Path) -> None:
-    tokenizer = load_tokenizer(good)
+def test_a_tokenizer_with_its_model_and_alone(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.decode(tokenizer.encode("the little dog")) == "the little dog"
     assert tokenizer.has_chat_template
-
-
-def test_a_folder_with_a_tokenizer_alone(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert load_tokenizer(folder).vocab_size == 288
 
@@ -137,15 +122,12 @@ def test_a_folder_with_a_tokenizer_alone(folder: Path) -> None:
 # What cannot be found -----------------------------------------------------------------------------------------
 
 
-def test_no_such_folder(good: Path) -> None:
+def test_no_such_folder(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails(lambda: load(good.parent / "tiyn"), "there is no folder", "Did you mean 'tiny'?")
     fails(lambda: load(f"{good.parent}/tinny"), "Did you mean 'tiny'?")
     fails(lambda: load("./nothing/here"), "there is no folder", "nor is there a folder nothing")
     fails(lambda: load(good / "model.safetensors"), "is a file", "name its folder")
-
-
-def test_a_path_of_two_parts_is_a_path_where_the_first_exists(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(good.parent.parent)
+    monkeypatch.chdir(good.parent.parent)  # a path of two parts is a path where the first exists
     fails(lambda: load(f"{good.parent.name}/tin"), "there is no folder", "Did you mean 'tiny'?")
 
 
@@ -198,177 +180,181 @@ def test_only_what_is_needed_is_downloaded(monkeypatch: pytest.MonkeyPatch, good
     assert asked
 
 
-# What is wrong with config.json -------------------------------------------------------------------------------
+# What is wrong with a folder -----------------------------------------------------------------------------------
+
+GONE = object()
+Change = Callable[[Path], object]
 
 
-def test_no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    fails(lambda: load(folder), str(folder), "has no config.json, so it is not a model folder")
-    fails(lambda: load(folder.parent), "has no config.json")
-    (folder / "adapter_config.json").write_text("{}")
-    fails(lambda: load(folder), "merge it into its base model")
+def edit(file: Path, **changes: object) -> None:
+    """Change entries of a JSON file; GONE removes one."""
+    values = (json.loads(file.read_text()) if file.exists() else {}) | changes
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not GONE}))
 
 
-def test_the_model_is_one_folder_down(folder: Path) -> None:
-    fails(lambda: load(folder.parent), f"Did you mean {folder}?")
+def config(**changes: object) -> Change:
+    return lambda folder: edit(folder / "config.json", **changes)
 
 
-def test_config_is_not_json(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "llama",')
-    fails(lambda: load(folder), "config.json cannot be read: not JSON", "column 24")
-    (folder / "config.json").write_text("[]")
-    fails(lambda: load(folder), "should hold a JSON object, not a list")
-    (folder / "config.json").write_bytes(b"\xff\xfe")
-    fails(lambda: load(folder), "config.json cannot be read: not UTF-8")
+def has(name: str, data: str | bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
-def test_config_of_something_else(folder: Path) -> None:
-    edit(folder / "config.json", model_type=None)
-    fails(lambda: load(folder), "has no model_type")
-    edit(folder / "config.json", model_type="no-such-model")
-    fails(lambda: load(folder), "does not know model type 'no-such-model'")
+def lacks(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
 
 
-def test_config_with_nonsense_in_it(folder: Path) -> None:
-    edit(folder / "config.json", hidden_size="many")
-    fails(lambda: load(folder), "config.json cannot be used", "hidden_size", "many")
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+    """Change the tensors by name."""
+
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return spoil
 
 
-def test_a_model_with_code_of_its_own_is_not_run_unasked(folder: Path) -> None:
-    (folder / "own.py").write_text("raise SystemExit('this code must not run')")
-    edit(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
-    fails(lambda: load(folder), "needs code from its own folder", "trust_remote_code=True")
+def first(size: int) -> Change:
+    """Keep the first bytes of the weights."""
+    return lambda folder: has("model.safetensors", (folder / "model.safetensors").read_bytes()[:size])(folder)
 
 
-def test_generation_config_is_not_json(folder: Path) -> None:
-    (folder / "generation_config.json").write_text("{")
-    fails(lambda: load(folder), "generation_config.json cannot be read: not JSON")
+def brace(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:8] + b"}" + data[9:])
 
 
-def test_not_a_language_model(folder: Path) -> None:
-    edit(folder / "config.json", model_type="vit", architectures=["ViTModel"])
-    fails(lambda: load(folder), "transformers cannot load it as a causal language model")
+def a_folder(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
 
 
-# What is wrong with the weights -------------------------------------------------------------------------------
+def of_eight_bits(tensors: dict[str, torch.Tensor]) -> None:
+    key = next(key for key in tensors if "down_proj" in key)
+    tensors[key] = (tensors[key] * 100).to(torch.int8)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_no_safetensors(folder: Path, native: bool) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    fails(
-        lambda: load(folder, native=native),
-        "weights are read from safetensors only, and it has pytorch_model.bin",
-        "convert with transformers: AutoModelForCausalLM.from_pretrained",
-    )
-    (folder / "pytorch_model.bin").unlink()
-    fails(lambda: load(folder, native=native), "has no weights")
+def without_layer_1(tensors: dict[str, torch.Tensor]) -> None:
+    for key in [key for key in tensors if ".1." in key]:
+        del tensors[key]
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("keep", [0, 4, 1000, -1])
-def test_weights_cut_off(folder: Path, keep: int, native: bool) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:keep])
-    fails(lambda: load(folder, native=native), f"{file} is cut off or damaged", "copy or download it again")
+def rope(value: object) -> Change:
+    return config(rope_parameters=GONE, rope_theta=value)
 
 
-def test_weights_damaged(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:8] + b"}" + file.read_bytes()[9:])
-    fails(lambda: load(folder), "is cut off or damaged")
+CUT_OFF = ("model.safetensors is cut off or damaged", "copy or download it again")
+CONFIGURATIONS: list[tuple[list[Change], tuple[str, ...]]] = [
+    ([lacks("config.json")], ("has no config.json, so it is not a model folder",)),
+    ([lacks("config.json"), has("adapter_config.json", "{}")], ("merge it into its base model",)),
+    ([has("config.json", '{"model_type": "llama",')], ("config.json cannot be read: not JSON", "column 24")),
+    ([has("config.json", "[]")], ("should hold a JSON object, not a list",)),
+    ([has("config.json", b"\xff\xfe")], ("config.json cannot be read: not UTF-8",)),
+    ([config(model_type=GONE)], ("has no model_type",)),
+    ([config(model_type="no-such-model")], ("does not know model type 'no-such-model'",)),
+    ([config(hidden_size="many")], ("config.json cannot be used", "hidden_size", "many")),
+    (
+        [
+            has("own.py", "raise SystemExit('this code must not run')"),
+            config(model_type="own", auto_map={"AutoConfig": "own.OwnConfig"}),
+        ],
+        ("needs code from its own folder", "trust_remote_code=True"),
+    ),
+    ([has("generation_config.json", "{")], ("generation_config.json cannot be read: not JSON",)),
+    ([config(model_type="vit", architectures=["ViTModel"])], ("cannot load it as a causal language model",)),
+    ([config(num_hidden_layers=-1)], ("config.json: num_hidden_layers",)),
+    ([config(num_hidden_layers=0)], ("config.json: num_hidden_layers",)),
+    ([config(max_position_embeddings=10**13)], ("config.json: max_position_embeddings",)),
+    ([config(max_position_embeddings="2048")], ("config.json", "max_position_embeddings")),
+    ([config(hidden_size=2.5)], ("config.json", "hidden_size")),
+    ([config(vocab_size=-5)], ("config.json: vocab_size",)),
+    *[([rope(value)], ("config.json: rope_theta",)) for value in ("10000", None, -1.0)],
+    *[
+        ([config(rope_parameters={"rope_type": "default", "rope_theta": value})], ("config.json: rope_theta",))
+        for value in ("10000", None)
+    ],
+    ([config(rope_parameters=[])], ("config.json", "rope_parameters")),
+    *[
+        ([lambda folder, name=name, ids=ids: edit(folder / name, eos_token_id=ids)], (f"{name}", "eos_token_id"))
+        for ids in ("2", [2, "3"], [2, None], [[2]], {"a": 2}, -1, 2.0, True)
+        for name in ("generation_config.json", "config.json")
+    ],
+]
+WEIGHTS: list[tuple[list[Change], tuple[str, ...]]] = [
+    (
+        [lacks("model.safetensors"), has("pytorch_model.bin", "")],
+        ("weights are read from safetensors only, and it has pytorch_model.bin", "convert with transformers: "),
+    ),
+    ([lacks("model.safetensors")], ("has no weights",)),
+    *[([first(size)], CUT_OFF) for size in (0, 4, 1000, -1)],
+    ([brace], CUT_OFF),
+    ([a_folder], ("model.safetensors cannot be read as weights: it is a folder",)),
+    (
+        [has("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n")],
+        ("is a Git LFS pointer", "git lfs pull"),
+    ),
+    ([has(INDEX, "{}")], ("has no weight_map",)),
+    ([weights(without_layer_1)], ("lacks model.layers.1.", " and 7 more", "incomplete")),
+    ([weights(lambda tensors: tensors.pop("lm_head.weight"))], ("lacks lm_head.weight",)),
+    ([weights(of_eight_bits)], ("down_proj.weight holds I8 numbers", "quantized")),
+    ([config(num_hidden_layers=2)], ("has weights of 3 layers, and its config.json asks for 2",)),
+    ([config(intermediate_size=128)], ("model.layers.0.mlp.", " where config.json asks for [", "128", "96")),
+]
+TOKENIZERS: list[tuple[list[Change], tuple[str, ...]]] = [
+    ([config(vocab_size=280)], ("has token ids up to 287 but the model knows only 0 to 279", "different models")),
+    ([lacks("tokenizer.json")], ("has no tokenizer", "tokenizer.json")),
+    ([has("tokenizer.json", "{}")], ("the tokenizer in ", " cannot be read: KeyError")),
+]
 
 
-def test_a_pointer_instead_of_weights(folder: Path) -> None:
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n")
-    fails(lambda: load(folder), "is a Git LFS pointer", "git lfs pull")
+@pytest.mark.parametrize(
+    ("call", "changes", "words"),
+    [
+        *[(load, *case) for case in (*CONFIGURATIONS, *WEIGHTS)],
+        *[(partial(load, native=False), *case) for case in WEIGHTS],
+        *[(load_tokenizer, *case) for case in TOKENIZERS],
+    ],
+)
+def test_a_mistake_is_one_line(
+    call: Callable[[Path], object], changes: list[Change], words: tuple[str, ...], folder: Path
+) -> None:
+    for change in changes:
+        change(folder)
+    fails(lambda: call(folder), str(folder) if call is load_tokenizer else "", *words)
 
 
-def test_a_shard_is_missing(tmp_path: Path) -> None:
-    models.model("llama2").save_pretrained(tmp_path, max_shard_size="100KB")
-    shards = sorted(tmp_path.glob("*.safetensors"))
-    shards[1].unlink()
-    fails(lambda: load(tmp_path), f"lacks {shards[1].name}, 1 of the {len(shards)} files")
-    (tmp_path / INDEX).write_text("{}")
-    fails(lambda: load(tmp_path), "has no weight_map")
-
-
-@pytest.mark.parametrize(("family", "native"), [("llama2", True), ("llama2", False), ("gpt2", None)])
-def test_tensors_are_missing(tmp_path: Path, family: str, native: bool | None) -> None:
-    folder = models.make(family, tmp_path / "t")
-    tensors = load_file(folder / "model.safetensors")
-    gone = [key for key in sorted(tensors) if ".1." in key][:4]
-    save_file({k: v for k, v in tensors.items() if k not in gone}, folder / "model.safetensors", {"format": "pt"})
-    line = fails(lambda: load(folder, native=native), "lacks", "and 2 more", "incomplete")
-    assert sum(key in line for key in gone) == 2
-
-
-def test_the_head_is_missing(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["lm_head.weight"]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    fails(lambda: load(folder), "lacks lm_head.weight")
-    edit(folder / "config.json", tie_word_embeddings=True)
-    assert load(folder).vocab_size == 320
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_a_tensor_of_another_shape(folder: Path, native: bool) -> None:
-    edit(folder / "config.json", intermediate_size=128)
-    line = fails(lambda: load(folder, native=native), "model.layers.0.mlp.")
-    shapes = ("[96, 64] where config.json asks for [128, 64]", "[64, 96] where config.json asks for [64, 128]")
-    assert any(shape in line for shape in shapes)
-
-
-def test_quantized_weights_are_not_for_the_native_decoder(folder: Path) -> None:
+def test_mistakes_of_other_folders(folder: Path, tmp_path: Path) -> None:
+    fails(lambda: load(folder.parent), "has no config.json", f"Did you mean {folder}?")
     edit(folder / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     fails(lambda: load(folder, native=True), "native decoder cannot run it", "quantized")
+    models.model("llama2").save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    shards = sorted((tmp_path / "shards").glob("*.safetensors"))
+    shards[1].unlink()
+    fails(lambda: load(tmp_path / "shards"), f"lacks {shards[1].name}, 1 of the {len(shards)} files")
+    foreign = models.make("gpt2", tmp_path / "foreign")
+    weights(without_layer_1)(foreign)
+    fails(lambda: load(foreign), "lacks ", " more", "incomplete")
 
 
-# What is wrong with the tokenizer -----------------------------------------------------------------------------
-
-
-def test_more_tokens_than_the_model_knows(folder: Path) -> None:
-    edit(folder / "config.json", vocab_size=280)
-    fails(
-        lambda: load_tokenizer(folder),
-        "has token ids up to 287 but the model knows only 0 to 279",
-        "different models",
-    )
-
-
-def test_no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    fails(lambda: load_tokenizer(folder), "has no tokenizer", "tokenizer.json")
-
-
-def test_a_damaged_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("{}")
-    fails(lambda: load_tokenizer(folder), f"the tokenizer in {folder} cannot be read: KeyError")
+def test_a_head_that_is_the_embedding_may_be_absent(folder: Path) -> None:
+    weights(lambda tensors: tensors.pop("lm_head.weight"))(folder)
+    edit(folder / "config.json", tie_word_embeddings=True)
+    assert load(folder).vocab_size == 320
 
 
 # Words --------------------------------------------------------------------------------------------------------
 
 
-def test_unknown_words(good: Path) -> None:
+def test_unknown_words(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails(lambda: load(good, dtype="bfloat61"), "unknown dtype 'bfloat61'", "Did you mean 'bfloat16'?")
     fails(lambda: load(good, dtype=torch.int8), "unknown dtype 'torch.int8'", "float32")
     fails(lambda: load(good, device="gpu"), "device 'gpu' cannot be used", "cpu")
     absent = () if torch.cuda.is_available() else ("cuda", "cuda:1")
-    for word in (
-        "meta",
-        "xla",
-        "hpu",
-        "privateuseone",
-        "lazy",
-        "",
-        *absent,
-    ):  # torch knows them, and none computes here
+    for word in ("meta", "xla", "hpu", "privateuseone", "lazy", "", *absent):  # known to torch; none computes here
         fails(lambda word=word: load(good, device=word), f"device {word!r} cannot be used", "cpu")  # type: ignore[misc]
     assert load(good, device="cpu").device == torch.device("cpu")
-
-
-def test_words_are_checked_before_anything_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # They are checked before anything is downloaded.
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("downloaded"))
     fails(lambda: load("acme/tiny-llama", dtype="int3"), "unknown dtype")
     fails(lambda: load("acme/tiny-llama", device="gpu"), "cannot be used")

@@ -1,106 +1,205 @@
-"""Products by panels: right to one rounding, the same for one row as for many, and within their bounds."""
+"""Matrix products by our kernels, of numbers and of blocks: right to their rounding, the same for one row as for many,
+and within their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
-from paceline.target.kernels import products
-from paceline.target.kernels.products import COLUMNS, ROWS, Panels
-from paceline.target.linear import Linear
+from paceline.target.kernels import integer, products
+from paceline.target.kernels.integer import IntegerPanels
+from paceline.target.kernels.products import Panels
+from paceline.target.linear import BlockLinear, Linear, linear
+from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
 
-ROUNDING = 2.0**-8
-"""Half a unit in the last place of bfloat16, relative."""
+HALF, FULL = torch.bfloat16, torch.float32
+ROUNDING = {HALF: 2.0**-8, FULL: 0.0}
+"""Half a unit in the last place of bfloat16, relative. What sums in float32 are off by is added to it."""
+SCALES = {Q4_K: (0, 2), Q6_K: (208,)}
+"""Where a block's float16 scales are; at 0 in the others."""
+MOST = {12: (1, 2, 7, 12, 13, 41), 3: (1, 2, 3, 4, 7, 13)}
+"""Numbers of rows that make tiles of all sizes, by the largest tile."""
 
-needs_the_instruction = pytest.mark.skipif(not products.supported(), reason="this CPU has no AVX-512 BF16")
+needs_halves = pytest.mark.skipif(not products.supported(), reason="this CPU has no AVX-512 BF16")
+needs_blocks = pytest.mark.skipif(not integer.supported(), reason="this CPU has no float16 conversion")
+needs_vnni = pytest.mark.skipif(not integer.fast(), reason="this CPU has no AVX-512 VNNI")
 
 
 def random(seed: int, *size: int) -> torch.Tensor:
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
-@needs_the_instruction
-@pytest.mark.parametrize("rows", [1, 2, 7, ROWS, ROWS + 1, 3 * ROWS + 5])
-@pytest.mark.parametrize(("outputs", "width"), [(COLUMNS, 8), (1, 64), (15, 24), (33, 64), (640, 384)])
-def test_is_the_product_rounded_once(rows: int, outputs: int, width: int) -> None:
-    x, weight, bias = random(0, rows, width), random(1, outputs, width), random(2, outputs)
-    exact = x.double() @ weight.double().T + bias.double()
-    size = x.double().abs() @ weight.double().abs().T + bias.double().abs()  # what sums in float32 are off by
-    error = (Panels(weight, bias)(x).double() - exact).abs()
-    assert bool((error <= 1.01 * ROUNDING * exact.abs() + 1e-5 * size).all())
-    without = (Panels(weight)(x).double() - (exact - bias.double())).abs()
-    assert bool((without <= 1.01 * ROUNDING * (exact - bias.double()).abs() + 1e-5 * size).all())
+def random_blocks(kind: Kind, outputs: int, width: int, seed: int = 0) -> Blocks:
+    """Any codes, with scales of ordinary size and either sign."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (outputs, width // kind.inputs, kind.nbytes)
+    blocks = torch.randint(0, 256, size, dtype=torch.uint8, generator=generator)
+    for at in SCALES.get(kind, (0,)):
+        scale = 0.02 * torch.rand(*size[:2], 1, generator=generator) - 0.01
+        blocks[..., at : at + 2] = scale.half().view(torch.uint8)
+    return Blocks(kind, blocks.flatten(1))
 
 
-@needs_the_instruction
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_is_the_same_alone_and_among_others(threads: int) -> None:
-    x, panels = random(3, 40, 1536), Panels(random(4, 200, 1536))
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """x as the kernel of blocks sees it: whole numbers -127 to 127 by 32 inputs, times a float32 scale; float64."""
+    blocks = x.float().unflatten(-1, (-1, 32))
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    numbers = torch.where(scale > 0, blocks / scale, 0).round()
+    return (numbers.double() * scale.double()).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kernel: of numbers (`kind` None) or of blocks, for inputs of a dtype."""
+
+    dtype: torch.dtype
+    kind: Kind | None = None
+    vnni: bool = False
+
+    @property
+    def step(self) -> int:
+        """Widths are a multiple of this."""
+        return 8 if self.kind is None else self.kind.inputs
+
+    def made(self, outputs: int, width: int, bias: torch.Tensor | None = None) -> tuple[Any, torch.Tensor]:
+        """Panels, and the weight that they hold."""
+        if self.kind is None:
+            weight = random(1, outputs, width).to(self.dtype)
+            return Panels(weight, bias), weight
+        blocks = random_blocks(self.kind, outputs, width)
+        return IntegerPanels([blocks], bias), blocks.dense()
+
+    def x(self, seed: int, rows: int, width: int) -> torch.Tensor:
+        return random(seed, rows, width).to(self.dtype)
+
+    def check(self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        """`out` is x @ weight.T + bias, but for what float32 sums are off by, and one rounding to its dtype."""
+        seen = x.double() if self.kind is None else rounded(x)
+        exact = seen @ weight.double().T + bias.double()
+        size = seen.abs() @ weight.double().abs().T + bias.double().abs()
+        sums = 1e-5 if self.kind is None else 1e-6
+        assert out.dtype == self.dtype
+        assert bool(((out.double() - exact).abs() <= sums * size + 1.01 * ROUNDING[self.dtype] * exact.abs()).all())
+
+
+WAYS = [Way(HALF), Way(FULL), *(Way(d, k, v) for k in KINDS.values() for d in (FULL, HALF) for v in (True, False))]
+
+
+def name(way: Way) -> str:
+    kind = "numbers" if way.kind is None else f"{way.kind.name}-{'vnni' if way.vnni else 'plain'}"
+    return f"{kind}-{str(way.dtype).removeprefix('torch.')}"
+
+
+@pytest.fixture(params=WAYS, ids=name)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """Every kernel that this CPU can run."""
+    way: Way = request.param
+    runs = products.supported(way.dtype) if way.kind is None else integer.supported()
+    if not runs or (way.vnni and not integer.fast()):
+        pytest.skip("not on this CPU")
+    monkeypatch.setattr(integer, "fast", lambda: way.vnni)
+    return way
+
+
+@pytest.fixture(params=[1, 2, 3])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        alone = torch.cat([panels(x[i : i + 1]) for i in range(len(x))])
-        for rows in range(1, len(x) + 1):
-            assert torch.equal(panels(x[:rows]), alone[:rows])
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
 
 
-@needs_the_instruction
-def test_columns_of_another_tensor_are_copied_first() -> None:
-    x, panels = random(5, 6, 32), Panels(random(6, 64, 16))
-    assert torch.equal(panels(x[:, 16:]), panels(x[:, 16:].clone()))
+# What every kernel keeps to ------------------------------------------------------------------------------------------
 
 
-@needs_the_instruction
-def test_nothing_is_written_behind_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = torch.full((9, 45), 7.0).bfloat16()
+@pytest.mark.parametrize(("outputs", "steps"), [(16, 1), (32, 1), (1, 2), (45, 3), (200, 12)])
+def test_is_the_product_rounded_once(way: Way, outputs: int, steps: int) -> None:
+    if way.kind is not None and not way.vnni and way.dtype == HALF and outputs == 16:
+        pytest.skip("the way of all CPUs is slow; the other sizes show it")
+    bias, width = random(2, outputs), steps * way.step
+    panels, weight = way.made(outputs, width, bias)
+    without, _ = way.made(outputs, width)
+    for rows in MOST[products.ROWS if way.kind is None else integer.ROWS]:
+        x = way.x(3, rows, width)
+        way.check(panels(x), x, weight, bias)
+        way.check(without(x), x, weight, torch.zeros(outputs))
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_row_is_the_same_alone_and_among_others(way: Way) -> None:
+    if way.kind is not None and way.dtype == HALF:
+        pytest.skip("rounded as one dtype is as the other")
+    x, (panels, _) = way.x(4, 40, 768), way.made(100, 768)
+    alone = torch.cat([panels(x[i : i + 1]) for i in range(len(x))])
+    # The slow way deals rows out as the fast one does, so it need only show every size of a tile.
+    counts = (*range(1, 14), 27, 40) if way.kind is not None and not way.vnni else range(1, 41)
+    for rows in counts:
+        assert torch.equal(panels(x[:rows]), alone[:rows])
+
+
+def test_nothing_is_written_after_the_outputs(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, (panels, _), x = torch.full((9, 45), 7.0).to(way.dtype), way.made(45, 256), way.x(5, 5, 256)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *_: memory[2:7])
-    Panels(random(7, 45, 16))(random(8, 5, 16))
+    panels(x)
     monkeypatch.undo()
     assert bool((memory[:2] == 7).all())
     assert bool((memory[7:] == 7).all())
-    assert not bool((memory[2:7] == 7).all())
+    assert not bool((memory[2:7] == 7).any())
 
 
-@needs_the_instruction
-def test_no_rows_give_no_rows() -> None:
-    assert Panels(random(9, 40, 16))(torch.empty(0, 16).bfloat16()).shape == (0, 40)
+def test_no_rows_give_no_rows_and_columns_of_another_tensor_are_copied(way: Way) -> None:
+    panels, _ = way.made(40, 256)
+    assert panels(torch.empty(0, 256, dtype=way.dtype)).shape == (0, 40)
+    x = way.x(6, 6, 512)
+    assert torch.equal(panels(x[:, 256:]), panels(x[:, 256:].clone()))
 
 
-@needs_the_instruction
-def test_what_is_not_a_number_stays_so() -> None:
-    x, weight = random(10, 3, 16), random(11, 40, 16)
-    x[1, 5], weight[7, 3] = torch.nan, torch.inf
-    out = Panels(weight)(x)
+def test_what_is_not_a_number_stays_so(way: Way) -> None:
+    x, (panels, _) = way.x(7, 4, 256), way.made(40, 256)
+    x[1, 5], x[2, 90] = torch.nan, torch.inf
+    out = panels(x)
     assert bool(out[1].isnan().all())
+    assert not bool(out[2].isfinite().any())
+    assert bool(out[[0, 3]].isfinite().all())
+
+
+# Numbers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [HALF, FULL])
+def test_the_weight_comes_back_and_may_hold_infinity(dtype: torch.dtype) -> None:
+    if not products.supported(dtype):
+        pytest.skip("not on this CPU")
+    weight = random(12, 75, 24).to(dtype)
+    assert torch.equal(Panels(weight).dense(), weight)
+    weight[7, 3] = torch.inf
+    out = Panels(weight)(random(13, 1, 24).to(dtype))
     assert bool(out[0, 7].isinf())
     assert bool(out[0, :7].isfinite().all())
 
 
-@needs_the_instruction
-def test_the_weight_comes_back() -> None:
-    weight = random(12, 75, 24)
-    assert torch.equal(Panels(weight).dense(), weight)
-
-
 def test_which_weights_fit() -> None:
-    assert products.fits(random(13, 5, 16))
-    assert not products.fits(random(13, 5, 12))
-    assert products.fits(random(13, 5, 12).float())
+    assert products.fits(random(13, 5, 16).bfloat16())
+    assert not products.fits(random(13, 5, 12).bfloat16())
+    assert products.fits(random(13, 5, 12))
     assert not products.fits(random(13, 5, 16).half())
 
 
-@needs_the_instruction
+@needs_halves
 @pytest.mark.parametrize("preferred", [True, False])
 def test_a_linear_uses_it_where_it_is_faster(preferred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "preferred", lambda dtype: preferred)
-    weight, bias, x = random(14, 70, 64), random(15, 70), random(16, 5, 64)
-    linear = Linear(weight, bias)
-    assert (linear.panels is not None) == preferred
-    exact = x.double() @ weight.double().T + bias.double()
-    assert bool(((linear(x).double() - exact).abs() <= 2 * ROUNDING * (exact.abs() + 1)).all())
-    few = torch.tensor([3, 69, 0])
-    exact = exact[:, few]
-    assert bool(((linear.rows(few)(x).double() - exact).abs() <= 2 * ROUNDING * (exact.abs() + 1)).all())
+    weight, bias, x = (random(seed, *size).bfloat16() for seed, size in ((14, (70, 64)), (15, (70,)), (16, (5, 64))))
+    made = Linear(weight, bias)
+    assert (made.panels is not None) == preferred
+    exact, few = x.double() @ weight.double().T + bias.double(), torch.tensor([3, 69, 0])
+    for out, right in ((made(x), exact), (made.rows(few)(x), exact[:, few])):
+        assert bool(((out.double() - right).abs() <= 2 * ROUNDING[HALF] * (right.abs() + 1)).all())
 
 
 def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,3 +215,94 @@ def test_is_not_preferred_where_tiles_are_multiplied(monkeypatch: pytest.MonkeyP
         assert not has("avx512f")
     finally:
         products.preferred.cache_clear()
+
+
+# Blocks --------------------------------------------------------------------------------------------------------------
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_both_ways_give_the_same_bits(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, panels = 100 * random(4, 14, 512), IntegerPanels([random_blocks(kind, 33, 512)])
+    quick = panels(x)
+    monkeypatch.setattr(integer, "fast", lambda: False)
+    assert torch.equal(panels(x), quick)
+
+
+@needs_blocks
+def test_the_largest_sums_do_not_overflow() -> None:
+    weight, x = quantise(torch.full((16, 256), -1.0), Q8_0), torch.full((1, 256), 3.0)
+    assert torch.allclose(IntegerPanels([weight])(x), torch.full((1, 16), -768.0), rtol=1e-3)
+
+
+@needs_blocks
+def test_parts_of_several_kinds_are_one_product() -> None:
+    parts = [random_blocks(kind, 20, 512, seed) for seed, kind in enumerate((Q4_K, Q4_K, Q6_K, Q8_0, Q4_0))]
+    bias, x = random(5, 100), random(6, 7, 512)
+    panels, dense = IntegerPanels(parts, bias), torch.cat([part.dense() for part in parts])
+    Way(FULL, Q8_0).check(panels(x), x, dense, bias)
+    assert torch.equal(torch.cat([part.dense() for part in panels.blocks()]), dense)
+    assert panels.nbytes == sum(part.nbytes for part in parts)
+    few = torch.tensor([99, 0, 45, 20, 44])
+    assert torch.equal(torch.cat([part.dense() for part in panels.rows(few)]), dense[few])
+    assert torch.equal(IntegerPanels(panels.rows(few), bias[few])(x), panels(x)[:, few])
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_the_bytes_come_back(kind: Kind) -> None:
+    blocks = Blocks(kind, torch.randint(0, 256, (75, 5 * kind.nbytes), dtype=torch.uint8))
+    panels, few = IntegerPanels([blocks]), torch.tensor([74, 0, 16, 31])
+    assert torch.equal(panels.blocks()[0].data, blocks.data)
+    assert torch.equal(panels.rows(few)[0].data, blocks.data[few])
+
+
+@needs_blocks
+@pytest.mark.parametrize("vnni", [pytest.param(True, marks=needs_vnni), False])
+def test_zeros_and_the_smallest_numbers_are_no_trouble(vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer, "fast", lambda: vnni)
+    x, panels = torch.zeros(3, 64), IntegerPanels([random_blocks(Q4_0, 16, 64)])
+    x[1], x[2] = 1e-45, 1e-38
+    assert bool((panels(x).abs() < 1e-36).all())
+
+
+@needs_blocks
+@pytest.mark.parametrize("vnni", [pytest.param(True, marks=needs_vnni), False])
+@pytest.mark.parametrize("kind", [Q8_0, Q4_K], ids=lambda kind: kind.name)
+def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind, vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the CPU has no instruction for it."""
+    monkeypatch.setattr(integer, "fast", lambda: vnni)
+    panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)])
+    x = random(3, 40, panels.width).to(HALF)
+    x[1] *= 1e30
+    x[2, 5], x[3, 5] = float("nan"), float("inf")
+    expected = panels(x.float()).to(HALF)
+    assert torch.equal(panels(x).nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+@needs_blocks
+def test_where_torch_has_another_openmp_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, panels = random(11, 5, 64), IntegerPanels([random_blocks(Q8_0, 40, 64)])
+    right = panels(x)
+    monkeypatch.setattr(products, "parallel", lambda: None)
+    monkeypatch.setattr(integer, "product_of", cache(integer.product_of.__wrapped__))
+    assert "GOMP_parallel(ptr @work" not in integer._source(Q8_0, FULL, True)
+    assert torch.equal(panels(x), right)
+
+
+@needs_blocks
+def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, bias, x = [random_blocks(Q8_0, 20, 64), random_blocks(Q4_0, 12, 64)], random(9, 32), random(10, 5, 64)
+    made = linear(parts, bias, FULL)
+    assert isinstance(made, BlockLinear)
+    assert made.exact() is made
+    dense = torch.cat([part.dense() for part in parts])
+    assert torch.equal(made.dense(), dense)
+    few = torch.tensor([31, 2])
+    assert torch.equal(made.rows(few)(x), made(x)[:, few])
+    mixed = linear([parts[0], dense[20:]], bias, FULL)
+    assert torch.allclose(mixed(x), x @ dense.T + bias, atol=1e-5)
+    assert type(linear(parts, bias, torch.float16)) is Linear
+    monkeypatch.setattr(integer, "supported", lambda: False)
+    plain = linear(parts, bias, FULL)
+    assert type(plain) is Linear
+    assert torch.allclose(plain(x), x @ dense.T + bias, atol=1e-5)

@@ -18,8 +18,8 @@ def quantize(
 ) -> int:
     """Write a model with weights of eight or four bits to a new folder, which every command takes as a model.
 
-    It is what --dtype int8 and int4 make whenever a model is loaded, made once: it loads faster, and takes half or a
-    quarter of the room. Such a model is another model than its checkpoint.
+    Its weights are those that --dtype int8 and int4 make on every load. Made once, the model loads faster and takes
+    half or a quarter of the disk space. It is another model than its checkpoint.
 
     \b
     paceline quantize models/demo demo-int4 --dtype int4

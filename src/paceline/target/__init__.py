@@ -1,1 +1,1 @@
-"""Targets: the model whose output must not change, behind one interface (`paceline.target.base.Target`)."""
+"""Targets: the model whose output must not change, under one interface (`base.Target`)."""

@@ -1,5 +1,5 @@
 """What a decoder layer does between its matrix products: norms, rotary positions, gates, and attention over a ragged
-cache. And `Attention`, a layer that trained drafters stack."""
+cache. `Attention` and `Layer` join them to products; trained drafters stack them too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
-from paceline.target.linear import linear
+from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import tensors_of
-from paceline.target.shape import Shape
+from paceline.target.shape import Shape, layer_shapes
 
 
 class TorchOps:
@@ -106,10 +106,8 @@ class Attention:
     def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
         self.shape, self.ops = shape, ops
         vectors, dtype = tensors_of(weights), ops.cos.dtype
-        biases = [vectors[name] for name in ("q_proj.bias", "k_proj.bias", "v_proj.bias") if name in vectors]
-        parts = [weights[f"{name}_proj.weight"] for name in "qkv"]
-        self.qkv = linear(parts, torch.cat(biases) if biases else None, dtype)
-        self.out = linear([weights["o_proj.weight"]], vectors.get("o_proj.bias"), dtype)
+        self.qkv = _product(weights, ("q_proj", "k_proj", "v_proj"), dtype)
+        self.out = _product(weights, ("o_proj",), dtype)
         self.qk_norm: torch.Tensor | None = None
         if "q_norm.weight" in vectors:
             q, k = vectors["q_norm.weight"], vectors["k_norm.weight"]
@@ -123,12 +121,49 @@ class Attention:
         return self.out(attend(queries, layout, cache, layer))
 
 
+class Layer:
+    """A decoder layer: attention input x, residual r. It is r + attention(x), and the gated MLP after that.
+
+    weights  of a checkpoint's layer: "self_attn.", as in `Attention`, "mlp." and "post_attention_layernorm.weight"."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], shape: Shape, ops: TorchOps):
+        start, dtype, norm = "self_attn.", ops.cos.dtype, weights["post_attention_layernorm.weight"]
+        assert isinstance(norm, torch.Tensor)
+        inner = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
+        self.ops, self.mlp_norm = ops, norm
+        self.attention = Attention(inner, shape, ops)
+        self.gate_up = _product(weights, ("mlp.gate_proj", "mlp.up_proj"), dtype)
+        self.down = _product(weights, ("mlp.down_proj",), dtype)
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """The matrix products, in the order in which they are computed."""
+        return self.attention.qkv, self.attention.out, self.gate_up, self.down
+
+    def make_exact(self, ops: TorchOps) -> None:
+        """Give every product one order of sums, and compute the steps between them with `ops`."""
+        self.ops = self.attention.ops = ops
+        self.attention.qkv, self.attention.out, self.gate_up, self.down = (one.exact() for one in self.products)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor, layout: Layout, cache: Writer, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's output as two summands, [N, H] each, which the next norm adds in the same pass; `layer` is its
+        place in the cache. x is normed, [N, width]."""
+        residual, h = self.ops.add_norm(residual, self.attention(x, layout, cache, layer), self.mlp_norm)
+        return residual, self.down(self.ops.gate(self.gate_up(h)))
+
+
+def _product(weights: Mapping[str, torch.Tensor | Blocks], names: Sequence[str], dtype: torch.dtype) -> Linear:
+    """The product with the matrices of these names below each other, and their biases where there are some."""
+    biases = [bias for name in names if isinstance(bias := weights.get(f"{name}.bias"), torch.Tensor)]
+    return linear([weights[f"{name}.weight"] for name in names], torch.cat(biases) if biases else None, dtype)
+
+
 def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the tensors of `Attention`. width: of what it reads, if that is not the hidden size."""
-    h, q, kv = shape.hidden_size, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    rows = {"q_proj": q, "k_proj": kv, "v_proj": kv}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (n, width or h) for name, n in rows.items()}
-    return shapes | {"o_proj.weight": (h, q)}
+    """Name and shape of the matrices of `Attention`. width: of what it reads, if that is not the hidden size."""
+    names = {f"self_attn.{name}_proj.weight": f"{name}_proj.weight" for name in "qkvo"}
+    return {names[name]: size for name, size in layer_shapes(shape, width).items() if name in names}
 
 
 def begin(

@@ -157,7 +157,7 @@ class Target(ABC):
 
     @abstractmethod
     def add_row(self, expected_length: int) -> int:
-        """A slot for a new, empty row; room for `expected_length` tokens is made at once, more when needed."""
+        """A slot for a new, empty row. Memory for `expected_length` tokens is taken at once, more when it is needed."""
 
     @abstractmethod
     def drop_row(self, slot: int) -> None:

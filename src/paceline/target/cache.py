@@ -189,7 +189,7 @@ class RaggedCache:
     def writer(self, layout: Layout, *, recorded: bool = False) -> Writer:
         """Where the forward planned in `layout` writes and reads; the cache grows first if necessary.
 
-        recorded  for a forward that is recorded: places are read from the layout when it runs, and there is room."""
+        recorded  for a forward that is recorded: places are read from the layout when it runs, and all rows fit."""
         if not recorded:
             self.reserve(max(layout.reach.values()))
         groups = [self._read(g.first, g.last, g.keys) for g in layout.groups]

@@ -18,14 +18,14 @@ from transformers import PretrainedConfig
 from paceline.engine.clock import Clock
 from paceline.engine.round import Segment, Verdict
 from paceline.errors import ModelError
-from paceline.target.attention import TorchOps, attend
+from paceline.target.attention import Layer, TorchOps
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import fingerprint
 from paceline.target.graphs import Recorder
 from paceline.target.kernels import integer, products
 from paceline.target.layout import Layout, padded_size, plan
-from paceline.target.linear import BlockLinear, Linear, linear
+from paceline.target.linear import BlockLinear, linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
@@ -40,51 +40,24 @@ def _fused_ops() -> type[TorchOps]:
 
 
 class Block:
-    """One layer: rotary attention, then the gated MLP, each added to what came in."""
+    """One layer of a decoder: a norm, and the `Layer` over it.
 
-    def __init__(self, shape: Shape, layer: int, weights: Mapping[str, torch.Tensor | Blocks]):
-        own = {name: w for name, w in weights.items() if name.startswith(f"model.layers.{layer}.")}
-        vectors = tensors_of(own)
+    nbytes  of its weights."""
 
-        def get(name: str) -> torch.Tensor | None:
-            return vectors.get(f"model.layers.{layer}.{name}")
-
-        def product(*names: str) -> Linear:
-            parts = [own[f"model.layers.{layer}.{name}.weight"] for name in names]
-            biases = [bias for name in names if (bias := get(f"{name}.bias")) is not None]
-            return linear(parts, torch.cat(biases) if biases else None, self.attention_norm.dtype)
-
-        self.shape = shape
-        self.nbytes = sum(w.nbytes for w in own.values())
-        self.attention_norm = vectors[f"model.layers.{layer}.input_layernorm.weight"]
-        self.mlp_norm = vectors[f"model.layers.{layer}.post_attention_layernorm.weight"]
-        self.qkv = product("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        self.out = product("self_attn.o_proj")
-        self.gate_up = product("mlp.gate_proj", "mlp.up_proj")
-        self.down = product("mlp.down_proj")
-        q, k = get("self_attn.q_norm.weight"), get("self_attn.k_norm.weight")
-        self.qk_norm: torch.Tensor | None = None
-        if q is not None and k is not None:
-            self.qk_norm = torch.cat([q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)])
-
-    def make_exact(self) -> None:
-        """Give every product one order of sums."""
-        self.qkv, self.out = self.qkv.exact(), self.out.exact()
-        self.gate_up, self.down = self.gate_up.exact(), self.down.exact()
+    def __init__(self, weights: Mapping[str, torch.Tensor | Blocks], number: int, shape: Shape, ops: TorchOps):
+        start = f"model.layers.{number}."
+        own = {name.removeprefix(start): weight for name, weight in weights.items() if name.startswith(start)}
+        self.nbytes = sum(weight.nbytes for weight in own.values())
+        self.norm = tensors_of(own)["input_layernorm.weight"]
+        self.layer = Layer(own, shape, ops)
 
     def __call__(
-        self, x: torch.Tensor, delta: torch.Tensor | None, ops: TorchOps, layout: Layout, cache: Writer, layer: int
+        self, x: torch.Tensor, delta: torch.Tensor | None, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer over x + delta, [N, H] each; `layer` is its place in the cache. The result is two summands as well,
-        which the next norm adds in the same pass."""
-        s = self.shape
-        x, h = (
-            ops.add_norm(x, delta, self.attention_norm) if delta is not None else (x, ops.norm(x, self.attention_norm))
-        )
-        qkv = self.qkv(h).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        queries = ops.rotate(qkv, s.num_heads, s.num_kv_heads, self.qk_norm, cache, layer)
-        x, h = ops.add_norm(x, self.out(attend(queries, layout, cache, layer)), self.mlp_norm)
-        return x, self.down(ops.gate(self.gate_up(h)))
+        """The layer over x + delta, [N, H] each; `layer` is its place in the cache; its output is two summands too."""
+        ops = self.layer.ops
+        x, h = ops.add_norm(x, delta, self.norm) if delta is not None else (x, ops.norm(x, self.norm))
+        return self.layer(h, x, layout, cache, layer)
 
 
 class Decoder(CachedTarget):
@@ -138,9 +111,9 @@ class Decoder(CachedTarget):
         self._table: torch.Tensor | Blocks | BlockLinear = table
         if s.tied and isinstance(self.head, BlockLinear):
             self._table = self.head  # gives its rows back; the embedding itself would take as much memory again
-        self.blocks = [Block(s, layer, weights) for layer in range(s.num_layers)]
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s, inverse_frequencies))
         self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
+        self.blocks = [Block(weights, layer, s, self.ops) for layer in range(s.num_layers)]
         self.same_on_any_threads = self._has_own_products()
         self.cache = self.new_cache(s.num_layers)
         self.recorder = Recorder(self) if self.device.type == "cuda" else None
@@ -172,9 +145,8 @@ class Decoder(CachedTarget):
     def _has_own_products(self) -> bool:
         """Whether all products are ours. oneDNN and MKL add in an order that depends on the number of threads; our
         products and attention do not."""
-        return self.head.panels is not None and all(
-            linear.panels is not None for b in self.blocks for linear in (b.qkv, b.out, b.gate_up, b.down)
-        )
+        layers = [product for block in self.blocks for product in block.layer.products]
+        return all(product.panels is not None for product in (self.head, *layers))
 
     @property
     def exact_is_free(self) -> bool:
@@ -193,10 +165,10 @@ class Decoder(CachedTarget):
             )
         if self.dtype not in (torch.bfloat16, torch.float32):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
-        for block in self.blocks:
-            block.make_exact()
-        self.head = self.head.exact()
         self.ops = _fused_ops()(self.ops.cos, self.ops.sin, self.ops.eps)
+        for block in self.blocks:
+            block.layer.make_exact(self.ops)
+        self.head = self.head.exact()
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         if not self.same_on_any_threads:
             self.threads.fix(torch.get_num_threads())
@@ -238,7 +210,7 @@ class Decoder(CachedTarget):
                     taps[layer] = x[: layout.num_nodes]
                 if on_layer is not None and layer == needs.callback_layer:
                     on_layer(layer, x[: layout.num_nodes])
-            x, delta = self.blocks[layer](x, delta, self.ops, layout, cache, layer)
+            x, delta = self.blocks[layer](x, delta, layout, cache, layer)
         self.clock.lap("layers")
         x = x if delta is None else x + delta
         if BEFORE_NORM in needs.hidden_layers:
@@ -277,7 +249,7 @@ class Decoder(CachedTarget):
         delta: torch.Tensor | None = None
         place = first if cache is None else 0
         for layer, block in enumerate(self.blocks[first:last], place):
-            x, delta = block(x, delta, self.ops, layout, writer, layer)
+            x, delta = block(x, delta, layout, writer, layer)
         return (x if delta is None else x + delta)[: layout.num_nodes]
 
     def logits(self, hidden: torch.Tensor, normalise: bool = True) -> torch.Tensor:

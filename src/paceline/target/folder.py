@@ -28,7 +28,7 @@ NOT_OURS = ["*/*", "consolidated*"]
 """Of a hub repository: sub-folders, and second copies of the weights in another layout."""
 INDEX = "model.safetensors.index.json"
 TUNED_FILE = "noise.json"
-"""Written by `paceline train noise` beside the weights."""
+"""Written by `paceline train noise` into the folder of the weights."""
 
 
 def one_line(error: Exception) -> str:

@@ -83,31 +83,36 @@ def unsupported(config: PretrainedConfig) -> str | None:
 def weight_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the checkpoint that the decoder reads."""
     s = Shape.of(config)
-    q, kv, h, m = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size, s.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (s.vocab_size, h),
-        "model.norm.weight": (h,),
+        "model.embed_tokens.weight": (s.vocab_size, s.hidden_size),
+        "model.norm.weight": (s.hidden_size,),
     }
     if not s.tied:
-        shapes["lm_head.weight"] = (s.vocab_size, h)
-    linear = [
-        ("self_attn.q_proj", q, h, s.qkv_bias),
-        ("self_attn.k_proj", kv, h, s.qkv_bias),
-        ("self_attn.v_proj", kv, h, s.qkv_bias),
+        shapes["lm_head.weight"] = (s.vocab_size, s.hidden_size)
+    layer = layer_shapes(s) | {"input_layernorm.weight": (s.hidden_size,)}
+    return shapes | {f"model.layers.{n}.{name}": shape for n in range(s.num_layers) for name, shape in layer.items()}
+
+
+def layer_shapes(s: Shape, width: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the tensors of a layer, but for the norm before its attention. width: of what the attention
+    reads, if that is not the hidden size."""
+    q, kv, h, m = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.hidden_size, s.intermediate_size
+    products = [
+        ("self_attn.q_proj", q, width or h, s.qkv_bias),
+        ("self_attn.k_proj", kv, width or h, s.qkv_bias),
+        ("self_attn.v_proj", kv, width or h, s.qkv_bias),
         ("self_attn.o_proj", h, q, s.out_bias),
         ("mlp.gate_proj", m, h, s.mlp_bias),
         ("mlp.up_proj", m, h, s.mlp_bias),
         ("mlp.down_proj", h, m, s.mlp_bias),
     ]
-    for layer in range(s.num_layers):
-        at = f"model.layers.{layer}."
-        for name, rows, columns, bias in linear:
-            shapes[f"{at}{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{at}{name}.bias"] = (rows,)
-        shapes[at + "input_layernorm.weight"] = shapes[at + "post_attention_layernorm.weight"] = (h,)
-        if s.qk_norm:
-            shapes[at + "self_attn.q_norm.weight"] = shapes[at + "self_attn.k_norm.weight"] = (s.head_dim,)
+    shapes: dict[str, tuple[int, ...]] = {"post_attention_layernorm.weight": (h,)}
+    for name, rows, columns, bias in products:
+        shapes[f"{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{name}.bias"] = (rows,)
+    if s.qk_norm:
+        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (s.head_dim,)
     return shapes
 
 

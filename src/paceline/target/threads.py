@@ -4,7 +4,7 @@ The threads of a product wait for each other at its end, and torch's OpenMP wait
 is the fastest way. Where another process wants one of the cores it is the slowest: a thread that spins keeps the core
 from the thread it waits for. No limit on spinning suits both (docs/measurements.md, "A busy neighbour"), but a single
 thread never waits. So when our threads get less of the processor than they could use, half of them are tried for a
-few rounds, and kept if rounds are faster; later twice the number is tried in the same way.
+few rounds, and stay if rounds are faster; later twice the number is tried in the same way.
 
     on = threads.begin()          # torch computes on the chosen number of threads
     ...                           # a round
@@ -23,7 +23,7 @@ from time import perf_counter, process_time
 import torch
 
 WINDOW, FEW = 16, 4
-"""The number of recent rounds that are kept, and the fewest that give a usual time."""
+"""The number of recent rounds that are remembered, and the fewest that give a usual time."""
 LONG = 0.25
 """Seconds of rounds after which a trial may begin, even if they are fewer than WINDOW."""
 TRIAL = 8

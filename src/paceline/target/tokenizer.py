@@ -242,7 +242,7 @@ def longest_token(backend: Backend) -> int:
     """The bytes that one token stands for, at most; 0 if a token may stand for text of any length.
 
     The latter holds if unknown text becomes one token or none (there is not a token for every byte), if text is left
-    out, and if an added token includes the spaces beside it."""
+    out, and if an added token includes the spaces next to it."""
     parts: dict[str, Any] = json.loads(backend.to_str())
     if not _keeps_all(parts):
         return 0

@@ -433,7 +433,7 @@ def _work(task, queries, out, keys, values):  # type: ignore[no-untyped-def]
 
 
 def _attention(kind: Any) -> Any:
-    """The compiled function for bfloat16 bits (uint16) or float32; it is told the address of its task."""
+    """The compiled function for bfloat16 bits (uint16) or float32; it takes the address of its task."""
 
     @cfunc("void(voidptr)", cache=True, error_model="numpy")  # no leave to reorder sums: the order is as written
     def attend(at):  # type: ignore[no-untyped-def]

@@ -178,7 +178,7 @@ def module(
     functions  include @tile1 to @tileROWS for that many `rows`, each of which multiplies its number of rows, which lie
                side by side, by a panel of `columns` outputs.
     entry      the function @product, which calls @run; its names with a dollar are filled in, from `numbers` too.
-    unit, row_unit  bytes of a unit of a panel and of a row; @run is told how many units long both are."""
+    unit, row_unit  bytes of a unit of a panel and of a row; @run is given the length of both in units."""
     tiles = ", ".join(f"ptr @tile{number}" for number in range(1, rows + 1))
     on_all_threads = "call void @GOMP_parallel(ptr @work, ptr %work, i32 %count, i32 0)"
     filled = Template(_FRAME + entry).substitute(

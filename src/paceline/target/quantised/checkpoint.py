@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
 from paceline.jsonl import NotJSON, loads
-from paceline.target.folder import fingerprint
+from paceline.target.folder import INDEX, SMALL_FILES, check_shape, fingerprint, refuse_absent
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q8_0, Blocks, Kind, quantise
 from paceline.target.shape import weight_shapes
 
@@ -106,18 +106,16 @@ def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> 
     """The weights in a folder that `write` has made, mapped, and the fingerprint of those they were made from.
 
     Raises ModelError, one line, for kinds that are not known and for tensors of another size."""
-    method, weights = _method(config), Weights()
+    method, weights, shapes = _method(config), Weights(), weight_shapes(config)
     kinds = {kind.name: kind for kind in KINDS.values()}
-    for name, shape in weight_shapes(config).items():
-        if name not in tensors:
-            raise ModelError(f"{folder} lacks {name}, which its config.json asks for: the weights are incomplete")
+    refuse_absent(folder, [name for name in shapes if name not in tensors])
+    for name, shape in shapes.items():
         weight = tensors[name].get_tensor(name)
         word = dict(method.get("kinds", {})).get(name)
         if word is not None and word not in kinds:
             raise ModelError(f"{folder}: {name} is in blocks of kind {word!r}; there are {', '.join(kinds)}")
         size = (shape[0], shape[1] // kinds[word].inputs * kinds[word].nbytes) if word else shape
-        if tuple(weight.shape) != size:
-            raise ModelError(f"{folder}: {name} has shape {list(weight.shape)} where {list(size)} is needed")
+        check_shape(folder, name, weight.shape, size)
         weights[name] = Blocks(kinds[word], weight) if word else weight
     return weights, str(method.get("made_from", ""))
 
@@ -157,14 +155,10 @@ def write(folder: Path, out: Path, config: PretrainedConfig, weights: Mapping[st
     try:
         (out / "config.json").write_text(json.dumps(values, indent=2) + "\n", "utf-8")
         for file in sorted(folder.iterdir()):
-            if file.suffix in (".json", ".jinja", ".txt", ".model") and not _is_of_weights(file.name):
+            if any(map(file.match, SMALL_FILES)) and file.name not in ("config.json", INDEX):
                 shutil.copyfile(file, out / file.name)
         save_file(tensors, out / "model.safetensors", {"format": "pt"})
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
         raise PacelineError(f"{out} cannot be written: {error.strerror or error}") from error
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _is_of_weights(name: str) -> bool:
-    return name in ("config.json", "model.safetensors.index.json")

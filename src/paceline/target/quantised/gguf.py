@@ -77,7 +77,7 @@ class GGUF:
         for part in range(2, count + 1):
             other = self.path.with_name(f"{match[1]}-{part:05}-of-{match[3]}{match[4]}")
             if not other.exists():
-                raise ModelError(f"{self.path} is one of {count} files of a model, and {other.name} is not beside it")
+                raise ModelError(f"{self.path} is one of {count} files of a model; {other.name} is not in its folder")
             yield other
 
     @property
@@ -112,6 +112,7 @@ class GGUF:
             raise ModelError(f"{self.path} is cut off: {name} ends {size - len(data)} bytes after its end")
         if kind is not None:
             return Blocks(kind, data.view(-1, row))
+        assert dtype is not None
         aligned = data if place.begin % 8 == 0 else data.clone()
         return aligned.view(dtype).view(place.shape)
 
