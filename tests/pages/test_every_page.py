@@ -14,7 +14,7 @@ from tests.pages.test_replay_page import TWO, told
 from tests.vision.sets import sample
 
 import paceline
-from paceline.evals.vision.command import run as run_vision
+from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.report import write_page
 from paceline.pages import align, bench, certificate, replay, rollout
 from paceline.pages.bench_run import read_run
@@ -90,7 +90,7 @@ def of_rollout(folder: Path) -> str:
 
 def of_vision(folder: Path) -> str:
     for name in ("random", "oracle"):
-        run_vision(sample(), name, (), "shared", 64, folder / name, lambda *_: None)
+        run_vision(sample(), name, out=folder / name)
     write_page([folder / "random", folder / "oracle"], folder / "report.html")
     return (folder / "report.html").read_text("utf-8")
 
