@@ -58,9 +58,7 @@ def test_cases_are_rebuilt_without_cases_jsonl(copy: Path) -> None:
     assert len(rebuilt.cases) == 24
     for case in rebuilt.cases:
         assert with_ids[case.subset, frozenset(case.images)] == case.captions
-        assert np.array_equal(
-            score(open_model("oracle", None), rebuilt).matrices[case.name], np.eye(case.k)
-        )
+        assert np.array_equal(score(open_model("oracle", None), rebuilt).matrices[case.name], np.eye(case.k))
 
 
 def test_equal_captions_in_two_cases_are_two_cases(copy: Path) -> None:

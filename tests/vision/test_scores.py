@@ -117,7 +117,7 @@ class Counted:
 
 def test_cached_is_naive_and_batches_do_not_matter() -> None:
     few = data()
-    few = Data(few.source, few.files, [case for case in few.cases if case.id == "00000"], [])
+    few = Data(few.source, few.root, [case for case in few.cases if case.id == "00000"], [])
     towers = small(size=32, patch=16, width=32, layers=1)
     naive = score(Naive(towers), few)
     for batch in (1, 7, 64):

@@ -42,7 +42,7 @@ Read = list[tuple[Reply, Any]]
 def _wanted(data: Data, options: EndpointOptions) -> dict[str, Question]:
     """The questions of the first cases of each subset, by their keys."""
     settings = {"model": options.model, "blind": options.blind, "detail": options.detail}
-    wanted = {}
+    wanted: dict[str, Question] = {}
     for subset in VALUES:
         cases = [case for case in data.cases if case.subset == subset]
         for case in cases[: options.cases or len(cases)]:
@@ -160,8 +160,8 @@ def _subset(subset: str, there: list[tuple[Case, Read]], ask: str) -> dict[str, 
     )
     one = summarise(subset, to_text, values, to_image=to_image)
     if ask == "question":
-        shared = {key: one[key] for key in ("subset", "cases", "k", "values", "chance") if key in one}
-        return {**shared, "question": one["i2t"]}
+        one["question"] = one["i2t"]
+        return {key: one[key] for key in ("subset", "cases", "k", "values", "chance", "question") if key in one}
     if ask == "circular":
         # `way`: over all rotations. `circular_way`: a query is right if it is right in all of them.
         for way in ("i2t", "t2i"):

@@ -27,6 +27,7 @@ from paceline.errors import PacelineError
 from paceline.evals.vision.captions import VALUES
 from paceline.jsonl import objects
 
+Root = Path | zipfile.Path
 Query = dict[str, Any]
 Facts = Mapping[str, Any]
 
@@ -61,14 +62,15 @@ class Data:
     """Cases, and a line for each thing that was wrong."""
 
     source: Path
-    files: Files
+    root: Root
+    """`source`, or the folder in the archive that is `source`."""
     cases: list[Case]
     problems: list[str]
 
     def picture(self, name: str) -> Image.Image:
         """RGB. Raises PacelineError with one line that says what is wrong with the file."""
         try:
-            with Image.open(BytesIO(self.files.read(name))) as opened:
+            with Image.open(BytesIO((self.root / name).read_bytes())) as opened:
                 picture = opened.convert("RGB")
         except (KeyError, FileNotFoundError):
             raise PacelineError(f"{name} is missing") from None
@@ -104,47 +106,34 @@ def values_of(subset: str, cases: Sequence[Case]) -> tuple[str, ...]:
     return values if all(case.facts.get("values") == list(values) for case in cases) else ()
 
 
-class Files:
-    """The files of a data set, in a folder or in a .zip."""
-
-    def __init__(self, source: Path):
-        self._archive: zipfile.ZipFile | None = None
-        self._root = source
-        if source.is_file():
-            try:
-                self._archive = zipfile.ZipFile(source)
-            except (OSError, zipfile.BadZipFile) as error:
-                raise PacelineError(
-                    f"{source} is not a readable zip ({error}): download it again, or name a folder"
-                ) from error
-            self._names = set(self._archive.namelist())
-            first_files = (f"{subset}/text2image.json" for subset in VALUES)
-            found = (name.removesuffix(first) for first in first_files for name in self._names if name.endswith(first))
-            self._prefix = min(found, default="")  # "data/", perhaps
-        elif not source.is_dir():
-            raise PacelineError(f"there is no data set at {source}: build one with paceline eval vision build {source}")
-
-    def exists(self, name: str) -> bool:
-        return self._prefix + name in self._names if self._archive else (self._root / name).is_file()
-
-    def read(self, name: str) -> bytes:
-        """Raises OSError, KeyError or BadZipFile."""
-        return self._archive.read(self._prefix + name) if self._archive else (self._root / name).read_bytes()
+def _open(source: Path) -> Root:
+    """The folder with the subsets, in a folder or in a .zip, where it may be below another, such as "data/"."""
+    if source.is_dir():
+        return source
+    if not source.is_file():
+        raise PacelineError(f"there is no data set at {source}: build one with paceline eval vision build {source}")
+    try:
+        archive = zipfile.ZipFile(source)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise PacelineError(f"{source} is not a readable zip ({error}): download it again, or name a folder") from error
+    first_files = tuple(f"{subset}/text2image.json" for subset in VALUES)
+    found = [name.rsplit("/", 2) for name in archive.namelist() if name.endswith(first_files)]
+    return zipfile.Path(archive, min((f"{above[0]}/" for *above, _, _ in found if above), default=""))
 
 
 def read_data(source: Path, subsets: Sequence[str] = ()) -> Data:
     """The cases of some subsets, all that are there by default.
 
     Raises PacelineError if there is no data set, or if a subset that is asked for is not there."""
-    files = Files(source)
-    there = [subset for subset in VALUES if files.exists(f"{subset}/text2image.json")]
+    root = _open(source)
+    there = [subset for subset in VALUES if (root / subset / "text2image.json").is_file()]
     lacking = [subset for subset in subsets if subset not in there]
     if lacking or not there:
         raise PacelineError(
             f"{source} has no subset {', '.join(lacking) or 'at all'}; there is {', '.join(there) or 'nothing'}"
             " (a subset is a folder with image2text.json and text2image.json)"
         )
-    data = Data(source, files, [], [])
+    data = Data(source, root, [], [])
     described = _descriptions(data)
     for subset in subsets or there:
         _read_subset(data, subset, described)
@@ -165,7 +154,7 @@ def _read_subset(data: Data, subset: str, described: Mapping[tuple[str, str], Fa
                     f"{len(group)} captions for {len(pictures)} pictures, where cases of {subset} have {usual} of each"
                 )
             case = _case(subset, group, to_text, described.get((subset, min(pictures)), {}), f"{number:05d}")
-            missing = [name for name in case.images if not data.files.exists(name)]
+            missing = [name for name in case.images if not (data.root / name).is_file()]
             if missing:
                 raise PacelineError(f"{', '.join(missing)} missing")
             data.cases.append(case)
@@ -199,7 +188,7 @@ def _queries(data: Data, subset: str, name: str) -> list[Query]:
     """The well-formed queries of a file; the others become problems."""
     file = f"{subset}/{name}.json"
     try:
-        listed = json.loads(data.files.read(file))
+        listed = json.loads((data.root / file).read_bytes())
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         data.problems.append(f"{file} cannot be read: {error}")
         return []
@@ -220,10 +209,11 @@ def _wrong(query: Any) -> str:
 
 def _descriptions(data: Data) -> dict[tuple[str, str], Facts]:
     """Lines of cases.jsonl by subset and first picture in order of names."""
-    if not data.files.exists("cases.jsonl"):
+    file = data.root / "cases.jsonl"
+    if not file.is_file():
         return {}
     lines = {}
-    for number, line in enumerate(data.files.read("cases.jsonl").decode("utf-8").splitlines(), 1):
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         try:
             facts = json.loads(line)
             lines[facts["subset"], min(facts["images"])] = facts

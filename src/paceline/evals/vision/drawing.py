@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb, rgb_to_hls
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -156,7 +156,8 @@ def _oval(x: float, y: float, rx: float, ry: float) -> Points:
     return np.stack([x + rx * np.cos(turn), y + ry * np.sin(turn)], 1)
 
 
-def _box(x: float, y: float, width: float, height: float, r: float) -> Points:
+def _box(box: Sequence[float], r: float) -> Points:
+    x, y, width, height = box
     turn = np.linspace(0, np.pi / 2, 9) if r else np.zeros(1)
     corners = ((x + width - r, y + height - r), (x + r, y + height - r), (x + r, y + r), (x + width - r, y + r))
     points = [
@@ -175,7 +176,7 @@ def _star(x: float, y: float, outer: float, inner: float, tips: int) -> Points:
 OUTLINES = {
     "path": lambda data: trace(data["path"]),
     "oval": lambda data: _oval(*data["oval"]),
-    "box": lambda data: _box(*data["box"], data.get("round", 0)),
+    "box": lambda data: _box(data["box"], data.get("round", 0)),
     "star": lambda data: _star(*data["star"]),
 }
 

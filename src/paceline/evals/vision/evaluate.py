@@ -99,8 +99,10 @@ def open_model(name: str, options: Any) -> Model:
         return Baseline(lambda case: child(options.seed, case.subset, case.id).random((case.k, case.k)))
     from paceline.evals.vision import towers
 
-    opened = {"transformers": towers.Towers.load, "matching": towers.Matching, "open_clip": towers.OpenClip}[name]
-    return opened(*asdict(options).values())
+    if name == "open_clip":
+        return towers.OpenClip(options.checkpoint, options.pretrained, options.quick_gelu, options.device)
+    opened = towers.Towers.load if name == "transformers" else towers.Matching
+    return opened(options.checkpoint, options.device, options.dtype)
 
 
 @dataclass

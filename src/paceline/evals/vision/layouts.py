@@ -10,12 +10,12 @@ shares of the picture's side. The paper gives no numbers; these are ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from paceline.evals.vision.captions import COMPARED, DIRECTIONS, NUMBERS, PLACES, PRESENCE, SIZES
 from paceline.evals.vision.geometry import RATIOS, SAME, SIDES, Box
+from paceline.evals.vision.providers import Cutout
 
 PAIR = 0.56
 """Most that the longer sides a and b of two compared objects add up to, as sqrt(a^2 + b^2)."""
@@ -25,28 +25,11 @@ SLACK = 0.9 * SAME
 """Largest ratio of the longer sides of compared objects of equal area; the rest of SAME is for whole pixels."""
 
 
-class Thing(Protocol):
-    """An object, as a layout sees it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def aspect(self) -> float:
-        """Width over height."""
-        ...
-
-    @property
-    def cover(self) -> float:
-        """Share of its box that is drawn."""
-        ...
-
-
 Scene = tuple[Box, ...]
-Layout = Callable[[np.random.Generator, Sequence[Thing], int], list[Scene]]
+Layout = Callable[[np.random.Generator, Sequence[Cutout], int], list[Scene]]
 
 
-def box(thing: Thing, x: float, y: float, side: float, size: int) -> Box:
+def box(thing: Cutout, x: float, y: float, side: float, size: int) -> Box:
     """The box of `thing` around (x, y) with its longer side `side`, in whole pixels and inside the picture."""
     long = side * size
     width, height = (long, long / thing.aspect) if thing.aspect >= 1 else (long * thing.aspect, long)
@@ -56,13 +39,13 @@ def box(thing: Thing, x: float, y: float, side: float, size: int) -> Box:
     return thing.name, left, top, w, h
 
 
-def absolute_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+def absolute_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """One object around one centre, large, medium-sized or small."""
     x, y = 0.5 + rng.uniform(-0.1, 0.1, 2)
     return [(box(things[0], x, y, SIDES[value], size),) for value in SIZES]
 
 
-def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+def relative_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """Two objects side by side, or one above the other in half of the cases. Sizes are square roots of drawn areas; the
     two together cover the same area in all pictures."""
     a, b = things[:2]
@@ -84,17 +67,17 @@ def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) 
     return scenes
 
 
-def comparable(a: Thing, b: Thing) -> bool:
+def comparable(a: Cutout, b: Cutout) -> bool:
     """Whether things that cover equal areas are about equally long too, so that "the same size" is true of both."""
     return bool(SLACK**-2 <= _fill(a) / _fill(b) <= SLACK**2)
 
 
-def _fill(thing: Thing) -> float:
+def _fill(thing: Cutout) -> float:
     """Drawn share of the square around a thing."""
     return thing.cover * min(thing.aspect, 1 / thing.aspect)
 
 
-def absolute_spatial(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+def absolute_spatial(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """One object in each cell of a 3 x 3 grid, off the cell's centre by the same jitter."""
     side = rng.uniform(0.18, 0.27)
     x, y = rng.uniform(-0.03, 0.03, 2)
@@ -104,7 +87,7 @@ def absolute_spatial(rng: np.random.Generator, things: Sequence[Thing], size: in
     ]
 
 
-def relative_spatial(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+def relative_spatial(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """Two objects on one axis, almost level on the other, their middle anywhere."""
     a, b = things[:2]
     sides = rng.uniform(0.18, 0.26, 2)
@@ -121,7 +104,7 @@ def relative_spatial(rng: np.random.Generator, things: Sequence[Thing], size: in
     return scenes
 
 
-def existence(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+def existence(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """Three to five other objects, and in one place either the target (the first thing) or a neutral one (the second).
     Neither the number of objects nor their area tells which."""
     target, neutral, *others = things
@@ -132,7 +115,7 @@ def existence(rng: np.random.Generator, things: Sequence[Thing], size: int) -> l
     return [(box(neutral if value == "no" else target, *spots[0], side, size), *around) for value in PRESENCE]
 
 
-def count(rng: np.random.Generator, things: Sequence[Thing], size: int, one_size: bool = True) -> list[Scene]:
+def count(rng: np.random.Generator, things: Sequence[Cutout], size: int, one_size: bool = True) -> list[Scene]:
     """One to nine of a kind, in cells of a grid; n + 1 of them are the n and one more.
 
     one_size: for all pictures of the case; otherwise each picture has a size of its own, whatever its number."""
@@ -145,7 +128,7 @@ def count(rng: np.random.Generator, things: Sequence[Thing], size: int, one_size
     ]
 
 
-def scattered(rng: np.random.Generator, things: Sequence[Thing], size: int) -> Scene:
+def scattered(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> Scene:
     """One to four things of any size at random places, none on top of another: the picture of a plain pair."""
     if len(things) == 1:
         side = rng.uniform(0.2, 0.75)
@@ -178,5 +161,5 @@ LAYOUTS: dict[str, Layout] = {
 
 THINGS = {"relative_size": 2, "relative_spatial": 2, "existence": 7}
 """Number of different things that a subset's layout places, where it is not one."""
-FITS: dict[str, Callable[[Thing, Thing], bool]] = {"relative_size": comparable}
+FITS: dict[str, Callable[[Cutout, Cutout], bool]] = {"relative_size": comparable}
 """Whether a subset's layout can place two things together, where it cannot any two."""
