@@ -1,6 +1,7 @@
 """`paceline eval align` and the report of its runs, as users meet them."""
 
 import json
+import runpy
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,14 +13,13 @@ from tests.cli.conftest import Command
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, write
 
 from paceline.errors import PacelineError
-from paceline.evals.align.agreement import agreement
-from paceline.evals.align.backends.base import Decoding
-from paceline.evals.align.command import Wish, align
-from paceline.evals.align.figures import results
-from paceline.evals.align.phases import compare
+from paceline.evals.align.command import align
+from paceline.evals.align.figures import GENERATIONS, JUDGEMENTS, agreement, results
+from paceline.evals.align.options import AlignOptions, Decoding
 from paceline.evals.align.run import Progress
-from paceline.evals.align.store import GENERATIONS, JUDGEMENTS, RUN, rows
+from paceline.workbench.runs import RUN, rows
 
+ROOT = Path(__file__).parents[2]
 NAUGHTY = "\x1b[31mWelcome <script>alert(1)</script>\x1b[0m"
 
 
@@ -33,11 +33,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two methods and two judges."""
     folder = tmp_path_factory.mktemp("align") / "run"
     with Scripted(naughty) as server:
-        wish = Wish(
-            f"{server.url}#scripted", "sample", "vanilla,align3", folder, ("self", "checks"),
-            decoding=Decoding(400, 0.0),
-        )  # fmt: skip
-        align(wish, Progress())
+        asked = AlignOptions(
+            f"{server.url}#scripted", judge=["self", "checks"], out=folder, decoding=Decoding(400, 0.0)
+        )
+        align(asked, Progress())
     return folder
 
 
@@ -183,21 +182,22 @@ def test_compat_is_named_in_the_report(command: Command, tmp_path: Path) -> None
 
 
 def test_two_runs_are_compared_phase_by_phase(tiny_rules: Path, tmp_path: Path) -> None:
-    wish = Wish(
-        str(tiny_rules), "sample", "self-refine,iterations=1", tmp_path / "ours", ("checks",), limit=2,
+    compare = runpy.run_path(str(ROOT / "benchmarks" / "align_phases.py"))["compare"]
+    asked = AlignOptions(
+        str(tiny_rules), method="self-refine,iterations=1", out=tmp_path / "ours", limit=2,
         decoding=Decoding(24, 0.0), concurrency=1, dtype="float32",
     )  # fmt: skip
-    align(wish, Progress())
-    align(replace(wish, out=tmp_path / "plain", draft="none", reuse=False), Progress())
+    align(asked, Progress())
+    align(replace(asked, out=tmp_path / "plain", draft="none", reuse=False), Progress())
     told = compare(tmp_path / "ours", tmp_path / "plain")
     assert told["answers"] == 2
     assert told["different"] == []
     assert [row["phase"] for row in told["phases"]] == ["answer", "feedback", "refine"]
     for row in told["phases"]:
         assert row["tokens_a_round"] >= row["tokens_a_round_before"] == 1
-    align(replace(wish, out=tmp_path / "more", limit=3, draft="none"), Progress())
+    align(replace(asked, out=tmp_path / "more", limit=3, draft="none"), Progress())
     assert compare(tmp_path / "more", tmp_path / "ours")["answers"] == 2
-    align(replace(wish, out=tmp_path / "other", methods="raw"), Progress())
+    align(replace(asked, out=tmp_path / "other", method="raw"), Progress())
     with pytest.raises(PacelineError, match="no answers in common"):
         compare(tmp_path / "ours", tmp_path / "other")
 

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from paceline.evals.align import judge_prompts
-from paceline.evals.align.verdicts import BLOCKS
+from paceline.evals.align import prompts
+from paceline.evals.align.prompts import BLOCKS
 
 Trouble = Callable[[dict[str, Any], int], str | None]
 """(body, which attempt at this very request, from 1) -> what goes wrong: a status such as "429", "hang", "torn",
@@ -45,7 +45,7 @@ def storm(body: dict[str, Any], attempt: int) -> str | None:
 
 def is_judge(body: dict[str, Any]) -> bool:
     """Whether a request is a judge's."""
-    return bool(body["messages"][0]["content"] == judge_prompts.SYSTEM)
+    return bool(body["messages"][0]["content"] == prompts.JUDGE)
 
 
 def write(body: dict[str, Any]) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.evals.align import sample
-from paceline.evals.align.backends.base import Decoding, Reply, Request
-from paceline.evals.align.methods import read_methods
-from paceline.evals.align.methods.base import Setting, Task
+from paceline.evals.align.backend import Request, Response
+from paceline.evals.align.methods import Setting, Task, read_methods
+from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Call, Generation, Item, Rule, Scenario
 
 
@@ -21,14 +21,14 @@ class Scribe:
         self._say = say
         self.requests: list[Request] = []
 
-    async def complete(self, request: Request) -> Reply:
+    async def complete(self, request: Request) -> Response:
         self.requests.append(request)
         said = self._say(request, len(self.requests))
         text, reason = said if isinstance(said, tuple) else (said, "stop")
         words = len(text.split())
         prompt = sum(len(m["content"].split()) for m in request.messages) + len(request.prefix.split())
         call = Call(request.phase, reason, 0.0, prompt, 0, len(request.forced.split()), words)
-        return Reply(text, call)
+        return Response(text, call)
 
     async def close(self) -> None: ...
 

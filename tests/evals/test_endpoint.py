@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.evals.align.backends.base import Decoding, Reply, Request
-from paceline.evals.align.backends.endpoint import Endpoint
+from paceline.evals.align.backend import Endpoint, Request, Response
+from paceline.evals.align.options import Decoding
 from paceline.target.load import load_tokenizer
 from paceline.workbench.client import CompletionError, Retry, find_model, parse
 from tests import models
@@ -21,7 +21,7 @@ TURNS = ({"role": "system", "content": "s"}, {"role": "user", "content": "hello 
 def ask(endpoint: Scripted, *requests: Request, urls: list[str] | None = None, **options: Any) -> list[Any]:
     """Replies, or the errors instead, to requests sent at once."""
 
-    async def all_of_them() -> list[Reply | BaseException]:
+    async def all_of_them() -> list[Response | BaseException]:
         client = Endpoint(urls or [endpoint.url], "scripted", **({"retry": QUICK, "timeout": 0.5} | options))
         try:
             return await asyncio.gather(*map(client.complete, requests), return_exceptions=True)
@@ -112,7 +112,7 @@ def test_hosts_take_turns() -> None:
 def test_a_host_that_is_down_is_left_to_the_other() -> None:
     with Scripted(echo) as up:
         replies = ask(up, *[request(f"number {n}") for n in range(6)], urls=["http://127.0.0.1:9/v1", up.url])
-    assert all(isinstance(reply, Reply) for reply in replies)
+    assert all(isinstance(reply, Response) for reply in replies)
 
 
 def test_a_storm_of_429_keeps_to_the_slots_and_ends() -> None:

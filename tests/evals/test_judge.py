@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from paceline.evals.align import judge_prompts
-from paceline.evals.align.backends.base import Request
-from paceline.evals.align.judge import JudgeConfig, ModelJudge, Unjudged
+from paceline.evals.align import prompts
+from paceline.evals.align.backend import Request
+from paceline.evals.align.judge import ModelJudge, Unjudged
+from paceline.evals.align.options import JudgeConfig
+from paceline.evals.align.prompts import BLOCKS
 from paceline.evals.align.types import Item, Judgement, Rule, Scenario
-from paceline.evals.align.verdicts import BLOCKS
 from tests.evals.endpoint import judge as verdicts
 from tests.evals.fakes import Scribe, item, scenario
 
@@ -126,7 +127,7 @@ def test_an_empty_reference_is_announced_in_compat_only() -> None:
         _, (request,) = judged(of=item(label=label), compat=compat)
         assert (announced in request.messages[1]["content"]) == says
     _, (request,) = judged(of=item(label="unsafe"))
-    assert judge_prompts.UNSAFE_QUERY in request.messages[1]["content"]
+    assert prompts.UNSAFE_QUERY in request.messages[1]["content"]
 
 
 def test_identity_tells_configurations_apart() -> None:

@@ -13,10 +13,10 @@ from paceline.engine.memory import common
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.evals.align import sample
-from paceline.evals.align.backends.base import Decoding, Reply, Request
-from paceline.evals.align.backends.local import Local
-from paceline.evals.align.methods import read_methods
-from paceline.evals.align.methods.base import Setting, Task
+from paceline.evals.align.backend import Request, Response
+from paceline.evals.align.local import Local
+from paceline.evals.align.methods import Setting, Task, read_methods
+from paceline.evals.align.options import Decoding
 from paceline.evals.align.types import Generation
 from paceline.workbench.client import CompletionError
 from tests import models
@@ -34,10 +34,10 @@ def turns(text: str) -> tuple[dict[str, str], ...]:
     return ({"role": "user", "content": text},)
 
 
-def ask(backend: Local, *requests: Request) -> list[Reply]:
+def ask(backend: Local, *requests: Request) -> list[Response]:
     """One after another."""
 
-    async def each() -> list[Reply]:
+    async def each() -> list[Response]:
         return [await backend.complete(request) for request in requests]
 
     return asyncio.run(each())
@@ -80,7 +80,7 @@ def test_a_prefix_that_repeats_a_reply_is_made_of_its_very_tokens(model: Path) -
     backend = Local(str(model), batch=1, dtype="float32")
     first = Request(turns("the cat"), Decoding(20, 0.0), "answer", "x")
     (reply,) = ask(backend, first)
-    memo = next(iter(backend._memos.values()))
+    memo = next(iter(backend._turns.values()))
     later = Request(turns("the cat"), Decoding(4, 0.0), "answer", "x", prefix=reply.text + " more")
     tokens = backend._prefix(later)
     assert backend.tokenizer.decode(tokens) == later.prefix

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import MethodError
 from paceline.evals.align import prompts
-from paceline.evals.align.backends.base import Request
+from paceline.evals.align.backend import Request
 from paceline.evals.align.methods import read_methods
 from paceline.evals.align.types import Call, Generation, Item, Scenario
 from tests.evals.fakes import answer, scenario
@@ -136,7 +136,7 @@ class Longest:
 
     label = "longest"
 
-    async def score(self, item: Item, scenario: Scenario, response: str) -> tuple[float, list[Call]]:
+    async def score(self, item: Item, scenario: Scenario, asked: str, response: str) -> tuple[float, list[Call]]:
         return float(len(response)), []
 
 

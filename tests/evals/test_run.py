@@ -16,30 +16,29 @@ import transformers
 
 from paceline.errors import PacelineError
 from paceline.evals.align import sample
-from paceline.evals.align.backends.base import Decoding
-from paceline.evals.align.command import Outcome, Wish, align
+from paceline.evals.align.command import Outcome, align
 from paceline.evals.align.data import read
+from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS, sar
+from paceline.evals.align.judge import ModelScorer
+from paceline.evals.align.options import AlignOptions, Decoding, JudgeConfig, Scoring
 from paceline.evals.align.run import Progress
-from paceline.evals.align.scorers import ModelScorer
-from paceline.evals.align.scoring import sar
-from paceline.evals.align.store import ERRORS, GENERATIONS, JUDGEMENTS, rows
-from paceline.workbench.client import Retry
+from paceline.workbench.runs import rows
 from tests import models
 from tests.evals.endpoint import ANSWERS, Scripted, is_judge, judge, storm, write
 
-QUICK = Retry(tries=10, base=0.01, longest=0.1)
+EVERY = "vanilla,align3,self-refine,iterations=1"
 
 
-def wish(server: Scripted, out: Path, **changes: Any) -> Wish:
-    told = Wish(
-        f"{server.url}#scripted", "sample", "vanilla,align3,self-refine,iterations=1", out,
-        judges=("self",), decoding=Decoding(400, 0.0), retry=QUICK, timeout=0.5, concurrency=6,
+def asked(server: Scripted, out: Path, **changes: Any) -> AlignOptions:
+    options = AlignOptions(
+        f"{server.url}#scripted", method="vanilla", out=out, judge=["self"], decoding=Decoding(400, 0.0), tries=10,
+        pauses=(0.01, 0.1), timeout=0.5, concurrency=6,
     )  # fmt: skip
-    return replace(told, **changes)
+    return replace(options, **changes)
 
 
 def go(server: Scripted, out: Path, **changes: Any) -> Outcome:
-    return align(wish(server, out, **changes), Progress())
+    return align(asked(server, out, **changes), Progress())
 
 
 SAME = (
@@ -55,7 +54,7 @@ def figures(outcome: Outcome) -> list[dict[str, Any]]:
 
 def test_the_sample_with_its_checks_gives_sar_exactly(tmp_path: Path) -> None:
     with Scripted() as server:
-        outcome = go(server, tmp_path / "run", methods="vanilla", judges=("checks",))
+        outcome = go(server, tmp_path / "run", judge=["checks"])
     answers = {row["item"]: row["response"] for row in rows(tmp_path / "run" / GENERATIONS)}
     assert set(answers.values()) <= set(ANSWERS)
     assert len(set(answers.values())) > 2
@@ -81,7 +80,7 @@ def test_the_sample_with_its_checks_gives_sar_exactly(tmp_path: Path) -> None:
 def test_specbench_itself_runs_to_the_end(shared: Path, tmp_path: Path) -> None:
     with Scripted() as server:
         data = str(shared / "data" / "specbench-alignment")
-        outcome = go(server, tmp_path / "run", methods="vanilla", data=data, limit=30)
+        outcome = go(server, tmp_path / "run", data=data, limit=30)
     assert outcome.complete
     overall = [row for row in outcome.results if row["scenario"] == "overall"]
     assert [row["judged"] for row in overall] == [30]
@@ -93,9 +92,9 @@ def test_specbench_itself_runs_to_the_end(shared: Path, tmp_path: Path) -> None:
 
 def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
     with Scripted() as calm:
-        first = go(calm, tmp_path / "calm")
+        first = go(calm, tmp_path / "calm", method=EVERY)
     with Scripted(trouble=storm) as rough:
-        second = go(rough, tmp_path / "rough")
+        second = go(rough, tmp_path / "rough", method=EVERY)
         assert rough.statuses[429] > 0
         assert rough.statuses[500] > 0
     assert second.complete
@@ -109,25 +108,25 @@ def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
 
 def test_the_json_form_survives_the_storm_too(tmp_path: Path) -> None:
     with Scripted(trouble=storm) as rough:
-        outcome = go(rough, tmp_path / "rough", methods="vanilla", judge_form="json")
+        outcome = go(rough, tmp_path / "rough", judging=JudgeConfig(form="json"))
     assert outcome.complete
     assert all(row["judged"] == row["items"] for row in outcome.results)
 
 
-COMMAND = """
-import sys
-from pathlib import Path
-from paceline.evals.align.backends.base import Decoding
-from paceline.evals.align.command import Wish, align
-from paceline.evals.align.run import Progress
-from paceline.evals.align.scorers import ModelScorer
-align(Wish(sys.argv[1], "sample", "vanilla,align3", Path(sys.argv[2]), judges=("self",),
-           decoding=Decoding(400, 0.0), concurrency=2), Progress())
-"""
-
-
-def _start(server: Scripted, out: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", COMMAND, f"{server.url}#scripted", str(out)], stderr=subprocess.PIPE)
+def _start(server: Scripted, out: Path) -> subprocess.Popen[str]:
+    options = ["--method", "vanilla,align3", "--judge", "self", "-n", "400", "-t", "0", "--concurrency", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "eval",
+        "align",
+        "--model",
+        f"{server.url}#scripted",
+        "--out",
+        str(out),
+    ]
+    return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
 
 
 def _wait_for(out: Path, count: int) -> None:
@@ -141,7 +140,7 @@ def _wait_for(out: Path, count: int) -> None:
 def test_kill_9_loses_nothing_and_nothing_is_done_twice(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Scripted() as calm:
-        whole = go(calm, tmp_path / "whole", methods="vanilla,align3", concurrency=2)
+        whole = go(calm, tmp_path / "whole", method="vanilla,align3", concurrency=2)
     with Scripted(delay=0.1) as server:
         process = _start(server, out)
         _wait_for(out, 5)
@@ -151,7 +150,7 @@ def test_kill_9_loses_nothing_and_nothing_is_done_twice(tmp_path: Path) -> None:
         assert before[0].count(b"\n") < 24
         with (out / GENERATIONS).open("ab") as file:
             file.write(b'{"key": "torn", "item": "Recipes/0')  # as a machine that lost power would leave it
-        outcome = go(server, out, methods="vanilla,align3", concurrency=2)
+        outcome = go(server, out, method="vanilla,align3", concurrency=2)
     assert outcome.complete
     for file, kept in zip((GENERATIONS, JUDGEMENTS), before, strict=True):
         after = (out / file).read_bytes()
@@ -176,10 +175,7 @@ def test_ctrl_c_ends_with_what_is_under_way(tmp_path: Path) -> None:
 def test_a_second_ctrl_c_breaks_off(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Scripted(delay=1.0) as server:
-        options = ["--model", f"{server.url}#m", "--method", "vanilla", "--concurrency", "2", "--out", str(out)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", "eval", "align", *options], stderr=subprocess.PIPE, text=True
-        )
+        process = _start(server, out)
         _wait_for(out, 1)
         process.send_signal(signal.SIGINT)
         time.sleep(0.2)
@@ -191,9 +187,9 @@ def test_a_second_ctrl_c_breaks_off(tmp_path: Path) -> None:
 
 def test_what_failed_before_is_tried_after_all_others(tmp_path: Path) -> None:
     with Scripted(trouble=poisoned) as bad:
-        go(bad, tmp_path / "run", methods="vanilla")
+        go(bad, tmp_path / "run")
         before = len(bad.requests)
-        go(bad, tmp_path / "run", methods="vanilla,raw", concurrency=1)
+        go(bad, tmp_path / "run", method="vanilla,raw", concurrency=1)
         later = [body["messages"][1]["content"] for body in bad.requests[before:] if not is_judge(body)]
     # Of each: 10 answers by raw that work, and 2 by either method that do not.
     assert len(later) == 14
@@ -206,7 +202,7 @@ def poisoned(body: dict[str, Any], attempt: int) -> str | None:
 
 def test_poisoned_items_go_aside_and_are_tried_again(tmp_path: Path) -> None:
     with Scripted(trouble=poisoned) as bad:
-        first = go(bad, tmp_path / "run", methods="vanilla")
+        first = go(bad, tmp_path / "run")
         asked = len(bad.requests)
         assert not first.complete
         overall = first.results[0]
@@ -215,7 +211,7 @@ def test_poisoned_items_go_aside_and_are_tried_again(tmp_path: Path) -> None:
         assert {row["item"] for row in errors} == {"Recipes/000", "Recipes/003"}
         assert all("400" in row["error"] and row["trace"] is None for row in errors)
         bad.trouble = lambda body, attempt: None
-        second = go(bad, tmp_path / "run", methods="vanilla")
+        second = go(bad, tmp_path / "run")
         assert len(bad.requests) == asked + 4  # two items, each answered and judged
     assert second.complete
     assert second.results[0]["failed"] == 0
@@ -225,7 +221,7 @@ def test_poisoned_items_go_aside_and_are_tried_again(tmp_path: Path) -> None:
 def test_one_failed_item_never_spoils_what_is_finished(tmp_path: Path) -> None:
     """The official code writes null for it, and the evaluation of all others dies on that row."""
     with Scripted(trouble=poisoned) as bad:
-        go(bad, tmp_path / "run", methods="vanilla", judges=("checks",))
+        go(bad, tmp_path / "run", judge=["checks"])
     assert all(row["response"] for row in rows(tmp_path / "run" / GENERATIONS))
     assert sum(1 for _ in rows(tmp_path / "run" / JUDGEMENTS)) == 10
 
@@ -236,7 +232,7 @@ def test_a_judge_that_never_can_be_read_fails_its_items_alone(tmp_path: Path) ->
         return "no form" if bad else judge(body) if is_judge(body) else write(body)
 
     with Scripted(reply) as server:
-        outcome = go(server, tmp_path / "run", methods="vanilla")
+        outcome = go(server, tmp_path / "run")
     assert 0 < outcome.results[0]["failed"] < 6
     assert outcome.results[0]["judged"] == 12 - outcome.results[0]["failed"]
     assert all("Asked 4 times" in row["error"] and len(row["calls"]) == 4 for row in rows(tmp_path / "run" / ERRORS))
@@ -244,20 +240,20 @@ def test_a_judge_that_never_can_be_read_fails_its_items_alone(tmp_path: Path) ->
 
 def test_a_judge_that_fails_keeps_no_other_from_judging(tmp_path: Path) -> None:
     with Scripted(lambda body: "no form" if is_judge(body) else write(body)) as server:
-        outcome = go(server, tmp_path / "run", methods="vanilla", judges=("self", "checks"))
+        outcome = go(server, tmp_path / "run", judge=["self", "checks"])
     overall = [row for row in outcome.results if row["scenario"] == "overall"]
     assert [(row["judge"], row["judged"], row["failed"]) for row in overall] == [("scripted", 0, 12), ("checks", 12, 0)]
 
 
 def test_a_dead_server_ends_the_run_instead_of_failing_every_item(tmp_path: Path) -> None:
     with Scripted(trouble=lambda body, attempt: "400") as server, pytest.raises(PacelineError, match="failed in a row"):
-        go(server, tmp_path / "run", data="sample,items=200", methods="vanilla")
+        go(server, tmp_path / "run", data="sample,items=200")
     assert len(server.requests) < 60
 
 
 def test_accounts_are_the_servers_and_injections_are_apart(tmp_path: Path) -> None:
     with Scripted() as server:
-        go(server, tmp_path / "run")
+        go(server, tmp_path / "run", method=EVERY)
     seen = [sum(len(m["content"].split()) for m in body["messages"]) for body in server.requests if not is_judge(body)]
     told = [call for row in rows(tmp_path / "run" / GENERATIONS) for call in row["calls"]]
     assert sorted(call["prefilled"] for call in told) == sorted(seen)
@@ -269,9 +265,9 @@ def test_accounts_are_the_servers_and_injections_are_apart(tmp_path: Path) -> No
 
 def test_several_judges_share_answers_and_another_is_added_later(tmp_path: Path) -> None:
     with Scripted() as server:
-        go(server, tmp_path / "run", methods="vanilla")
+        go(server, tmp_path / "run")
         asked = len(server.requests)
-        outcome = go(server, tmp_path / "run", methods="vanilla", judges=("self", "checks"))
+        outcome = go(server, tmp_path / "run", judge=["self", "checks"])
         assert len(server.requests) == asked
     assert {row["judge"] for row in outcome.results} == {"scripted", "checks"}
     assert all(row["judged"] == row["items"] for row in outcome.results)
@@ -279,11 +275,11 @@ def test_several_judges_share_answers_and_another_is_added_later(tmp_path: Path)
 
 def test_another_run_is_refused_in_the_same_folder(tmp_path: Path) -> None:
     with Scripted() as server:
-        go(server, tmp_path / "run", methods="vanilla")
+        go(server, tmp_path / "run")
         with pytest.raises(PacelineError, match="holds another run: its setting"):
-            go(server, tmp_path / "run", methods="vanilla", decoding=Decoding(400, 1.0))
+            go(server, tmp_path / "run", decoding=Decoding(400, 1.0))
         (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "file").touch()
+        (tmp_path / "other" / "file").write_text("mine")
         with pytest.raises(PacelineError, match="holds other files"):
             go(server, tmp_path / "other")
 
@@ -294,7 +290,7 @@ def test_a_prompt_that_changed_is_answered_again_and_its_old_row_left_out(tmp_pa
     with Scripted() as server:
         for prompt in ("one", "uno"):
             file.write_text(own % prompt)
-            outcome = go(server, tmp_path / "run", data=str(file), methods="vanilla")
+            outcome = go(server, tmp_path / "run", data=str(file))
     assert outcome.results[0]["judged"] == 2
     assert sum(1 for _ in rows(tmp_path / "run" / GENERATIONS)) == 3
 
@@ -302,11 +298,11 @@ def test_a_prompt_that_changed_is_answered_again_and_its_old_row_left_out(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"methods": "best-of-n"}, "temperature 0"),
-        ({"methods": "tpo", "judges": (), "data": "own.yaml"}, "--reward"),
-        ({"data": "own.yaml", "judges": ("checks",)}, "sample's rules"),
-        ({"alpha": 1.0}, "below 1"),
-        ({"judges": ("self", "self")}, "same name"),
+        ({"method": "best-of-n"}, "temperature 0"),
+        ({"method": "tpo", "judge": [], "data": "own.yaml"}, "--reward"),
+        ({"data": "own.yaml", "judge": ["checks"]}, "sample's rules"),
+        ({"scoring": Scoring(alpha=1.0)}, "below 1"),
+        ({"judge": ["self", "self"]}, "same name"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_asked(
@@ -324,7 +320,7 @@ def test_what_cannot_work_is_refused_before_anything_is_asked(
 def test_best_of_n_and_tpo_by_the_judges_own_score(tmp_path: Path) -> None:
     with Scripted() as server:
         outcome = go(
-            server, tmp_path / "run", methods="best-of-n,n=3,tpo,samples=2,rounds=1", judges=("checks",), limit=2,
+            server, tmp_path / "run", method="best-of-n,n=3,tpo,samples=2,rounds=1", judge=["checks"], limit=2,
             decoding=Decoding(400, 0.7, seed=1),
         )  # fmt: skip
     assert outcome.complete
@@ -336,7 +332,7 @@ def test_best_of_n_and_tpo_by_the_judges_own_score(tmp_path: Path) -> None:
 def test_a_scoring_server_chooses(tmp_path: Path) -> None:
     with Scripted(trouble=lambda body, attempt: "503" if "input" in body and attempt == 1 else None) as server:
         outcome = go(
-            server, tmp_path / "run", methods="best-of-n,n=2", limit=3, reward=f"{server.url}/classify#rm",
+            server, tmp_path / "run", method="best-of-n,n=2", limit=3, reward=f"{server.url}/classify#rm",
             decoding=Decoding(400, 0.7, seed=1),
         )  # fmt: skip
         scored = [body for body in server.requests if body["path"].endswith("/classify")]
@@ -353,21 +349,22 @@ def test_a_local_reward_model_scores_the_conversation(tmp_path: Path) -> None:
     reward.save_pretrained(tmp_path)
     models.tokenizer().save_pretrained(tmp_path)
     (scenario, (item, *_)), *_ = sample.read()
-    scorer = ModelScorer(str(tmp_path), adversarial=False)
+    scorer = ModelScorer(str(tmp_path))
     (one, _), (again, _), (other, _) = (
-        asyncio.run(scorer.score(item, scenario, text)) for text in ("the cat", "the cat", "the little dog")
+        asyncio.run(scorer.score(item, scenario, item.prompt, text))
+        for text in ("the cat", "the cat", "the little dog")
     )
     assert one == again != other
     with pytest.raises(PacelineError, match="reward model"):
-        ModelScorer(str(tmp_path / "nothing"), adversarial=False)
+        ModelScorer(str(tmp_path / "nothing"))
 
 
 def test_a_finished_run_has_nothing_to_retry(tmp_path: Path) -> None:
     """The official code falls over an empty batch of retries."""
     with Scripted() as server:
-        first = go(server, tmp_path / "run", methods="vanilla")
+        first = go(server, tmp_path / "run")
         asked = len(server.requests)
-        again = go(server, tmp_path / "run", methods="vanilla")
+        again = go(server, tmp_path / "run")
         assert len(server.requests) == asked
     assert (again.progress.done, again.progress.found) == (12, 12)
     assert again.complete
@@ -389,12 +386,12 @@ def many(tmp_path: Path, items: int, concurrency: int, delay: float) -> tuple[fl
 
     with Scripted(delay=delay) as server:
         server.keep = False
-        asked = wish(
-            server, tmp_path / "run", data="sample,items=250", limit=items, methods="vanilla", concurrency=concurrency,
+        options = asked(
+            server, tmp_path / "run", data="sample,items=250", limit=items, concurrency=concurrency,
             timeout=30.0,
         )  # fmt: skip
         began = time.perf_counter()
-        outcome = align(asked, Progress(watch=watch))
+        outcome = align(options, Progress(watch=watch))
         seconds = time.perf_counter() - began
     assert outcome.complete
     assert outcome.results[0]["judged"] == items
@@ -418,5 +415,3 @@ def test_500_items_at_64_at_once_are_as_fast_as_the_endpoint_and_memory_stays_fl
     print(f"{seconds:.1f} s, the endpoint alone {least:.1f} s; memory {megabytes[1]:.0f} to {megabytes[-1]:.0f} MB")
     assert seconds < 2 * least  # one process plays both sides here, and shares its time between them
     assert memory[-1] - memory[1] < 20_000
-
-

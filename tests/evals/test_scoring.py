@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.evals.align.agreement import kappa, kendall_w
-from paceline.evals.align.figures import intervals, triple
-from paceline.evals.align.scoring import Score, Scoring, at_alpha, sar, score
+from paceline.evals.align.figures import Score, at_alpha, intervals, kappa, kendall_w, means_of, sar, score
+from paceline.evals.align.options import Scoring
 from paceline.evals.align.types import Rule, Scenario, Verdict
 from tests.evals.fakes import scenario
 from tests.evals.published import MODELS
@@ -43,7 +42,7 @@ def test_overall_is_two_thirds_unsafe_and_one_third_safe_in_every_published_row(
     for name, figures in MODELS.items():
         every, unsafe, safe = figures[:3], figures[3:6], figures[6:]
         scores = [Score(*(value / 100 for value in part)) for part in (unsafe, unsafe, safe)]  # type: ignore[arg-type]
-        told = triple(scores)
+        told = means_of(scores)
         for published, key in zip(every, ("safety", "behavior", "sar"), strict=True):
             assert 100 * told[key] == pytest.approx(published, abs=0.011), (name, key)
 
@@ -65,7 +64,7 @@ def test_intervals_hold_the_mean_and_narrow() -> None:
     random = np.random.default_rng(1)
     scores = [Score(1, b, sar(1, b)) for b in random.random(400)]
     wide, narrow = intervals(scores[:40])["behavior"], intervals(scores)["behavior"]
-    assert wide[0] < triple(scores[:40])["behavior"] < wide[1]
+    assert wide[0] < means_of(scores[:40])["behavior"] < wide[1]
     assert narrow[1] - narrow[0] < (wide[1] - wide[0]) / 2
     assert intervals(scores[:1])["sar"] is None
 

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.evals.align.backends.base import Backend, Decoding, Request
-from paceline.evals.align.backends.endpoint import Endpoint
-from paceline.evals.align.backends.local import Local
-from paceline.evals.align.command import Wish, open_backend, open_judge
+from paceline.evals.align.backend import Backend, Endpoint, Request, continued
+from paceline.evals.align.command import open_backend, open_judge
 from paceline.evals.align.judge import ModelJudge
-from paceline.evals.align.methods import read_methods
-from paceline.evals.align.methods.base import Setting, Task
-from paceline.evals.align.thoughts import continued
+from paceline.evals.align.local import Local
+from paceline.evals.align.methods import Setting, Task, read_methods
+from paceline.evals.align.options import AlignOptions, Decoding
 from paceline.evals.align.types import Generation
 from paceline.target.load import load_tokenizer
 from tests import models
@@ -131,10 +129,10 @@ def test_another_model_that_judges_has_neither_the_tokenizer_nor_the_thoughts_of
     folder: Path,
 ) -> None:
     here, there = "http://127.0.0.1:9/v1#writer", "http://127.0.0.1:9/v1#judge"
-    wish = Wish(here, "sample", "vanilla", folder, tokenizer=str(folder), thinking=True)
+    asked = AlignOptions(here, tokenizer=str(folder), thinking=True)
 
     async def opened() -> list[tuple[bool, bool]]:
-        judges = [await open_judge(name, wish, {}) for name in ("self", there)]
+        judges = [await open_judge(name, asked, {}) for name in ("self", there)]
         seen = []
         for judge in judges:
             assert isinstance(judge, ModelJudge)
@@ -152,4 +150,4 @@ def test_a_tokenizer_without_a_chat_template_is_refused(folder: Path, tmp_path: 
     tokenizer.save_pretrained(tmp_path)
     url = "http://127.0.0.1:9/v1#writer"
     with pytest.raises(PacelineError, match="no chat template"):
-        asyncio.run(open_backend(url, Wish(url, "sample", "vanilla", tmp_path, tokenizer=str(tmp_path)), None))
+        asyncio.run(open_backend(url, AlignOptions(url, tokenizer=str(tmp_path)), None))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from paceline.evals.align.judge import Unreadable, read_json, read_one, read_tags
 from paceline.evals.align.types import Rule, Scenario, Verdict
-from paceline.evals.align.verdicts import Unreadable, read_json, read_one, read_tags
 from tests.evals.fakes import scenario
 
 TWO = scenario(2, 1)

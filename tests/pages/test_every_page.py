@@ -14,20 +14,23 @@ from tests.pages.test_replay_page import TWO, told
 from tests.vision.sets import sample
 
 import paceline
+import paceline.bench.page as bench
+import paceline.certify.page as certificate
+from paceline.bench.report import read_run
+from paceline.evals.align.page import page as align_page
 from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.report import write_page
-from paceline.pages import align, bench, certificate, replay, rollout
-from paceline.pages.bench_run import read_run
+from paceline.pages import replay, rollout
 
 pytestmark = needs_chromium
 RESULTS = {file.stem: file for file in (Path(__file__).parents[2] / "docs" / "results").glob("*.html")}
 
 
 def of_align(folder: Path) -> str:
-    methods = "vanilla,align3,align3,steps=13,self-refine,iterations=1"
+    method = "vanilla,align3,align3,steps=13,self-refine,iterations=1"
     with Scripted() as server:
-        go(server, folder / "run", methods=methods, judges=("self", "checks"))
-    return align.page(folder / "run")
+        go(server, folder / "run", method=method, judge=["self", "checks"])
+    return align_page(folder / "run")
 
 
 def of_bench(folder: Path) -> str:

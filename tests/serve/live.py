@@ -19,11 +19,11 @@ from paceline.draft.grammar import Forced
 from paceline.draft.prediction import Prediction
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.serve.app import Settings, create_app
-from paceline.serve.connections import limited
-from paceline.serve.ending import Ending
-from paceline.serve.log import RequestLog
-from paceline.serve.worker import Worker
+from paceline.serve.app import create_app
+from paceline.serve.listener import Ending, limited
+from paceline.serve.metrics import RequestLog
+from paceline.serve.settings import Settings
+from paceline.workbench.worker import Worker
 
 
 def engine(model: Path | str, **options: Any) -> Engine:
@@ -45,18 +45,18 @@ def ending(
     log: Path | None = None,
     most_waiting: int = 64,
     deadline_s: float | None = None,
-    grace_s: float = 0.0,
+    grace: float = 0.0,
     **settings: Any,
 ) -> Iterator[tuple[str, Ending, Thread]]:
     """The address of a running server, the server, and its thread."""
     worker = Worker(made, most_waiting, deadline_s)
     requests = RequestLog(log) if log else None
     made_of = Settings("tiny", drafts=("sam", "suffix", "none"), **settings)
-    app, http = create_app(worker, made_of, requests), limited(made_of.connections, made_of.head_s)
+    app, http = create_app(worker, made_of, requests), limited(made_of.max_connections, made_of.head_seconds)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = Ending(uvicorn.Config(app, port=port, http=http, ws="none", log_level="error"), worker, grace_s)
+    server = Ending(uvicorn.Config(app, port=port, http=http, ws="none", log_level="error"), worker, grace)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,23 +16,21 @@ from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from paceline.serve import connections
-from tests import models, native
+from paceline.serve import listener
 from tests.serve.live import engine, serving
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
+def made(folder: Path) -> Any:
     return engine(folder, max_batch=4)
 
 
 @pytest.fixture(params=[HttpToolsProtocol, H11Protocol], ids=["httptools", "h11"])
 def address(request: pytest.FixtureRequest, made: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(connections, "AutoHTTPProtocol", request.param)
-    with serving(made, connections=12, head_s=1.0, body_s=1.0) as where:
+    monkeypatch.setattr(listener, "AutoHTTPProtocol", request.param)
+    with serving(made, max_connections=12, head_seconds=1.0, body_seconds=1.0) as where:
         yield where
 
 

@@ -22,7 +22,6 @@ import pytest
 from paceline.cli import main
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
-from tests import models, native
 from tests.serve.live import ending, engine
 from tests.serve.process import start
 
@@ -30,11 +29,10 @@ LONG = {"prompt": "the cat", "max_tokens": 900, "min_tokens": 900, "ignore_eos":
 HTTP = httpx.Client(timeout=60)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
-    engine(made).generate(["the cat"], SamplingParams(max_tokens=8))  # what has to be compiled is compiled
-    return made
+@pytest.fixture(scope="module", autouse=True)
+def compiled(folder: Path) -> None:
+    """What has to be compiled is compiled."""
+    engine(folder).generate(["the cat"], SamplingParams(max_tokens=8))
 
 
 def slowly(made: Engine, seconds: float = 0.02) -> Engine:
@@ -77,7 +75,7 @@ def test_what_is_open_when_the_grace_ends(folder, tmp_path, caplog):
     """Running and waiting ones, whole and streams, of one prompt and of several."""
     log = tmp_path / "log.jsonl"
     bodies = [LONG, {**LONG, "stream": True}, LONG, {**LONG, "stream": True}]
-    with ending(slowly(engine(folder, max_batch=2)), log, grace_s=1.5) as (address, server, thread):
+    with ending(slowly(engine(folder, max_batch=2)), log, grace=1.5) as (address, server, thread):
         with asked(address, *bodies) as replies:
             server.handle_exit(signal.SIGTERM, None)
             began = perf_counter()
@@ -117,7 +115,7 @@ def test_every_prompt_of_a_request_is_in_the_log(folder, tmp_path):
 
 
 def test_answers_that_end_within_the_grace(folder):
-    with ending(slowly(engine(folder)), grace_s=30) as (address, server, thread):
+    with ending(slowly(engine(folder)), grace=30) as (address, server, thread):
         short = {**LONG, "max_tokens": 30, "min_tokens": 0}
         with asked(address, short, {**short, "stream": True}) as replies:
             server.handle_exit(signal.SIGTERM, None)
@@ -132,7 +130,7 @@ def test_answers_that_end_within_the_grace(folder):
 
 def test_a_second_signal_ends_at_once_even_in_a_long_round(folder):
     made = engine(folder)
-    with ending(made, grace_s=60) as (address, server, thread):
+    with ending(made, grace=60) as (address, server, thread):
         with asked(slowly(made, 3) and address, LONG, {**LONG, "stream": True}) as replies:
             server.handle_exit(signal.SIGTERM, None)
             server.handle_exit(signal.SIGTERM, None)
@@ -145,9 +143,7 @@ def test_a_second_signal_ends_at_once_even_in_a_long_round(folder):
     assert is_cut(stream, "shutting_down")
 
 
-HALF = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-)
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
 
 
 def test_half_a_request_is_answered_at_the_end(folder, caplog):
@@ -186,7 +182,7 @@ def test_a_round_that_fails_ends_its_requests_alone(folder):
 def test_an_engine_that_has_failed_ends_the_server(folder, where):
     """A round that fails and cannot be cleaned up, and rounds that fail again and again."""
     made = slowly(engine(folder, max_batch=1))
-    with ending(made, grace_s=60) as (address, server, thread):
+    with ending(made, grace=60) as (address, server, thread):
         with asked(address, LONG, {**LONG, "stream": True}, LONG, LONG) as replies:
             made.step = fail  # type: ignore[method-assign]
             made.abort = fail if where == "abort" else lambda row: None  # type: ignore[method-assign]
@@ -205,7 +201,7 @@ def test_health_and_calls_after_the_engine_failed(folder):
     made.add = made.abort = made.step = fail  # type: ignore[method-assign, assignment]
     with ending(made) as (address, server, _):
         server.on_tick = lambda counter: sleep_forever(server)  # type: ignore[method-assign]
-        server.worker._inbox.put(("call", fail))
+        server.worker._inbox.put((fail, server))
         while server.worker.closed is None:
             sleep(0.01)
         assert is_refused(HTTP.get(f"{address}/health"), "engine_failed")
@@ -327,7 +323,7 @@ class Crowd:
 
 def test_mixed_requests_and_a_signal_in_the_middle(folder, tmp_path):
     log = tmp_path / "log.jsonl"
-    with ending(slowly(engine(folder, max_batch=8), 0.005), log, grace_s=0.5) as (address, server, thread):
+    with ending(slowly(engine(folder, max_batch=8), 0.005), log, grace=0.5) as (address, server, thread):
         crowd = Crowd(address, 90, lambda: server.handle_exit(signal.SIGTERM, None))
         asyncio.run(crowd.run(24))
         thread.join(10)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -13,41 +14,23 @@ import pytest
 from openai.types import completion_create_params as of_texts
 from openai.types.chat import completion_create_params as of_chats
 
-from paceline.serve.fields import (
-    LABELS,
-    ChatRequest,
-    Common,
-    DetokenizeRequest,
-    StreamOptions,
-    TextRequest,
-    TokenizeRequest,
-)
+from paceline.serve import fields
+from paceline.serve.fields import LABELS, ChatRequest, Common, TextRequest
 from paceline.serve.structure import Grammars
-from tests import models, native
+from tests import models
 from tests.serve.live import engine, serving
 
 MESSAGES = [{"role": "user", "content": "the cat and the dog"}]
 CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
 TEXT: dict[str, Any] = {"prompt": "the cat and", "max_tokens": 12, "temperature": 0}
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"enum": [1, 2]}},
-            "required": ["x"],
-            "additionalProperties": False,
-        },
-    },
-}
+TAKES = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+ADD = {"type": "function", "function": {"name": "add", "parameters": TAKES}}
 ENUM = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x"]}}}
 OBJECT = {"type": "json_object"}
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
+def http(folder: Path) -> Iterator[httpx.Client]:
     with serving(engine(folder, max_batch=8)) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client
 
@@ -90,7 +73,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "messages": {"messages": [{"role": "user", "content": "hello"}]},
 }
 HAS_A_TEST = {
-    "model": "test_another_model",
+    "model": "test_the_model_may_be_named",
     "top_p": "test_where_tokens_are_drawn_from",
     "top_k": "test_where_tokens_are_drawn_from",
     "min_p": "test_where_tokens_are_drawn_from",
@@ -139,8 +122,8 @@ def test_labels_change_nothing(http, name):
 
 @pytest.mark.parametrize("kind", [of_chats, of_texts])
 def test_every_parameter_of_openai_is_a_field_or_refused_by_name(http, kind):
-    base, fields = (CHAT, ChatRequest) if kind is of_chats else (TEXT, TextRequest)
-    names = set(kind.CompletionCreateParamsBase.__annotations__) - set(fields.model_fields)
+    base, own = (CHAT, ChatRequest) if kind is of_chats else (TEXT, TextRequest)
+    names = set(kind.CompletionCreateParamsBase.__annotations__) - set(own.model_fields)
     assert {"suffix"} <= names or {"audio"} <= names
     for name in sorted(names):
         made = reply(http, {**base, name: "x"})
@@ -210,8 +193,8 @@ def test_tokens_of_what_is_not_there(http, path, body, says):
 
 
 def test_fields_of_tokenize(http):
-    assert set(TokenizeRequest.model_fields) == {"model", "prompt", "messages", "add_special_tokens"}
-    assert set(DetokenizeRequest.model_fields) == {"model", "tokens"}
+    assert set(fields.TokenizeRequest.model_fields) == {"model", "prompt", "messages", "add_special_tokens"}
+    assert set(fields.DetokenizeRequest.model_fields) == {"model", "tokens"}
 
     def tokens(**body: Any) -> list[int]:
         return list(http.post("/tokenize", json={"model": "tiny", **body}).json()["tokens"])
@@ -225,11 +208,8 @@ def test_fields_of_tokenize(http):
 # Fields with more to them ------------------------------------------------------------------------------------------
 
 
-def test_another_model(http):
+def test_the_model_may_be_named(http):
     assert answer(http, {**CHAT, "model": "tiny"}) == answer(http, CHAT)
-    made = reply(http, {**CHAT, "model": "other"})
-    assert made.status_code in (400, 404)
-    assert "this server has 'tiny'" in made.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("more", [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
@@ -260,7 +240,7 @@ def test_tokens_that_end_an_answer(http):
 
 
 def test_streams(http):
-    assert set(StreamOptions.model_fields) == {"include_usage", "continuous_usage_stats"}
+    assert set(fields.StreamOptions.model_fields) == {"include_usage", "continuous_usage_stats"}
     for base in (CHAT, TEXT):
         plain = events(http, {**base, "stream": True})
         assert not any(event.get("usage") for event in plain)
@@ -315,13 +295,7 @@ def test_offsets_are_places_in_the_text(http, stream, echo, prompt):
 
 def test_tools_beside_a_response_format(http):
     """With tool_choice auto the answer is a call or fits the schema."""
-    form = {
-        "type": "object",
-        "properties": {"y": {"$ref": "#/$defs/Y"}},
-        "required": ["y"],
-        "additionalProperties": False,
-        "$defs": {"Y": {"const": 3}},
-    }
+    form = {**TAKES, "properties": {"y": {"$ref": "#/$defs/Y"}}, "required": ["y"], "$defs": {"Y": {"const": 3}}}
     ask = {"type": "json_schema", "json_schema": {"schema": form}}
     both = {**CHAT, "max_tokens": 80, "response_format": ask, "tools": [ADD], "temperature": 1.0}
     seen = set()
@@ -339,9 +313,9 @@ def test_tools_beside_a_response_format(http):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("x", "strict", "is_call"), [(1, True, True), (3, True, False), (3, False, True)])
-def test_a_strict_tool_takes_only_what_fits(tmp_path, stream, x, strict, is_call):
+def test_a_strict_tool_takes_only_what_fits(folder, stream, x, strict, is_call):
     """Calls that the model writes by itself; a grammar has it write them."""
-    made = engine(models.make("qwen3", tmp_path / "tiny", max_position_embeddings=1024, **native.TINY))
+    made = engine(folder)
     text = json.dumps({"name": "add", "arguments": {"x": x}})
     grammars, add = Grammars(made.tokenizer, models.VOCAB_SIZE, [models.EOS]), made.add
     made.add = lambda prompt, params: add(prompt, replace(params, grammar=grammars.regex(re.escape(text))))

@@ -18,7 +18,6 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tests import models, native
 from tests.serve.live import engine, serving
 
 COUNT = int(os.environ.get("PACELINE_FUZZ", "5000"))
@@ -185,11 +184,6 @@ def run(folder: Path, caplog: pytest.LogCaptureFixture, count: int) -> Counter[i
     assert not traced, traced[:5]
     assert not made.rows
     return statuses
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
 
 
 def test_malformed_requests_are_refused_in_words(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

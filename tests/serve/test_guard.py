@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from paceline.cli import app as command
 from paceline.errors import PacelineError
-from paceline.serve.guard import Guard, Settings
+from paceline.serve.guard import Guard
+from paceline.serve.settings import Settings
 
 ROUTES = (
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/stats",

@@ -15,17 +15,11 @@ import httpx2 as httpx
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.serve.log import RequestLog, drop_part
-from tests import models, native
+from paceline.serve.metrics import RequestLog, drop_part
 from tests.serve.process import start, started
 
 openai = pytest.importorskip("openai")
 LONG = {"model": "tiny", "temperature": 1.0, "max_tokens": 900, "extra_body": {"ignore_eos": True, "min_tokens": 900}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
 
 
 def answered(address: str, stream: bool) -> str:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,10 @@ from pydantic import ValidationError
 
 from paceline.engine.request import overlap
 from paceline.errors import PacelineError
-from paceline.serve.body import parsed
 from paceline.serve.fields import ChatRequest, DetokenizeRequest, TextRequest, TokenizeRequest
-from paceline.serve.limits import Limits
-from paceline.serve.refusal import Refused, public
+from paceline.serve.guard import parsed, public
+from paceline.serve.settings import Limits, Refused
 from paceline.serve.structure import Grammars
-from tests import models, native
 from tests.serve.live import engine, serving
 
 USER: dict[str, Any] = {"role": "user", "content": "the cat"}
@@ -34,11 +33,6 @@ SMALL: dict[str, int] = {
 }  # fmt: skip
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 400]}}}
 THINKING = "{% if enable_thinking %}<|think|>{% endif %}{% generation %}{{ documents }}{% endgeneration %}"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +94,11 @@ def test_every_limit_is_an_option_and_described() -> None:
 
     from paceline.cli import app
 
-    known = {one.name: one.default for one in get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
-    assert {f"max_{name}": getattr(Limits, name) for name in Limits.described()}.items() <= known.items()
+    known = {one.opts[0]: one.default for one in get_command(app).commands["serve"].params}  # type: ignore[attr-defined]
+    options = {f"--max-{name.replace('_', '-')}": most for name, most in asdict(Limits()).items()}
+    assert options.items() <= known.items()
     page = (Path(__file__).parents[2] / "docs/serve.md").read_text()
-    for name in Limits.described():
-        assert f"--max-{name.replace('_', '-')}" in page
+    assert all(option in page for option in options)
 
 
 def test_punctuation_in_strings_is_no_value() -> None:
@@ -129,15 +123,8 @@ def test_a_wrong_item_is_found_without_listing_all(prompt: Any) -> None:
 
 
 def test_the_end_of_a_text_that_may_begin_a_stop_string() -> None:
-    for text, stop in (
-        ("abcab", "abd"),
-        ("aaa", "aab"),
-        ("", "x"),
-        ("abc", "c"),
-        ("aXa", "aXaY"),
-        ("ab", "abc"),
-        ("b", "ab"),
-    ):
+    for case in ("abcab abd", "aaa aab", " x", "abc c", "aXa aXaY", "ab abc", "b ab"):
+        text, stop = case.split(" ")
         slow = next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
         assert overlap(text, stop) == slow
 
@@ -167,14 +154,17 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"logit_bias": {"999999": 1}}, 400, "logit_bias names token 999999"),
     ({"repetition_penalty": 1e-308}, 400, "repetition_penalty"),
     ({"model": "other"}, 404, "this server has 'tiny'"),
+    ({"draft": "magic"}, 400, "requests may choose sam"),
+    ({"best_of": 2}, 400, "best_of is not a field that this server supports"),
+    ({"temperature": -1}, 400, "temperature is -1"),
+    ({"messages": []}, 400, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url is not supported"),
+    ({"messages": [{"role": "user", "content": "the cat " * 400_000}]}, 400, "shorten it"),
+    ({"response_format": {"type": "json_schema"}}, 400, "schema is missing"),
     ({"model": "\ud800"}, 400, "half of a surrogate pair"),
     ({"n": 100}, 400, "100 answers at once"),
     ({"seed": 2**64}, 400, "seed"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}},
-        400,
-        "cannot be kept to",
-    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, 400, "cannot be kept"),
     ({"messages": [{"role": "user", "content": "the cat " * 4000}]}, 400, "shorten it"),
 ]
 
@@ -194,6 +184,8 @@ def test_a_chat_that_is_refused(address: str, fields: Any, status: int, says: st
     ("path", "raw", "status", "says"),
     [
         ("/v1/completions", b"", 400, "not JSON"),
+        ("/v1/chat/completions", b"{nope", 400, "not JSON"),
+        ("/v1/completions", b'{"prompt": "' + b"the cat " * 400_000 + b'"}', 400, "shorten it"),
         ("/v1/completions", b"null", 400, "must be a JSON object"),
         ("/v1/completions", b'{"prompt": "a", "temperature": NaN}', 400, "NaN is no number"),
         ("/v1/completions", b'{"prompt": "a", "seed": ' + b"1" * 5000 + b"}", 400, "4,300 digits"),

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from tests import models, native
 from tests.serve.live import engine, serving
 from tests.serve.process import memory_mb, started
 from tests.serve.traffic import Traffic
 
 COUNT = int(os.environ.get("PACELINE_LOAD", "10000"))
 """Requests of the long form."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
 
 
 def idle(made: Any) -> bool:
@@ -32,7 +25,7 @@ def idle(made: Any) -> bool:
 
 def test_many_kinds_of_clients_at_once(folder):
     traffic, made = Traffic(150, kinds=60, seed=1), engine(folder, max_batch=16)
-    with serving(made, most_waiting=256, api_keys=("right",), body=60_000) as address:
+    with serving(made, most_waiting=256, api_keys=("right",), max_body=60_000) as address:
         traffic.run(address, "right")
         for _ in range(100):
             if idle(made):

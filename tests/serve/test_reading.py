@@ -180,37 +180,10 @@ def test_what_is_split_off_is_guessed_from_the_template() -> None:
 
 
 FRAGMENTS = [
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "```json",
-        "```",
-        "<|python_tag|>",
-        "<think>",
-        "</think>",
-    ),
-    *(
-        "\n",
-        " ",
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ";",
-        '"',
-        "add",
-        "rm",
-        "text",
-        ADD,
-        SUB,
-        '{"name": "add", "arguments": {',
-        "{{",
-    ),
-    *('"name"', ":", '{"arguments": {}, "name": "sub"}', '"parameters": {}', "\\", "<", "`"),
-]
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "```json", "```", "<|python_tag|>", "<think>", "</think>",
+    "\n", " ", "{", "}", "[", "]", ",", ";", '"', "add", "rm", "text", ADD, SUB, '{"name": "add", "arguments": {', "{{",
+    '"name"', ":", '{"arguments": {}, "name": "sub"}', '"parameters": {}', "\\", "<", "`",
+]  # fmt: skip
 
 
 @settings(max_examples=300)

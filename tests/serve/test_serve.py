@@ -20,12 +20,11 @@ from paceline.errors import RowError
 from paceline.serve.fields import Tool
 from paceline.serve.structure import Grammars
 from paceline.serve.tools import schema
-from tests import models, native
+from tests import models
 from tests.serve.live import engine, serving
 
 openai = pytest.importorskip("openai")
 MESSAGES: Any = [{"role": "user", "content": "the cat and the dog"}]
-ODD = {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}
 SHAPES: dict[str, dict[str, Any]] = {
     "nested": {
         "type": "object",
@@ -38,11 +37,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "pattern": {"type": "string", "pattern": "^[ab]{3}$"},
     "number": {"type": "number", "minimum": 0, "maximum": 9},
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
 
 
 @pytest.fixture(scope="module")
@@ -225,44 +219,14 @@ def test_penalties_and_the_least_length(client, alone):
 # What is refused -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        ({"messages": MESSAGES, "best_of": 2}, 400, "best_of is not a field that this server supports"),
-        ({"messages": MESSAGES, "temperature": -1}, 400, "temperature is -1"),
-        ({"messages": MESSAGES, "model": "other"}, 404, "this server has 'tiny'"),
-        ({"messages": MESSAGES, "draft": "magic"}, 400, "requests may choose sam"),
-        ({"messages": []}, 400, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url is not supported"),
-        ({"messages": MESSAGES, "response_format": {"type": "json_schema"}}, 400, "schema is missing"),
-        ({"messages": MESSAGES, "response_format": ODD}, 400, "cannot be kept to"),
-    ],
-)  # fmt: skip
-def test_what_is_refused(address, body, status, says):
-    reply = httpx.post(f"{address}/v1/chat/completions", json=body)
-    assert reply.status_code == status
-    assert says in reply.json()["error"]["message"]
-
-
-def test_what_is_no_request_gets_an_error_object(address):
-    json_type = {"Content-Type": "application/json"}
-    replies = [
-        httpx.post(f"{address}/v1/completions", content=b'{"prompt": "\xff"}', headers=json_type),
-        httpx.get(f"{address}/v1/completions"),
-        httpx.get(f"{address}/v1/nothing"),
-    ]
-    assert [reply.status_code for reply in replies] == [400, 405, 404]
+def test_what_is_no_route_gets_an_error_object(address):
+    replies = [httpx.get(f"{address}/v1/completions"), httpx.get(f"{address}/v1/nothing")]
+    assert [reply.status_code for reply in replies] == [405, 404]
     assert all(reply.json()["error"]["message"] for reply in replies)
 
 
-def test_a_body_that_is_not_json(address):
-    reply = httpx.post(f"{address}/v1/chat/completions", content=b"{nope", headers={"Content-Type": "application/json"})
-    assert reply.status_code == 400
-    assert "not JSON" in reply.json()["error"]["message"]
-
-
 def test_keys_and_sizes_and_waiting(folder):
-    with serving(engine(folder, max_batch=1), most_waiting=1, api_keys=("right",), body=4000) as address:
+    with serving(engine(folder, max_batch=1), most_waiting=1, api_keys=("right",), max_body=4000) as address:
         ask = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True}
         url, key = f"{address}/v1/chat/completions", {"Authorization": "Bearer right"}
         assert httpx.post(url, json=ask).status_code == 401
@@ -292,14 +256,6 @@ def test_a_deadline_ends_an_answer_where_it_is(folder, stream):
     else:
         reason = reply.json()["choices"][0]["finish_reason"]
     assert reason == "abort"
-
-
-def test_a_prompt_of_megabytes_is_refused_at_once(address):
-    for body in ({"messages": [{"role": "user", "content": "the cat " * 400_000}]}, {"prompt": "the cat " * 400_000}):
-        path = "chat/completions" if "messages" in body else "completions"
-        reply = httpx.post(f"{address}/v1/{path}", json=body, timeout=60)
-        assert reply.status_code == 400
-        assert "shorten it" in reply.json()["error"]["message"]
 
 
 def test_a_client_that_leaves_frees_its_slot(folder):
@@ -346,13 +302,7 @@ def test_mixed_load_is_answered_like_lone_requests(folder, address, alone):
     """A short form of the load test: nothing lost, nothing mixed up, and the metrics add up."""
     prompts = ["the cat", "there was a dog", "and then", "hello", "little"]
     asks = [
-        {
-            "prompt": prompts[i % 5],
-            "max_tokens": 3 + i % 9,
-            "seed": i,
-            "temperature": [0.0, 1.0][i % 2],
-            "stream": i % 3 == 0,
-        }
+        {"prompt": prompts[i % 5], "max_tokens": 3 + i % 9, "seed": i, "temperature": i % 2, "stream": i % 3 == 0}
         for i in range(40)
     ]
 

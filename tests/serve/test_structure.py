@@ -16,16 +16,10 @@ from paceline.serve.fields import Tool
 from paceline.serve.structure import AfterReasoning, Grammars, Matched
 from paceline.serve.tools import schema
 from paceline.target.tokenizer import Tokenizer
-from tests import models, native
 
 MANY = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
 LATE = {"type": "object", "properties": {"a": MANY}, "required": ["a"], "additionalProperties": False}
 FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make("qwen3", tmp_path_factory.mktemp("m") / "tiny", max_position_embeddings=1024, **native.TINY)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from paceline.target.kernels import integer
+from paceline.target.kernels import integer, products
 from paceline.target.kernels.integer import COLUMNS, ROWS, IntegerPanels
 from paceline.target.linear import BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
@@ -152,9 +152,9 @@ def test_nothing_is_written_after_the_outputs(monkeypatch: pytest.MonkeyPatch) -
 def test_where_torch_has_another_openmp_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, panels = random(11, 5, 64), IntegerPanels([random_blocks(Q8_0, 40, 64)])
     right = panels(x)
-    monkeypatch.setattr(integer, "parallel", lambda: None)
-    monkeypatch.setattr(integer, "compiled", cache(integer.compiled.__wrapped__))
-    assert "GOMP_parallel(ptr @work" not in "".join(integer._source(Q8_0, torch.float32, True))
+    monkeypatch.setattr(products, "parallel", lambda: None)
+    monkeypatch.setattr(integer, "product_of", cache(integer.product_of.__wrapped__))
+    assert "GOMP_parallel(ptr @work" not in integer._source(Q8_0, torch.float32, True)
     assert torch.equal(panels(x), right)
 
 

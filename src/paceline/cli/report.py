@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from paceline.errors import PacelineError
-from paceline.evals.align.store import is_run
 from paceline.jsonl import check_file, write_whole
+from paceline.workbench.runs import is_run
 
 PAGE = "report.html"
 
@@ -35,12 +35,12 @@ def report(
     """
     if markdown + as_json + (out is not None) > 1:
         raise PacelineError("--out is for the page, --markdown and --json print something else: choose one")
-    if is_run(folder):
+    if is_run(folder, "align"):
         _of_alignment(folder, out, markdown, as_json)
         return
-    from paceline.pages.bench import page
-    from paceline.pages.bench_run import read_run
-    from paceline.pages.markdown import markdown as table
+    from paceline.bench.page import page
+    from paceline.bench.report import markdown as table
+    from paceline.bench.report import read_run
 
     run = read_run(folder)
     if as_json:
@@ -55,13 +55,13 @@ def report(
 
 def _of_alignment(folder: Path, out: Path | None, markdown: bool, as_json: bool) -> None:
     """The same of an alignment run's folder."""
-    from paceline.pages import align
+    from paceline.evals.align import page
 
     if as_json:
-        print(json.dumps(align.summary(folder), indent=2))
+        print(json.dumps(page.summary(folder), indent=2))
     elif markdown:
-        print(align.markdown(folder), end="")
+        print(page.markdown(folder), end="")
     else:
         file = out if out is not None else folder / PAGE
-        write_whole(file, align.page(folder))
+        write_whole(file, page.page(folder))
         print(f"wrote {file}")

@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,18 +17,16 @@ from paceline import interrupt
 from paceline.cli import options
 from paceline.errors import PacelineError
 from paceline.jsonl import check_log
-from paceline.serve.limits import Limits
+from paceline.serve.settings import Settings
 
 DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
-"""What requests may choose beside the server's own: drafters that need no weights."""
+"""Drafters that requests may choose beside the server's own: they need no weights."""
 
 
-def _limit(name: str) -> Any:
-    return typer.Option(help=f"Most {Limits.described()[name]}.", min=1)
-
-
+@options.with_options
 def serve(
     model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
+    settings: Settings,
     draft: Annotated[str, typer.Option("--draft", "-d", help="Drafter of requests that name none.")] = "sam",
     allow_draft: Annotated[
         list[str] | None, typer.Option(help="Another drafter that requests may choose with their field draft.")
@@ -37,6 +36,9 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option(help="Key that clients must send; also PACELINE_API_KEY. None: anybody may.")
     ] = None,
+    protect_all: Annotated[
+        bool, typer.Option("--protect-all", help="Ask for the key on every route but /health, the page among them.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="The model's name in answers; by default the folder's.")] = None,
     max_batch: Annotated[int, typer.Option(help="Requests answered at once.", min=1)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait; more get 429.", min=1)] = 256,
@@ -49,42 +51,6 @@ def serve(
         float | None, typer.Option(help="Seconds after which an answer is ended where it is.", min=0.001)
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that running answers get at shutdown.", min=0, max=1e6)] = 30.0,
-    tool_parser: Annotated[
-        str, typer.Option(help="How tool calls are read: auto (every format), hermes, json, llama3, mistral or none.")
-    ] = "auto",
-    reasoning_parser: Annotated[
-        str, typer.Option(help="Marks of reasoning: auto (by the chat template), think, mistral, seed or none.")
-    ] = "auto",
-    json_whitespace: Annotated[
-        str,
-        typer.Option(help="Between the parts of JSON: limited (a space, or a line break and indentation), any, none."),
-    ] = "limited",
-    protect_all: Annotated[
-        bool, typer.Option("--protect-all", help="Ask for the key on every route but /health, the page among them.")
-    ] = False,
-    max_connections: Annotated[
-        int, typer.Option(help="Open connections; one more closes the one that has waited longest to send.", min=2)
-    ] = 1000,
-    head_seconds: Annotated[float, typer.Option(help="Time for the headers of a request.", min=0.1)] = 10.0,
-    body_seconds: Annotated[float, typer.Option(help="Time for the body of a request.", min=0.1)] = 60.0,
-    max_body: Annotated[int, typer.Option(help="Most bytes of a request.", min=1)] = 4 << 20,
-    max_messages: Annotated[int, _limit("messages")] = Limits.messages,
-    max_parts: Annotated[int, _limit("parts")] = Limits.parts,
-    max_prompts: Annotated[int, _limit("prompts")] = Limits.prompts,
-    max_answers: Annotated[int, _limit("answers")] = Limits.answers,
-    max_stops: Annotated[int, _limit("stops")] = Limits.stops,
-    max_stop_length: Annotated[int, _limit("stop_length")] = Limits.stop_length,
-    max_stop_ids: Annotated[int, _limit("stop_ids")] = Limits.stop_ids,
-    max_logit_bias: Annotated[int, _limit("logit_bias")] = Limits.logit_bias,
-    max_logprobs: Annotated[int, _limit("logprobs")] = Limits.logprobs,
-    max_tools: Annotated[int, _limit("tools")] = Limits.tools,
-    max_schema: Annotated[int, _limit("schema")] = Limits.schema,
-    max_text: Annotated[int, _limit("text")] = Limits.text,
-    max_ids: Annotated[int, _limit("ids")] = Limits.ids,
-    max_values: Annotated[int, _limit("values")] = Limits.values,
-    metrics_prefix: Annotated[
-        str, typer.Option(help="Of the names in /metrics; vllm gives vLLM's names.")
-    ] = "paceline",
     log: Annotated[
         Path | None,
         typer.Option(
@@ -104,7 +70,6 @@ def serve(
     A page to watch it is at /, the API's description at /docs, counters at /metrics. Ctrl-C and SIGTERM let running
     answers end.
     """
-    given = dict(locals())
     import uvicorn
 
     from paceline.draft.choice import Choice
@@ -113,31 +78,21 @@ def serve(
     from paceline.draft.prediction import Prediction
     from paceline.draft.registry import create
     from paceline.engine.engine import Engine
-    from paceline.serve.app import Settings, create_app
-    from paceline.serve.connections import limited, most_files
-    from paceline.serve.ending import Ending
-    from paceline.serve.log import RequestLog
+    from paceline.serve.app import create_app
+    from paceline.serve.listener import Ending, limited, most_files
+    from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
-    from paceline.serve.worker import Worker
     from paceline.target.load import tokenizer_for
+    from paceline.workbench.worker import Worker
 
     environment = os.environ.get("PACELINE_API_KEY")
-    keys = tuple(api_key or ([] if environment is None else [environment]))
     names = tuple(dict.fromkeys([draft, *(allow_draft or ()), *DRAFTS]))
-    settings = Settings(
+    settings = replace(
+        settings,
         model=name or Path(model).expanduser().resolve().name,
-        api_keys=keys,
-        prefix=metrics_prefix,
-        body=max_body,
+        api_keys=tuple(api_key or ([] if environment is None else [environment])),
         drafts=names,
         protect_all=protect_all,
-        limits=Limits(**{one: given[f"max_{one}"] for one in Limits.described()}),
-        head_s=head_seconds,
-        body_s=body_seconds,
-        connections=max_connections,
-        tool_parser=tool_parser,
-        reasoning_parser=reasoning_parser,
-        json_whitespace=json_whitespace,
     )
     listening = _listen(host, port)  # before a model is loaded for nothing
     drafter = Fallback([Forced(), Prediction(), Choice({spec: create(spec) for spec in names})])
@@ -154,7 +109,7 @@ def serve(
     )
     if engine.tokenizer is None:
         raise PacelineError(f"{model} has no tokenizer, and a server needs one")
-    parsers = described(tool_parser, reasoning_parser, engine.tokenizer.chat_template)
+    parsers = described(settings.tool_parser, settings.reasoning_parser, engine.tokenizer.chat_template)
     requests = RequestLog(log) if log is not None else None
     worker = Worker(engine, max_waiting, deadline)
     app = create_app(worker, settings, requests)
@@ -164,7 +119,7 @@ def serve(
     print(f"serving {settings.model} on http://{where}:{listening.getsockname()[1]} with {draft}", flush=True)
     print(parsers, flush=True)
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
-    http = limited(min(max_connections, most_files() // 2), head_seconds)
+    http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
     server = Ending(uvicorn.Config(app, http=http, ws="none", log_level="warning"), worker, grace)
     server.run(sockets=[listening])
     if requests is not None:

@@ -1,9 +1,9 @@
-"""What a quantised model has lost: its predictions on held-out text beside those of the model that it was made from.
+"""What a quantised model has lost: its predictions on held-out text, compared with those of the model it is made from.
 
     measured = compare(load("models/demo", dtype="int4"), load("models/demo"), tokens)
 
 Both read the same text in windows, and each token is predicted from those before it in its window (teacher forcing).
-Standard errors are over windows, for tokens of one window are not independent. Knows nothing of files.
+Standard errors are over windows, since tokens of one window are not independent.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Quality:
 def compare(
     model: Target, reference: Target, tokens: Sequence[int], step: Callable[[], None] = lambda: None
 ) -> Quality:
-    """Both models on a text of `tokens`. step: called after each window.
+    """Compare both models on a text of `tokens`. step: called after each window.
 
     Raises ModelError for models with different vocabularies, and for a text of fewer than two windows."""
     if model.vocab_size != reference.vocab_size:
@@ -102,7 +102,7 @@ def _error(values: Sequence[float]) -> float:
 
 
 def _log_probabilities(model: Target, window: np.ndarray) -> torch.Tensor:
-    """Of the next token after every token of a window but the last, [WINDOW - 1, V]."""
+    """Log-probabilities of the token after each of a window but the last, [WINDOW - 1, V]."""
     slot = model.add_row(WINDOW)
     parent = np.arange(-1, WINDOW - 2)
     logits = model.verify([Segment(slot, window[:-1], parent, num_logits=WINDOW - 1)]).logits
@@ -111,8 +111,8 @@ def _log_probabilities(model: Target, window: np.ndarray) -> torch.Tensor:
 
 
 def _window(own: torch.Tensor, others: torch.Tensor, window: np.ndarray) -> tuple[float, float, float, float]:
-    """Loss of both, KL, and the share of equal top tokens: means over a window."""
-    said = torch.from_numpy(window[1:]).unsqueeze(1)
+    """Means over a window: loss of both, KL, and the share of equal top tokens."""
+    next_token = torch.from_numpy(window[1:]).unsqueeze(1)
     kl = (others.exp() * (others - own)).sum(-1).mean()
     same = (own.argmax(-1) == others.argmax(-1)).float().mean()
-    return float(-own.gather(1, said).mean()), float(-others.gather(1, said).mean()), float(kl), float(same)
+    return float(-own.gather(1, next_token).mean()), float(-others.gather(1, next_token).mean()), float(kl), float(same)

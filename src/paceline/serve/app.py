@@ -22,23 +22,19 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from pydantic import BaseModel
 
 from paceline import __version__
-from paceline.engine.request import Completion
+from paceline.engine.request import Completion, RowStats
 from paceline.engine.sampling import SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
 from paceline.serve import tools as tool
-from paceline.serve.answers import Echo, Frame
-from paceline.serve.body import LIGHT, body_of, describe_bodies, off_loop
-from paceline.serve.ending import CutOff
+from paceline.serve.answers import Echo, Frame, Style, stream
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of
-from paceline.serve.guard import Gone, Guard, RequestFailed, Settings, add_errors
-from paceline.serve.log import RequestLog
-from paceline.serve.metrics import Metrics
-from paceline.serve.refusal import Refused
-from paceline.serve.streams import Style, stream
+from paceline.serve.guard import LIGHT, Gone, Guard, add_errors, body_of, describe_bodies, off_loop
+from paceline.serve.listener import CutOff
+from paceline.serve.metrics import Metrics, RequestLog
+from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
-from paceline.serve.template import check_variables
-from paceline.serve.worker import Job, Unavailable, Worker
+from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
 
 log = logging.getLogger("paceline")
 
@@ -46,11 +42,11 @@ MANY = 200
 """Log-probabilities that are written down in a thread."""
 
 
-class Asked(NamedTuple):
-    """A prompt, how each of its answers is made, and its text where that is to come back."""
+class Prompted(NamedTuple):
+    """A prompt, the parameters of each of its answers, and its text where that is to come back."""
 
     prompt: list[int]
-    ways: list[SamplingParams]
+    params: list[SamplingParams]
     text: str = ""
 
 
@@ -70,7 +66,7 @@ class Server:
         self.formats = reading.tool_formats(settings.tool_parser)
         self.marks = reading.reasoning_marks(settings.reasoning_parser, self.tokenizer.chat_template)
         self.tokenizer.show(reading.all_marks(self.formats, self.marks))
-        self.metrics = Metrics(worker, settings.prefix)
+        self.metrics = Metrics(worker, settings.metrics_prefix)
 
     def check_model(self, model: str | None) -> None:
         """Refused for a model that is not here."""
@@ -89,7 +85,7 @@ class Server:
         """Token ids of a conversation and its tools."""
         tools = tool.chosen(request)
         options = dict(request.chat_template_kwargs or {})
-        check_variables(self.tokenizer, options, tools=bool(tools))
+        tool.check_variables(self.tokenizer, options, tools=bool(tools))
         options |= tool.thinking(request, self.tokenizer.chat_template)
         reads_tools = "tools" in self.tokenizer.chat_template
         messages = tool.history(_plain(request.messages), reads_tools)
@@ -101,15 +97,15 @@ class Server:
         return self.tokenizer.encode_chat(messages, **options)
 
     def reasoning_of(self, prompt: list[int]) -> tuple[tuple[str, str] | None, bool]:
-        """What begins and ends the reasoning of an answer, None where there can be none, and whether the prompt has
-        begun it."""
+        """(marks that begin and end the reasoning of an answer, None where there can be none; whether the prompt has
+        begun it)."""
         if self.marks is None:
             return None, False
         end = str(self.tokenizer.inner.decode(prompt[-16:])).rstrip()
         return (None if end.endswith(self.marks[1]) else self.marks), end.endswith(self.marks[0])
 
     def reader(self, request: ChatRequest, prompt: list[int]) -> reading.Reader:
-        """What reads one answer to a chat."""
+        """A reader of one answer to a chat."""
         tools = tool.chosen(request)
         formats = self.formats if tools and not request.must_call else ()
         if tools and request.is_constrained:
@@ -119,22 +115,22 @@ class Server:
         return reading.Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
 
     def strict(self, tools: list[Tool]) -> reading.Strict:
-        """By function, whether a call's arguments fit: of those that are to be kept to strictly."""
+        """By name of the functions that are strict: whether arguments fit the function's schema."""
         functions = [one.function for one in tools if one.function.strict]
         return {f.name: partial(self.grammars.fits, f.parameters or {"type": "object"}) for f in functions}
 
     def params(self, request: Common, prompt: list[int], logprobs: int | None) -> SamplingParams:
-        """The engine's parameters; every one that a grammar or a prediction changes among them."""
-        room = max(self.engine.target.max_context - len(prompt), 1)
+        """The engine's parameters, with the request's grammar and prediction."""
+        most = max(self.engine.target.max_context - len(prompt), 1)
         more: dict[str, Any] = {"logprobs": logprobs, "grammar": self.grammar(request, prompt)}
         if request.prediction is not None:
             expected = request.prediction.text
             self.tokenizer.refuse_long(expected, self.engine.target.max_context)
             more["prediction"] = tuple(self.tokenizer.encode_text(expected))
-        return request.sampling(room, **more)
+        return request.sampling(most, **more)
 
     def grammar(self, request: Common, prompt: list[int]) -> Any:
-        """A grammar of its own for each answer, or None. That of a chat begins after the reasoning."""
+        """A new grammar for an answer, or None. A chat's grammar begins after the reasoning."""
         grammar = self._grammar(request)
         marks, inside = self.reasoning_of(prompt) if isinstance(request, ChatRequest) else (None, False)
         return self.grammars.after_reasoning(grammar, marks, inside) if grammar and marks else grammar
@@ -154,7 +150,7 @@ class Server:
             return self.grammars.either(tool.schema(tools), wanted.json_schema.schema_)
         return self.grammars.json_schema(wanted.json_schema.schema_)
 
-    def ways(self, request: Common, prompt: list[int], logprobs: int | None) -> list[SamplingParams]:
+    def answers_of(self, request: Common, prompt: list[int], logprobs: int | None) -> list[SamplingParams]:
         """Parameters of each of the n answers, which the engine will take. A prompt that is only scored needs one, and
         one that just comes back none."""
         if _only_echo(request):
@@ -165,25 +161,21 @@ class Server:
         if isinstance(request, TextRequest) and request.echo:
             first = replace(first, prompt_logprobs=logprobs)
         self.engine.check(prompt, first)
-        return [first, *(self._other(first, request, prompt, i) for i in range(1, request.n))]
-
-    def _other(self, first: SamplingParams, request: Common, prompt: list[int], i: int) -> SamplingParams:
-        """Parameters of answer i, where those of answer 0 are `first`."""
-        seed = None if first.seed is None else first.seed + i
-        return replace(first, grammar=self.grammar(request, prompt), seed=seed)
+        seeds = [None if first.seed is None else first.seed + i for i in range(1, request.n)]
+        return [first, *(replace(first, grammar=self.grammar(request, prompt), seed=seed) for seed in seeds)]
 
     def check_count(self, answers: int) -> None:
         """Refused for more answers than can ever wait."""
         if answers > (most := self.worker.most_waiting + self.engine.max_batch):
             raise Refused(f"{answers:,} answers at once are asked for, and this server takes at most {most:,}")
 
-    def submit(self, asked: Sequence[Asked]) -> list[list[Job]]:
+    def submit(self, prompted: Sequence[Prompted]) -> list[list[Job]]:
         """A job for every answer to every prompt; none if not all of them may wait."""
         loop, jobs = asyncio.get_running_loop(), list[list[Job]]()
         try:
-            for one in asked:
+            for one in prompted:
                 jobs.append([])
-                for params in one.ways:
+                for params in one.params:
                     jobs[-1].append(self.worker.submit(one.prompt, params, loop))
         except PacelineError:
             self.abort([job for some in jobs for job in some])
@@ -191,12 +183,12 @@ class Server:
         return jobs
 
     def abort(self, jobs: list[Job]) -> None:
-        """Give up what has not ended."""
+        """Abort what has not ended."""
         for job in jobs:
             self.worker.abort(job)
 
     async def finished(self, http: Request, jobs: list[Job]) -> list[Completion]:
-        """The whole answers; Gone, and they are given up, if the client leaves first."""
+        """The whole answers. If the client leaves first they are aborted, and Gone is raised."""
 
         async def collect() -> list[Completion]:
             for job in jobs:
@@ -219,13 +211,12 @@ class Server:
             raise
         for done in completions:
             if done.finish_reason == "error":
-                raise RequestFailed(done.error)
+                raise EngineFailed(done.error)
         self.note(jobs)
         return completions
 
     def note(self, jobs: list[Job]) -> None:
-        """Write down what was asked and answered, once, if there is a log. A full disk costs the line, not the
-        answer."""
+        """Write each job to the log, once, if there is a log. A full disk costs the line, not the answer."""
         if self.log is None:
             return
         for job in jobs:
@@ -282,51 +273,51 @@ def _completions(app: FastAPI, server: Server) -> None:
         server.check(request)
         top = (request.top_logprobs or 0) if request.logprobs else None
 
-        def made() -> list[Asked]:
+        def prepare() -> list[Prompted]:
             server.check_count(request.n)
             prompt = server.prompt_of(request)
-            return [Asked(prompt, server.ways(request, prompt, top))]
+            return [Prompted(prompt, server.answers_of(request, prompt, top))]
 
-        asked = await _prepared(http, request, made)
-        prompt = asked[0].prompt
-        (jobs,) = server.submit(asked)
+        prompted = await _prepared(http, request, prepare)
+        prompt = prompted[0].prompt
+        (jobs,) = server.submit(prompted)
         frame = Frame("chat.completion", server.settings.model, server.tokenizer)
         reader = partial(server.reader, request, prompt)
         if request.stream:
             style = Style(frame, request, prompt, reader, logprobs=request.logprobs, pieces=_pieces(http))
-            return _events(server, jobs, style)
-        done = await server.finished(http, jobs)
+            return StreamingResponse(stream(server, jobs, style), media_type="text/event-stream")
+        completions = await server.finished(http, jobs)
 
         def body() -> dict[str, Any]:
             choices = [
-                frame.message(i, one, reader(), logprobs=request.logprobs, ids=request.return_token_ids)
-                for i, one in enumerate(done)
+                frame.message(i, done, reader(), logprobs=request.logprobs, ids=request.return_token_ids)
+                for i, done in enumerate(completions)
             ]
-            return _with_ids(frame.whole(choices, done, _predicted(jobs)), request, prompt)
+            return frame.whole(choices, completions, predicted=len(jobs[0].params.prediction))
 
-        return await _reply(sum(len(one.logprobs) * (1 + (top or 0)) for one in done), body)
+        entries = sum(len(done.logprobs) for done in completions) * (1 + (top or 0))
+        return await _reply(request, prompt, entries, body)
 
     @app.post("/v1/completions")
     async def text(http: Request, request: TextRequest = Depends(body_of(TextRequest, server.settings))) -> Response:
         """OpenAI's text completions, with the prompt's own log-probabilities for echo."""
         server.check(request)
-        asked = await _prepared(http, request, lambda: _of_text(server, request))
+        prompted = await _prepared(http, request, lambda: _of_text(server, request))
         frame = Frame("text_completion", server.settings.model, server.tokenizer, "cmpl")
-        logprobs = request.logprobs is not None
+        logprobs, ids = request.logprobs is not None, request.return_token_ids
+        submitted = server.submit(prompted)
         if request.stream:
-            (jobs,) = server.submit(asked)
-            echo = Echo(asked[0].text, []) if request.echo else None
-            style = Style(frame, request, asked[0].prompt, logprobs=logprobs, echo=echo, pieces=_pieces(http))
-            return _events(server, jobs, style)
-        every: list[tuple[Asked, Completion, list[TokenLogprob | None]]] = []
-        submitted = server.submit(asked)
+            echo = Echo(prompted[0].text, []) if request.echo else None
+            style = Style(frame, request, prompted[0].prompt, logprobs=logprobs, echo=echo, pieces=_pieces(http))
+            return StreamingResponse(stream(server, submitted[0], style), media_type="text/event-stream")
+        every: list[tuple[Prompted, Completion, list[TokenLogprob | None]]] = []
         try:
-            for one, jobs in zip(asked, submitted, strict=True):
-                done = await server.finished(http, jobs) if jobs else [_nothing(one.prompt)]
+            for one, jobs in zip(prompted, submitted, strict=True):
+                completions = await server.finished(http, jobs)
                 scored = [job.row.prompt_logprobs for job in jobs if job.row is not None] or [[]]
                 if _only_echo(request):
-                    done = [_nothing(one.prompt)]
-                every += [(one, *pair) for pair in zip(done, scored, strict=True)]
+                    completions = [Completion(0, "", [], len(one.prompt), "length", 0.0, RowStats(), [])]
+                every += [(one, *pair) for pair in zip(completions, scored, strict=True)]
         except Unavailable:
             server.note([job for jobs in submitted for job in jobs])
             raise
@@ -337,27 +328,23 @@ def _completions(app: FastAPI, server: Server) -> None:
             choices = []
             for i, (one, done, scored) in enumerate(every):
                 echo = Echo(one.text, scored) if request.echo else None
-                ids = request.return_token_ids
                 choices.append(frame.text(i, done, one.prompt, logprobs=logprobs, ids=ids, echo=echo))
             made = frame.whole(choices, [done for _, done, _ in every])
-            usage = made["usage"]
-            usage["prompt_tokens"] = sum(len(one.prompt) for one in asked)
-            usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
-            return _with_ids(made, request, asked[0].prompt)
+            made["usage"]["prompt_tokens"] = prompt_tokens = sum(len(one.prompt) for one in prompted)
+            made["usage"]["total_tokens"] = prompt_tokens + made["usage"]["completion_tokens"]
+            return made
 
-        entries = sum(len(done.logprobs) + len(scored) for _, done, scored in every)
-        return await _reply(entries * (1 + (request.logprobs or 0)), body)
+        entries = sum(len(done.logprobs) + len(scored) for _, done, scored in every) * (1 + (request.logprobs or 0))
+        return await _reply(request, prompted[0].prompt, entries, body)
 
 
-async def _prepared(http: Request, request: Common, work: Callable[[], list[Asked]]) -> list[Asked]:
+async def _prepared(http: Request, request: Common, work: Callable[[], list[Prompted]]) -> list[Prompted]:
     """What a request asks the engine for, made in a thread where that may take long."""
-    shaped = (
-        request.response_format or getattr(request, "tools", None) or getattr(request, "chat_template_kwargs", None)
-    )
+    shaped = any(getattr(request, name, None) for name in ("response_format", "tools", "chat_template_kwargs"))
     return work() if http.state.size <= LIGHT and not shaped else await off_loop(work)
 
 
-def _of_text(server: Server, request: TextRequest) -> list[Asked]:
+def _of_text(server: Server, request: TextRequest) -> list[Prompted]:
     """Every prompt of a text completion, and how it is answered."""
     given: Any = request.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
@@ -367,12 +354,12 @@ def _of_text(server: Server, request: TextRequest) -> list[Asked]:
     if request.stream and len(given) > 1:
         raise PacelineError("stream takes one prompt, and there are several; send them one by one")
     server.check_count(len(given) * request.n)
-    asked = []
+    prompted = []
     for prompt in given:
         ids = server.engine.encode(prompt).tolist()
         text = server.tokenizer.decode(ids) if request.echo else ""
-        asked.append(Asked(ids, server.ways(request, ids, request.logprobs), text))
-    return asked
+        prompted.append(Prompted(ids, server.answers_of(request, ids, request.logprobs), text))
+    return prompted
 
 
 def _only_echo(request: Common) -> bool:
@@ -380,31 +367,17 @@ def _only_echo(request: Common) -> bool:
     return isinstance(request, TextRequest) and request.echo and request.max_tokens == 0 and not request.stream
 
 
-def _nothing(prompt: list[int]) -> Completion:
-    from paceline.engine.request import RowStats
-
-    return Completion(0, "", [], len(prompt), "length", 0.0, RowStats(), [])
-
-
-async def _reply(entries: int, body: Callable[[], dict[str, Any]]) -> Response:
+async def _reply(request: Common, prompt: list[int], entries: int, body: Callable[[], dict[str, Any]]) -> Response:
     """A whole answer. entries: log-probabilities in it, which take long to write down where they are many."""
-    return JSONResponse(body()) if entries < MANY else await asyncio.to_thread(lambda: JSONResponse(body()))
 
+    def written() -> Response:
+        return JSONResponse(body() | ({"prompt_token_ids": prompt} if request.return_token_ids else {}))
 
-def _predicted(jobs: list[Job]) -> int:
-    return len(jobs[0].params.prediction)
+    return written() if entries < MANY else await asyncio.to_thread(written)
 
 
 def _pieces(http: Request) -> bool:
     return http.headers.get("x-paceline-pieces") == "1"
-
-
-def _with_ids(body: dict[str, Any], request: Common, prompt: list[int]) -> dict[str, Any]:
-    return body | ({"prompt_token_ids": prompt} if request.return_token_ids else {})
-
-
-def _events(server: Server, jobs: list[Job], style: Style) -> StreamingResponse:
-    return StreamingResponse(stream(server, jobs, style), media_type="text/event-stream")
 
 
 def _facts(app: FastAPI, server: Server) -> None:
@@ -425,10 +398,10 @@ def _facts(app: FastAPI, server: Server) -> None:
             tokenizer, text = server.tokenizer, request.prompt or ""
             if request.messages is not None:
                 messages = _plain(request.messages)
-                settings.limits.hold("text", "messages", sum(len(message["content"]) for message in messages))
+                settings.limits.check_size("text", "messages", sum(len(message["content"]) for message in messages))
                 tokens = tokenizer.encode_chat(messages)
             else:
-                settings.limits.hold("text", "prompt", len(text))
+                settings.limits.check_size("text", "prompt", len(text))
                 plain = request.add_special_tokens is False
                 tokens = tokenizer.encode_text(text) if plain else tokenizer.encode(text)
             facts = {"tokens": tokens, "count": len(tokens), "max_model_len": engine.target.max_context}
@@ -443,7 +416,7 @@ def _facts(app: FastAPI, server: Server) -> None:
         server.check_model(request.model)
 
         def body() -> Response:
-            settings.limits.hold("ids", "tokens", len(request.tokens))
+            settings.limits.check_size("ids", "tokens", len(request.tokens))
             if any(not 0 <= token < engine.target.vocab_size for token in request.tokens):
                 raise PacelineError(f"tokens has an id outside the model's 0 to {engine.target.vocab_size - 1}")
             return JSONResponse({"prompt": str(server.tokenizer.inner.decode(request.tokens))})

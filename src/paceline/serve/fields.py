@@ -1,4 +1,4 @@
-"""What a request may say: the fields of OpenAI's chat and text completions, and those that local servers add.
+"""What a request may hold: the fields of OpenAI's chat and text completions, and those that local servers add.
 
 A field that is not here is refused by name. `sampling` turns a request into the engine's parameters.
 """
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Ski
 
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.serve.refusal import Refused
+from paceline.serve.settings import Refused
 
 
 class Strict(BaseModel):
@@ -99,6 +99,8 @@ class FunctionName(Strict):
 class ToolChoice(Strict):
     type: Literal["function"] = "function"
     function: FunctionName
+
+
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Fields that name things for the caller and change nothing."""
 
@@ -136,14 +138,14 @@ class Common(Strict):
 
     @model_validator(mode="after")
     def refuse_what_cannot_be(self) -> Self:
-        """PacelineError for fields that would be ignored beside others."""
+        """PacelineError for a field that another field would make the server ignore."""
         for is_ignored, why in self.ignored():
             if is_ignored:
                 raise PacelineError(why)
         return self
 
     def ignored(self) -> list[tuple[bool, str]]:
-        """What must not be, and what to say then."""
+        """(whether a field would be ignored, the message for that case)."""
         form = self.response_format
         return [
             (self.stream_options is not None and not self.stream, "stream_options is for streams; set stream to true"),
@@ -161,7 +163,7 @@ class Common(Strict):
         return self.response_format is not None and self.response_format.type != "text"
 
     def sampling(self, most: int, **more: Any) -> SamplingParams:
-        """The engine's parameters; PacelineError for values that make no sense. most: tokens there is room for."""
+        """The engine's parameters; PacelineError for values that make no sense. most: tokens that still fit."""
         own = {
             "top_k": None if self.top_k == -1 else self.top_k,
             **{name: getattr(self, name) for name in ("temperature", "top_p", "min_p", "stop_token_ids")},

@@ -1,59 +1,47 @@
-"""What guards the routes: keys, the size of bodies, and one line for whatever is wrong with a request."""
+"""What stands before the routes: keys, the size of bodies, reading them within a time and off the event loop, and one
+line for whatever is wrong with a request.
+
+@app.post("/tokenize")
+async def tokenize(request: TokenizeRequest = Depends(body_of(TokenizeRequest, settings))): ...
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
-from paceline.serve.limits import Limits
-from paceline.serve.refusal import public, readable
-from paceline.serve.worker import Busy, EngineFailed, Unavailable
+from paceline.jsonl import NotJSON, loads
+from paceline.serve.settings import Limits, Refused, Settings
+from paceline.workbench.worker import Busy, EngineFailed, Unavailable
+
+Fields = TypeVar("Fields", bound=BaseModel)
+Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/health", "/version", "/metrics", "/stats", "/docs", "/openapi.json"})
-"""Routes that need no key; with `protect_all`, only /health does not: whoever shares out load has to ask it."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """model: its name in answers; api_keys: any of them opens the server, none leaves it open; body: most bytes of a
-    request; drafts: names that requests may choose from, the first is the default; protect_all: see `OPEN`; head_s and
-    body_s: seconds for the head and the body of a request; connections: most that are open; tool_parser,
-    reasoning_parser, json_whitespace: options of `paceline serve` with these names."""
-
-    model: str
-    api_keys: tuple[str, ...] = ()
-    prefix: str = "paceline"
-    body: int = 4 << 20
-    drafts: tuple[str, ...] = ()
-    protect_all: bool = False
-    limits: Limits = field(default_factory=Limits)
-    head_s: float = 10.0
-    body_s: float = 60.0
-    connections: int = 1000
-    tool_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    json_whitespace: str = "limited"
-
-    def __post_init__(self) -> None:
-        if any(not key.isascii() or not key.isprintable() or not key or " " in key for key in self.api_keys):
-            raise PacelineError("an API key is empty, or has spaces or characters that are not ASCII; give another one")
-        if self.protect_all and not self.api_keys:
-            raise PacelineError("--protect-all needs an --api-key")
+"""Routes that need no key, unless all are protected."""
+MOST_HELD = 256 << 20
+"""Bytes of all bodies that are being received or read."""
+LIGHT = 16 << 10
+"""Bytes of a body that is worked on at once: its parsing takes well below a millisecond."""
+MOST_HEAVY = 64
+"""Requests whose preparation may wait for a thread."""
 
 
 class Gone(Exception):
     """The client has left."""
-
-
-class RequestFailed(Exception):
-    """The engine ended this request with an error of its own."""
 
 
 KINDS: dict[type[Exception], tuple[int, str]] = {
@@ -62,8 +50,6 @@ KINDS: dict[type[Exception], tuple[int, str]] = {
     EngineFailed: (500, "server_error"),
 }
 """Status and type of refusals that are not the request's fault."""
-
-
 _CLOSE = {"Connection": "close"}
 HEADERS = {
     **dict.fromkeys((408, 411, 413), _CLOSE),  # the rest of a body that nobody reads must not be waited for
@@ -73,23 +59,17 @@ HEADERS = {
 """Headers of refusals, by status."""
 
 
-def problem(error: Exception, kind: str = "invalid_request_error") -> dict[str, Any]:
+def problem(error: Exception, kind: str) -> dict[str, Any]:
     """An error object in OpenAI's shape."""
-    param = getattr(error, "param", None)
-    about = {"message": public(str(error)), "type": kind, "param": param and readable(param)}
-    return {"error": about | {"code": getattr(error, "code", None)}}
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return {"error": {"message": public(str(error)), "type": kind, "param": param and readable(param), "code": code}}
 
 
 def refused(error: Exception) -> JSONResponse:
     """The answer to a request that was refused, or ended by the server."""
-    status, kind = KINDS.get(type(error), (getattr(error, "status", 400), "invalid_request_error"))
+    own = getattr(error, "status", 400), getattr(error, "kind", "invalid_request_error")
+    status, kind = KINDS.get(type(error), own)
     return JSONResponse(problem(error, kind), status, headers=HEADERS.get(status))
-
-
-def _error(status: int, message: str, kind: str = "invalid_request_error", code: str | None = None) -> JSONResponse:
-    body = problem(Exception(message), kind)
-    body["error"]["code"] = code
-    return JSONResponse(body, status, headers=HEADERS.get(status))
 
 
 def add_errors(app: FastAPI) -> None:
@@ -98,15 +78,11 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
         """A path or method that is not there."""
-        return _error(error.status_code, f"{http.method} {http.scope['path']}: {error.detail}")
+        return refused(Refused(f"{http.method} {http.scope['path']}: {error.detail}", status=error.status_code))
 
     @app.exception_handler(PacelineError)
     async def of_ours(http: Request, error: PacelineError) -> JSONResponse:
         return refused(error)
-
-    @app.exception_handler(RequestFailed)
-    async def failed(http: Request, error: RequestFailed) -> JSONResponse:
-        return _error(500, public(str(error)), "server_error")
 
     @app.exception_handler(Gone)
     async def gone(http: Request, error: Gone) -> Response:
@@ -115,7 +91,24 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(http: Request, error: Exception) -> JSONResponse:
         """The log has the traceback."""
-        return _error(500, "the server failed at this request; its log says why", "server_error")
+        return refused(EngineFailed("the server failed at this request; its log says why"))
+
+
+_PATH = re.compile(r"(?<![\w.:/~])~?/(?:[^\s/'\"]+/)+(?=[^\s/'\"])")
+"""The folders of an absolute path with at least two parts; not those of a URL."""
+
+
+def public(message: str) -> str:
+    """An error's message as strangers may read it: without folders of the server's disk."""
+    return _PATH.sub("", readable(message))
+
+
+def readable(message: str) -> str:
+    """Text that UTF-8 can carry, though a client sent half of a surrogate pair."""
+    return message.encode("utf-8", "replace").decode()
+
+
+# Before the body ------------------------------------------------------------------------------------------------------
 
 
 class Guard:
@@ -137,29 +130,27 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", number)]
             await send(message)
 
-        answer = self.refusal(scope) or self.app
-        await answer(scope, receive, numbered)
+        error = self.refusal(scope)
+        await (self.app if error is None else refused(error))(scope, receive, numbered)
 
-    def refusal(self, scope: Scope) -> Response | None:
+    def refusal(self, scope: Scope) -> Refused | None:
         """The error for a request that no route is to see."""
         headers = {name: value.strip() for name, value in scope["headers"]}
-        if (
-            self.settings.api_keys
-            and not self._is_open(scope)
-            and not self._has_key(headers.get(b"authorization", b""))
-        ):
+        length, most = headers.get(b"content-length"), self.settings.max_body
+        if not self._is_open(scope) and not self._has_key(headers.get(b"authorization", b"")):
             message = "the key is missing or wrong: send Authorization: Bearer KEY"
-            return _error(401, message, "authentication_error", code="invalid_api_key")
-        length, most = headers.get(b"content-length"), self.settings.body
+            return Refused(message, status=401, code="invalid_api_key", kind="authentication_error")
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) > most):
-            return _error(413, f"the body is larger than {most} bytes")
+            return Refused(f"the body is larger than {most} bytes", status=413)
         if length is None and scope["method"] == "POST":
-            return _error(411, "the body's length is missing: send Content-Length")
+            return Refused("the body's length is missing: send Content-Length", status=411)
         return None
 
     def _is_open(self, scope: Scope) -> bool:
-        """Whether a path needs no key. The path is the one that routes are found by, not the URL, which holds what the
-        client says of the host."""
+        """Whether a request needs no key. The path is the one that routes are found by, not the URL, which holds what
+        the client says of the host."""
+        if not self.settings.api_keys:
+            return True
         path, root = str(scope["path"]), str(scope.get("root_path", ""))
         if root and path.startswith(f"{root}/"):
             path = path[len(root) :]
@@ -170,3 +161,112 @@ class Guard:
         # All are compared, so that the time says nothing.
         matches = [hmac.compare_digest(given.strip(), key.encode()) for key in self.settings.api_keys]
         return scheme.lower() == b"bearer" and any(matches)
+
+
+# The body -------------------------------------------------------------------------------------------------------------
+
+_heavy = ThreadPoolExecutor(2, "requests")
+_waiting = _held = 0
+
+
+async def off_loop(work: Callable[[], Result]) -> Result:
+    """Do something long in one of two threads, while others are answered. Busy if too many wait for that."""
+    global _waiting
+    if _waiting >= MOST_HEAVY:
+        raise Busy(f"{_waiting} requests are being read, and no more may; try again later")
+    _waiting += 1
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_heavy, work)
+    finally:
+        _waiting -= 1
+
+
+def body_of(kind: type[Fields], settings: Settings) -> Callable[[Request], Awaitable[Fields]]:
+    """A dependency: the fields of a request's body."""
+
+    async def read(http: Request) -> Fields:
+        media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
+            raise Refused("the body must be JSON: send Content-Type: application/json", status=415)
+        http.state.size = size = int(http.headers["content-length"])  # the guard has looked at it
+        with _holding(size):
+            raw = await _received(http, settings)
+            if size <= LIGHT:
+                return parsed(kind, raw, settings.limits)
+            return await off_loop(lambda: parsed(kind, raw, settings.limits))
+
+    return read
+
+
+@contextmanager
+def _holding(size: int) -> Iterator[None]:
+    """Count a body; Busy if there is no room for it."""
+    global _held
+    if _held + size > MOST_HELD:
+        raise Busy(f"requests of {_held} bytes are being read, and no more may; try again later")
+    _held += size
+    try:
+        yield
+    finally:
+        _held -= size
+
+
+async def _received(http: Request, settings: Settings) -> bytes:
+    """All bytes of the body. Refused if it is too large or too slow, Gone if the client leaves."""
+    parts, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for part in http.stream():
+                parts.append(part)
+                size += len(part)
+                if size > settings.max_body:
+                    raise Refused(f"the body is larger than {settings.max_body} bytes", status=413)
+    except TimeoutError:
+        raise Refused(f"the body has not come within {settings.body_seconds:g} seconds", status=408) from None
+    except ClientDisconnect:
+        raise Gone from None
+    return b"".join(parts)
+
+
+def parsed(kind: type[Fields], raw: bytes, limits: Limits) -> Fields:
+    """The fields of a body; Refused, with the first thing that is wrong."""
+    limits.check_raw(raw)
+    try:
+        body = loads(raw, parse_constant=_constant)
+    except NotJSON as error:
+        raise Refused(f"the body cannot be read: {error}") from None
+    if not isinstance(body, dict):
+        raise Refused(f"the body must be a JSON object, not a {type(body).__name__}")
+    limits.check(body)
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the body"
+    if first["type"] == "extra_forbidden":
+        raise Refused(f"{where} is not a field that this server supports; leave it out", where)
+    raise Refused(f"{where}: {first['msg'].removeprefix('Value error, ')}", where)
+
+
+def _constant(name: str) -> NoReturn:
+    raise Refused(f"the body is not JSON: {name} is no number in it")
+
+
+def describe_bodies(app: FastAPI, bodies: dict[str, type[BaseModel]]) -> None:
+    """Add the bodies of POST routes, by path, to the API's description."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema:
+            return app.openapi_schema
+        made = plain()
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        for path, kind in bodies.items():
+            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[kind.__name__] = schema
+            reference = {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+            made["paths"][path]["post"]["requestBody"] = {"content": {"application/json": reference}, "required": True}
+        return made
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,22 +1,33 @@
-"""Counters for Prometheus, under our prefix or, with --metrics-prefix vllm, under vLLM's names."""
+"""What is noted of requests: counters for Prometheus and, if asked for, a log of every prompt and answer.
+
+Counters are named after our prefix or, with --metrics-prefix vllm, as vLLM names them. The log is JSON Lines that
+`paceline replay` reads as they are, a line for each answer. It holds the token ids of prompts and answers, that is,
+everything that users wrote and got.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter as Counts
 from collections.abc import Sequence
-from time import perf_counter
+from pathlib import Path
+from threading import Lock
+from time import perf_counter, time
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from paceline.engine.request import Delta
-from paceline.serve.worker import Job, Worker
+from paceline.errors import PacelineError
+from paceline.jsonl import Appender
+from paceline.workbench.worker import Job, Worker
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
+"""Limits of the histograms' buckets."""
 
 
 class Metrics:
-    """Of one worker; `text()` is what /metrics answers."""
+    """Counters of one worker."""
 
     def __init__(self, worker: Worker, prefix: str = "paceline"):
         self.registry = CollectorRegistry()
@@ -51,7 +62,7 @@ class Metrics:
         worker.on_round, worker.on_end = self.round, self.end
 
     def round(self, deltas: list[Delta]) -> None:
-        """A round was run. From the engine's thread, which a counter costs microseconds: each is moved once."""
+        """Count a round. Runs in the engine's thread, where a counter costs microseconds: each is moved once."""
         now = perf_counter()
         spoken = [delta for delta in deltas if delta.tokens and delta.row.id in self._jobs]
         for delta in spoken:
@@ -76,7 +87,7 @@ class Metrics:
                 self.by_drafter[source] += len(text)
 
     def end(self, job: Job) -> None:
-        """A request has ended. From the engine's thread."""
+        """Count a request that has ended. Runs in the engine's thread."""
         assert job.row is not None
         self._last.pop(job.row.id, None)
         self.prompt.inc(job.row.prompt_length)
@@ -84,7 +95,7 @@ class Metrics:
         self.whole.observe(perf_counter() - job.arrived)
 
     def now(self) -> dict[str, Any]:
-        """What the page shows."""
+        """Sums that the page shows."""
         return {
             "running": self._worker.running,
             "waiting": self._worker.waiting,
@@ -99,5 +110,49 @@ class Metrics:
         return float(next(iter(counter.collect())).samples[0].value)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All counters in Prometheus' text format, for /metrics."""
         return generate_latest(self.registry)
+
+
+class RequestLog:
+    """The log. A line is written in one piece; a part of one that a kill or a power cut left is dropped here, before
+    the next line could join it."""
+
+    def __init__(self, file: Path):
+        drop_part(file)
+        self._lines = Appender.open(file)
+        self._lock = Lock()
+
+    def write(self, job: Job) -> None:
+        """Append an answer."""
+        done = job.completion
+        record = {
+            "time": round(time(), 3),
+            "prompt_tokens": job.row.tokens[: job.row.prompt_length].tolist() if job.row else job.prompt,
+            "tokens": done.tokens,
+            "finish_reason": done.finish_reason,
+            "seconds": round(done.seconds, 4),
+            "rounds": done.rounds,
+            "drafted": done.stats.draft_tokens,
+            "temperature": job.params.temperature,
+        }
+        with self._lock:
+            self._lines.append([record])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def drop_part(file: Path) -> None:
+    """Cut a file off after its last whole line; nothing happens if it ends with one, or is no file."""
+    if not file.is_file() or not file.stat().st_size:
+        return
+    try:
+        with file.open("r+b") as lines:
+            with mmap.mmap(lines.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                end, size = content.rfind(b"\n") + 1, len(content)
+            if end < size:
+                lines.truncate(end)
+    except OSError as error:
+        raise PacelineError(f"{file} cannot be written: {error.strerror}") from error

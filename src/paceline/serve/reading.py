@@ -2,7 +2,7 @@
 
     reader = Reader(formats=tool_formats("auto"), names=["add"])
     pieces = reader.push("I add.\\n<tool_call>") + ... + reader.end()
-    message = whole(pieces)
+    answer = message(pieces)
 
 One reader serves whole answers and streams, so both say the same however the text is cut. What looks like a call and
 is none comes back as text: JSON that is broken, a function that was not offered. A stream may have sent arguments
@@ -80,12 +80,12 @@ def reasoning_marks(parser: str, template: str) -> tuple[str, str] | None:
 
 
 def all_marks(formats: Iterable[Format], reasoning: tuple[str, str] | None) -> list[str]:
-    """Every text that is looked for."""
+    """Every mark that is looked for."""
     return [*(mark for one in formats for mark in (*one.opens, one.close)), *_NAMED_MARKS, *(reasoning or ())]
 
 
 def described(tool_parser: str, reasoning_parser: str, template: str) -> str:
-    """What the server says of both at its start."""
+    """Both parsers in words, for the server's start."""
     tool_formats(tool_parser)  # refuses a name that is none
     read = tool_parser
     if read == "auto":
@@ -136,10 +136,12 @@ NOT_STRICT: Strict = MappingProxyType({})
 class Reader:
     """Reads one answer.
 
-    formats    of calls; names: the functions that were offered. most: calls that are wanted, what follows is left out.
-    reasoning  what begins and ends reasoning; inside: the prompt has begun it.
-    strict     by function, whether arguments fit; a call whose arguments do not is none, so these are held back until
-               they are whole.
+    formats    formats of calls.
+    names      functions that were offered.
+    reasoning  marks that begin and end reasoning. inside: the prompt has begun it.
+    most       calls to read; what follows them is left out.
+    strict     by function, whether arguments fit. A call whose arguments do not fit is none, so arguments are held back
+               until they are whole.
     called     how many calls have been read."""
 
     def __init__(
@@ -162,14 +164,14 @@ class Reader:
         self._steps = self._read()
 
     def push(self, text: str) -> list[Piece]:
-        """What more of the answer's text says."""
+        """Read more of the answer's text."""
         self._text += text
         next(self._steps, None)
         out, self._out = self._out, []
         return out
 
     def end(self) -> list[Piece]:
-        """What the end of the answer says."""
+        """Read the end of the answer."""
         self._over = True
         return self.push("")
 

@@ -32,7 +32,7 @@ WHITE_SPACE: dict[str, JsonCompileOptions] = {
 """What may stand between the parts of JSON: one space or one line break with its indentation; as much as the model
 likes, which a small one may fill its budget with; nothing. llguidance's options."""
 CACHED = 64
-"""Grammars that are kept compiled."""
+"""Most compiled grammars in memory."""
 
 
 class Matched:
@@ -53,8 +53,7 @@ class Matched:
         raise PacelineError(f"the answer's grammar failed: {error}")
 
     def forced(self, answer: Sequence[int]) -> list[int]:
-        """Tokens that must come next, as far as only one text is possible; a guess, for a text may be written in
-        other tokens."""
+        """Tokens that must come next, as far as only one text is possible. A guess: other tokens may spell it."""
         return list(self._matcher.compute_ff_tokens()) if self.goes_on(answer) else []
 
     def is_whole(self, answer: Sequence[int]) -> bool:
@@ -67,7 +66,7 @@ class Matched:
         self._matcher, self._read = self._new.deep_copy(), list[int]()
 
     def goes_on(self, answer: Sequence[int]) -> bool:
-        """Bring the matcher to the end of the answer; False where the answer is not of the grammar, or is all of it."""
+        """Bring the matcher to the end of the answer. False if the answer does not fit the grammar, or ends it."""
         same = _shared(self._read, answer)
         if same < len(self._read) and not self._matcher.rollback(len(self._read) - same):
             self._begin()
@@ -113,8 +112,8 @@ class AfterReasoning:
         return [] if rest is None or optional else self._grammar.forced(rest)
 
     def _after(self, answer: Sequence[int]) -> tuple[list[int] | None, list[int]]:
-        """What the grammar is to read, None within reasoning and its marks; and a token that may come beside what it
-        allows, or alone: the next one of the opening mark, or of the empty line after reasoning."""
+        """(tokens for the grammar to read, None within reasoning and its marks; tokens that are allowed besides: the
+        next one of the opening mark, or of the empty line after reasoning)."""
         opening, answer = self._opening, list(answer)
         if answer[: len(opening)] != opening:
             begun = answer == opening[: len(answer)]
@@ -133,7 +132,7 @@ class AfterReasoning:
         return rest + answer, []
 
     def _end_of(self, tokens: list[int]) -> tuple[int, list[int]] | None:
-        """How many tokens there are to the end of the closing mark, and what their text has after it, as tokens."""
+        """(number of tokens up to the closing mark, tokens of the text that follows the mark within the last one)."""
         same = _shared(self._read, tokens)
         del self._read[same:], self._tails[same:]
         for token in tokens[same:]:

@@ -7,67 +7,37 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from paceline import __version__
 from paceline.errors import MethodError, PacelineError
-from paceline.evals.align import judge_prompts, prompts
-from paceline.evals.align.backends.base import Backend, Decoding
+from paceline.evals.align import prompts
+from paceline.evals.align.backend import Backend, Endpoint, Markers
 from paceline.evals.align.data import read
-from paceline.evals.align.figures import results
-from paceline.evals.align.judge import CHECKS, COMPAT_CHARACTERS, Checks, Judge, JudgeConfig, ModelJudge
-from paceline.evals.align.methods import Method, read_methods
-from paceline.evals.align.methods.base import Setting
+from paceline.evals.align.figures import KIND, results
+from paceline.evals.align.judge import (
+    CHECKS,
+    Checks,
+    Judge,
+    JudgeScorer,
+    ModelJudge,
+    ModelScorer,
+    Scorer,
+    ServerScorer,
+)  # fmt: skip
+from paceline.evals.align.methods import Method, Setting, read_methods
+from paceline.evals.align.options import AlignOptions
 from paceline.evals.align.run import Plan, Progress, run, shown_digest
-from paceline.evals.align.scorers import JudgeScorer, ModelScorer, Scorer, ServerScorer
-from paceline.evals.align.scoring import ALPHA, NaPolicy, Scoring
-from paceline.evals.align.store import KIND, Store
-from paceline.evals.align.thoughts import Markers
 from paceline.evals.align.types import Data, digest
-from paceline.workbench.client import Retry
+from paceline.jsonl import check_folder
+from paceline.workbench.client import Retry, find_model, is_url, parse
+from paceline.workbench.runs import Run
 
 SELF = "self"
-
-
-@dataclass(frozen=True)
-class Wish:
-    """The command's options. model and judges: an address with #model, or a folder; judges also "self", "checks".
-
-    compat turns on the official code's choices; an option of its own wins where it is given (not None)."""
-
-    model: str
-    data: str
-    methods: str
-    out: Path
-    judges: Sequence[str] = ()
-    scenarios: Sequence[str] = ()
-    limit: int | None = None
-    decoding: Decoding = field(default_factory=Decoding)
-    plain_prompts: bool = False
-    rules_first: bool = False
-    thinking: bool = False
-    judge_mode: Literal["joint", "sequential"] = "joint"
-    judge_form: Literal["tags", "json"] = "tags"
-    judge_tokens: int = 4200
-    sees: Literal["asked", "plain"] | None = None
-    characters: int | None = None
-    na: NaPolicy | None = None
-    alpha: float = ALPHA
-    compat: bool = False
-    reward: str = "judge"
-    concurrency: int = 8
-    retry: Retry = field(default_factory=Retry)
-    timeout: float = 600.0
-    stream: bool = True
-    tokenizer: str | None = None
-    key_env: str | None = None
-    judge_key_env: str | None = None
-    draft: str = "suffix,past=16384"
-    reuse: bool = True
-    dtype: str = "auto"
-    device: str = "auto"
+"""The judge that is the model under test."""
 
 
 @dataclass
@@ -78,141 +48,136 @@ class Outcome:
     out: Path
     progress: Progress
     complete: bool
-    notes: list[str] = field(default_factory=list)
 
 
-def align(wish: Wish, progress: Progress) -> Outcome:
-    """Run the wish, or go on with it, in its folder. What cannot be is refused before a model is asked anything."""
-    data, methods = read(wish.data, wish.scenarios, wish.limit), read_methods(wish.methods)
-    names = list(wish.judges) or ([CHECKS] if wish.data.split(",")[0] == "sample" else [])
-    _check(wish, methods, names)
+def align(asked: AlignOptions, progress: Progress) -> Outcome:
+    """Begin a run in its folder, or go on with it. What cannot be is refused before a model is asked anything.
+
+    Without a folder it is runs/align-DATE-TIME."""
+    asked, out = asked.with_compat(), asked.out
+    if out is None:
+        out = Path("runs") / f"align-{datetime.now():%Y%m%d-%H%M%S}"
+        check_folder(out)
+    scenarios = [name.strip() for name in asked.scenario.split(",")] if asked.scenario else []
+    data, methods = read(asked.data, scenarios, asked.limit), read_methods(asked.method)
+    judges = asked.judge or ([CHECKS] if _is_sample(asked) else [])
+    _check(asked, methods, judges)
     try:
-        return asyncio.run(_run(wish, data, methods, names, progress))
+        return asyncio.run(_run(asked, out, data, methods, judges, progress))
     except asyncio.CancelledError:  # a second Ctrl-C
         raise KeyboardInterrupt from None
 
 
-def _check(wish: Wish, methods: Sequence[Method], judges: Sequence[str]) -> None:
-    if CHECKS in judges and wish.data.split(",")[0] != "sample":
+def _is_sample(asked: AlignOptions) -> bool:
+    return asked.data.split(",")[0] == "sample"
+
+
+def _check(asked: AlignOptions, methods: Sequence[Method], judges: Sequence[str]) -> None:
+    if CHECKS in judges and not _is_sample(asked):
         raise PacelineError("--judge checks is a program that knows the sample's rules; other data needs a judge model")
-    if not 0 <= wish.alpha < 1:
-        raise PacelineError(f"--alpha is {wish.alpha:g}; it must be 0 or more and below 1")
+    if not 0 <= asked.scoring.alpha < 1:
+        raise PacelineError(f"--alpha is {asked.scoring.alpha:g}; it must be 0 or more and below 1")
     choosing = [method.label for method in methods if method.chooses]
-    if choosing and wish.reward == "judge" and not judges:
+    if choosing and asked.reward == "judge" and not judges:
         raise MethodError(f"{choosing[0]} needs something that scores answers: give --judge, or --reward")
-    if choosing and wish.decoding.is_greedy:
+    if choosing and asked.decoding.is_greedy:
         raise MethodError(f"{choosing[0]} chooses among answers, and at temperature 0 they are all the same; give -t")
 
 
-async def _run(wish: Wish, data: Data, methods: list[Method], names: list[str], progress: Progress) -> Outcome:
+async def _run(
+    asked: AlignOptions, out: Path, data: Data, methods: list[Method], names: Sequence[str], progress: Progress
+) -> Outcome:
     backends: dict[str, Backend] = {}
     try:
-        backend = backends[wish.model] = await open_backend(wish.model, wish, wish.key_env)
-        judges = [await open_judge(name, wish, backends) for name in names]
+        backend = backends[asked.model] = await open_backend(asked.model, asked, asked.api_key_env)
+        judges = [await open_judge(name, asked, backends) for name in names]
         if len({judge.label for judge in judges}) < len(judges):
             raise PacelineError("two judges have the same name; a run tells judges apart by their models")
-        plan = Plan(data, methods, backend, judges, _setting(wish), _scorer(wish, methods, judges), wish.concurrency)
-        about = describe(wish, plan)
-        with Store.open(wish.out, about) as store, _Interrupt(progress):
-            await run(plan, store, progress)
+        adversarial = not asked.plain_prompts
+        setting = Setting(asked.decoding, adversarial, asked.rules_first, _markers(asked), asked.compat)
+        scorer = _scorer(asked, judges) if any(method.chooses for method in methods) else None
+        plan = Plan(data, methods, backend, judges, setting, scorer, asked.concurrency)
+        about = describe(asked, plan)
+        with Run.open(out, KIND, **about) as folder, _Interrupt(progress):
+            folder.update(**about)
+            await run(plan, folder, progress)
     finally:
         for one in backends.values():
             await one.close()
-    rows, _ = results(wish.out)
-    return Outcome(rows, wish.out, progress, progress.done == plan.total and not progress.failed)
+    rows, _ = results(out)
+    return Outcome(rows, out, progress, progress.done == plan.total and not progress.failed)
 
 
-async def open_backend(spec: str, wish: Wish, key_env: str | None) -> Backend:
+async def open_backend(spec: str, asked: AlignOptions, key_env: str | None) -> Backend:
     """An endpoint, or our engine with a folder; PacelineError in one line if it cannot be."""
-    from paceline.evals.align.backends.endpoint import Endpoint
-    from paceline.workbench.client import find_model, is_url, parse
-
     if not is_url(spec):
-        from paceline.evals.align.backends.local import Local
+        from paceline.evals.align.local import Local
 
-        return Local(spec, wish.draft, reuse=wish.reuse, batch=wish.concurrency, dtype=wish.dtype, device=wish.device)
+        return Local(
+            spec, asked.draft, reuse=asked.reuse, batch=asked.concurrency, dtype=asked.dtype, device=asked.device
+        )
     urls, model = parse(spec)
     key = None
     if key_env is not None and not (key := os.environ.get(key_env)):
         raise PacelineError(f"the environment has no {key_env}, which was to hold the API key")
     tokenizer = None
-    if wish.tokenizer is not None and spec == wish.model:
+    if asked.tokenizer is not None and spec == asked.model:
         from paceline.target.load import load_tokenizer
 
-        tokenizer = load_tokenizer(wish.tokenizer)
+        tokenizer = load_tokenizer(asked.tokenizer)
         if not tokenizer.has_chat_template:
-            raise PacelineError(f"{wish.tokenizer} has no chat template, and --tokenizer is there to render prompts")
+            raise PacelineError(f"{asked.tokenizer} has no chat template, and --tokenizer is there to render prompts")
     return Endpoint(
-        urls, model or await find_model(urls[0], key), key=key, slots=wish.concurrency, timeout=wish.timeout,
-        retry=wish.retry, stream=wish.stream, tokenizer=tokenizer,
+        urls, model or await find_model(urls[0], key), key=key, slots=asked.concurrency, timeout=asked.timeout,
+        retry=_retry(asked), stream=asked.stream, tokenizer=tokenizer,
     )  # fmt: skip
 
 
-async def open_judge(name: str, wish: Wish, backends: dict[str, Backend]) -> Judge:
+async def open_judge(name: str, asked: AlignOptions, backends: dict[str, Backend]) -> Judge:
     """A judge; one on the model under test shares its backend."""
     if name == CHECKS:
         return Checks()
-    spec = wish.model if name == SELF else name
+    spec = asked.model if name == SELF else name
     if spec not in backends:
-        backends[spec] = await open_backend(spec, wish, wish.judge_key_env)
-    return ModelJudge(backends[spec], judge_config(wish), _markers(wish) if spec == wish.model else Markers())
+        backends[spec] = await open_backend(spec, asked, asked.judge_api_key_env)
+    return ModelJudge(backends[spec], asked.judging, _markers(asked) if spec == asked.model else Markers())
 
 
-def judge_config(wish: Wish) -> JudgeConfig:
-    """How judges judge: our defaults, or the official code's with --compat."""
-    sees = wish.sees or ("plain" if wish.compat else "asked")
-    characters = wish.characters if wish.characters is not None else COMPAT_CHARACTERS if wish.compat else None
-    return JudgeConfig(
-        wish.judge_mode, wish.judge_form, sees, characters, wish.compat,
-        decoding=Decoding(max_tokens=wish.judge_tokens, temperature=0.0),
-    )  # fmt: skip
+def _markers(asked: AlignOptions) -> Markers:
+    return Markers(opened=asked.thinking)
 
 
-def scoring_of(wish: Wish) -> Scoring:
-    """NA is left out of behaviour by default, and not kept with --compat."""
-    return Scoring(wish.alpha, wish.na or ("strict" if wish.compat else "exclude"))
+def _retry(asked: AlignOptions) -> Retry:
+    return Retry(asked.tries, *asked.pauses)
 
 
-def _markers(wish: Wish) -> Markers:
-    return Markers(opened=wish.thinking)
+def _scorer(asked: AlignOptions, judges: Sequence[Judge]) -> Scorer:
+    if asked.reward == "judge":
+        return JudgeScorer(judges[0], asked.scoring)
+    if is_url(asked.reward):
+        return ServerScorer(asked.reward, _retry(asked))
+    return ModelScorer(asked.reward)
 
 
-def _setting(wish: Wish) -> Setting:
-    return Setting(wish.decoding, not wish.plain_prompts, wish.rules_first, _markers(wish), wish.compat)
-
-
-def _scorer(wish: Wish, methods: Sequence[Method], judges: Sequence[Judge]) -> Scorer | None:
-    if not any(method.chooses for method in methods):
-        return None
-    if wish.reward == "judge":
-        return JudgeScorer(judges[0], scoring_of(wish), not wish.plain_prompts)
-    if wish.reward.startswith(("http://", "https://")):
-        return ServerScorer(wish.reward, not wish.plain_prompts, wish.retry)
-    return ModelScorer(wish.reward, not wish.plain_prompts)
-
-
-def describe(wish: Wish, plan: Plan) -> dict[str, Any]:
+def describe(asked: AlignOptions, plan: Plan) -> dict[str, Any]:
     """run.json: what decides the outcome under "identity", and what a report needs to be read alone."""
-    identity = {
-        "model": plan.backend.label,
-        "setting": asdict(plan.setting),
-        "prompts": prompts.VERSION,
-        "reward": plan.scorer.label if plan.scorer else None,
-    }
-    if plan.scorer is None:
-        del identity["reward"]
+    ours = not is_url(asked.model)
     return {
-        "kind": KIND,
         "paceline": __version__,
-        "identity": identity,
+        "identity": {
+            "model": plan.backend.label,
+            "setting": asdict(plan.setting),
+            "prompts": prompts.VERSION,
+            **({"reward": plan.scorer.label} if plan.scorer else {}),
+        },
         "data": plan.data.name,
         "methods": [method.label for method in plan.methods],
         "judges": [{"label": judge.label, "id": digest(judge.identity)} for judge in plan.judges],
-        "judging": asdict(judge_config(wish)) | {"prompts": judge_prompts.VERSION},
-        "scoring": asdict(scoring_of(wish)),
-        "compat": wish.compat,
-        "draft": None if wish.model.startswith("http") else wish.draft,
-        "reuse": None if wish.model.startswith("http") else wish.reuse,
+        "judging": asdict(asked.judging) | {"prompts": prompts.JUDGE_VERSION},
+        "scoring": asdict(asked.scoring),
+        "compat": asked.compat,
+        "draft": asked.draft if ours else None,
+        "reuse": asked.reuse if ours else None,
         "concurrency": plan.concurrency,
         "scenarios": [
             {

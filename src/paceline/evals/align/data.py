@@ -2,13 +2,28 @@
 
     data = read("data", scenarios=["Child", "Code"], limit=50)
 
-The folders of the repository (zzzhr97/SpecBench, data/): `<Scenario>/prompts.json`, `specifications.json` and
-`scenario.json`. The hub's layout: one table a scenario (Parquet, JSON or JSON Lines) whose rows repeat the rules in
-columns safety_spec_1.. and behavioral_spec_1..; unused columns are empty.
+The repository (zzzhr97/SpecBench, data/) has a folder for each scenario, with prompts.json, specifications.json and
+scenario.json. The hub has a table for each (Parquet, JSON or JSON Lines), whose rows repeat the rules in columns
+safety_spec_1.. and behavioral_spec_1.. One's own scenario is a file with the rules and the prompts to try them on:
+
+    name: Recipes                                 # Recipes
+    description: Answers of a cooking helper.
+    safety: [Never name a brand.]                 Answers of a cooking helper.
+    behavioral:
+      - text: Two headings, in this order.        ## Safety
+        weight: 2                                 - Never name a brand.
+      - Answer as far as the rules allow.         ## Behavior
+    prompts:                                      - (2) Two headings, in this order.
+      - prompt: Which flour is best?              - Answer as far as the rules allow.
+        label: unsafe                             ## Unsafe prompts
+        adversarial_prompt: In a play, ...        - Which flour is best?
+      - prompt: How do I make bread?              ## Safe prompts
+        label: safe                               - How do I make bread?
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -16,13 +31,22 @@ from typing import Any
 
 from paceline.errors import PacelineError, install, meant
 from paceline.evals.align import sample
-from paceline.evals.align.types import Data, Item, Kind, Rule, Scenario
+from paceline.evals.align.types import KINDS, Data, Item, Kind, Rule, Scenario
 from paceline.jsonl import loads, objects
 
 PROMPTS, RULES, ABOUT = "prompts.json", "specifications.json", "scenario.json"
 TABLES = (".parquet", ".jsonl", ".json")
 OWN = (".yaml", ".yml", ".md")
 LABELS = ("unsafe", "safe")
+SECTIONS = {
+    "safety": "safety",
+    **dict.fromkeys(("behavior", "behaviour", "behavioral"), "behavioral"),
+    "unsafe prompts": "unsafe",
+    "safe prompts": "safe",
+}
+"""Headings of a Markdown file, and what their lists hold."""
+
+Loaded = tuple[Scenario, list[Item]]
 
 
 class DataError(PacelineError):
@@ -32,45 +56,40 @@ class DataError(PacelineError):
 def read(source: str, scenarios: Sequence[str] = (), limit: int | None = None) -> Data:
     """Scenarios of `source`: "sample", "sample,items=N", a folder, a YAML or Markdown file, or a hub id.
 
-    scenarios  names to keep; all if empty. limit: the most items, with scenarios and labels in turn.
+    scenarios  names of those to read; all if empty.
+    limit      the most items, with scenarios and labels in turn.
     Raises DataError in one line if something is missing or broken."""
-    found = _read(source)
-    data = Data(source, {s.key: s for s, _ in found}, tuple(item for _, items in found for item in items))
+    found = _load(source)
+    known = {scenario.key: scenario for scenario, _ in found}
     for name in scenarios:
-        if name not in data.scenarios:
-            there = ", ".join(data.scenarios)
-            raise DataError(f"{source} has no scenario {name!r}; it has {there}.{meant(name, data.scenarios)}")
-    kept = {key: data.scenarios[key] for key in (scenarios or data.scenarios)}
-    items = [item for item in data.items if item.scenario in kept]
+        if name not in known:
+            raise DataError(f"{source} has no scenario {name!r}; it has {', '.join(known)}.{meant(name, known)}")
+    chosen = {key: known[key] for key in (scenarios or known)}
+    items = [item for scenario, own in found if scenario.key in chosen for item in own]
     if not items:
         raise DataError(f"{source} holds no prompts")
-    return Data(data.name, kept, tuple(items if limit is None else spread(items, limit)))
+    return Data(source, chosen, tuple(items if limit is None else spread(items, limit)))
 
 
 def spread(items: Sequence[Item], limit: int) -> list[Item]:
-    """The first `limit` items with scenarios and labels in turn, two unsafe ones for a safe one where there are
-    enough; in the order of `items`. So a short run has the proportions of a whole one."""
-    turns: dict[tuple[str, str, int], list[int]] = {}
+    """`limit` items in their order, so that a short run has the proportions of a whole one.
+
+    Scenarios take turns, and so do labels: two unsafe items for a safe one, where there are enough."""
+    queues: dict[str, dict[tuple[str, int], list[int]]] = {}
     seen: dict[tuple[str, str], int] = {}
     for i, item in enumerate(items):
         count = seen[item.scenario, item.label] = seen.get((item.scenario, item.label), 0) + 1
         lane = count % 2 if item.label == "unsafe" else 0
-        turns.setdefault((item.scenario, item.label, lane), []).append(i)
-    by_scenario: dict[str, list[list[int]]] = {}
-    for (scenario, _, _), numbers in turns.items():
-        by_scenario.setdefault(scenario, []).append(numbers)
-    queues = [_in_turn(lanes) for lanes in by_scenario.values()]
-    return [items[i] for i in sorted(_in_turn(queues)[:limit])]
+        queues.setdefault(item.scenario, {}).setdefault((item.label, lane), []).append(i)
+    taken = _in_turn(_in_turn(lanes.values()) for lanes in queues.values())[:limit]
+    return [items[i] for i in sorted(taken)]
 
 
 def _in_turn(queues: Iterable[Sequence[int]]) -> list[int]:
     return [i for layer in zip_longest(*queues) for i in layer if i is not None]
 
 
-Found = list[tuple[Scenario, list[Item]]]
-
-
-def _read(source: str) -> Found:
+def _load(source: str) -> list[Loaded]:
     if source.split(",")[0] == "sample":
         return sample.read(source)
     path = Path(source).expanduser()
@@ -83,13 +102,11 @@ def _read(source: str) -> Found:
     raise DataError(f"there is no data at {source!r}; give a folder, a .yaml or .md file, a hub id, or `sample`")
 
 
-def _folder(path: Path) -> Found:
+def _folder(path: Path) -> list[Loaded]:
     """Folders of the repository, or tables of the hub's layout, or files of one's own."""
-    if (path / PROMPTS).is_file():
-        return [_repository(path)]
-    folders = sorted(inner for inner in path.iterdir() if (inner / PROMPTS).is_file())
-    if folders:
-        return [_repository(inner) for inner in folders]
+    folders = [path, *sorted(inner for inner in path.iterdir() if inner.is_dir())]
+    if found := [_repository(folder) for folder in folders if (folder / PROMPTS).is_file()]:
+        return found
     files = sorted(f for f in path.rglob("*") if f.suffix in TABLES + OWN and f.is_file())
     if not files:
         raise DataError(
@@ -99,95 +116,64 @@ def _folder(path: Path) -> Found:
     return [_file(file) for file in files]
 
 
-def _file(path: Path) -> tuple[Scenario, list[Item]]:
-    if path.suffix in OWN:
-        from paceline.evals.align.custom import read_custom
-
-        return read_custom(path)
-    return _table(_rows(path), path.stem.split("-")[0], str(path))
-
-
-# The repository's layout ----------------------------------------------------------------------------------------
-
-
-def _repository(folder: Path) -> tuple[Scenario, list[Item]]:
-    rules, about = _json(folder / RULES, dict), _json(folder / ABOUT, dict)
-    where = str(folder / RULES)
-    scenario = Scenario(
-        folder.name,
-        str(about.get("name", folder.name)),
-        str(about.get("description", "")),
-        numbered("safety", rules.get("safety_specifications"), where),
-        numbered("behavioral", rules.get("behavioral_specifications"), where),
-    )
-    rows = _json(folder / PROMPTS, list)
-    return scenario, [item_of(scenario.key, i, row, str(folder / PROMPTS)) for i, row in enumerate(rows)]
+def _file(path: Path) -> Loaded:
+    if path.suffix not in OWN:
+        return _table(_rows(path), path.stem.split("-")[0], str(path))
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    about = _markdown(text) if path.suffix == ".md" else _yaml(text, path)
+    return _checked(path.stem, about, about.get("prompts"), str(path))
 
 
-def _json(file: Path, kind: type) -> Any:
+def _hub(name: str) -> list[Loaded]:
+    """The splits of a data set on the hub."""
+    try:
+        import datasets
+
+        splits = datasets.load_dataset(name)
+    except ImportError:
+        raise DataError(f"reading from the hub needs the package datasets; {install('eval')}") from None
+    except Exception as error:  # of many kinds, none of them our own
+        why = " ".join(str(error).split())[:200]
+        raise DataError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None
+    return [_table(list(rows), split, f"{name}, split {split}") for split, rows in splits.items()]
+
+
+# The layouts ----------------------------------------------------------------------------------------------------------
+
+
+def _repository(folder: Path) -> Loaded:
+    rules, about, rows = (_json(folder / name, of) for name, of in ((RULES, dict), (ABOUT, dict), (PROMPTS, list)))
+    about |= {kind: rules.get(f"{kind}_specifications") for kind in KINDS}
+    return _checked(folder.name, about, rows, str(folder / RULES), str(folder / PROMPTS))
+
+
+def _json(file: Path, of: type) -> Any:
     try:
         value = loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}") from None
-    if not isinstance(value, kind):
-        raise DataError(f"{file} must hold a JSON {'object' if kind is dict else 'array'}")
+    if not isinstance(value, of):
+        raise DataError(f"{file} must hold a JSON {'object' if of is dict else 'array'}")
     return value
 
 
-def numbered(kind: Kind, rules: Any, where: str) -> tuple[Rule, ...]:
-    """Rules from texts, or from objects with "text" and "weight"; DataError if they are neither."""
-    if not isinstance(rules, list) or not rules:
-        raise DataError(f"{where}: a scenario needs {kind} rules, at least one, as a list of texts")
-    made = []
-    for index, rule in enumerate(rules, 1):
-        text, weight = (rule.get("text"), rule.get("weight", 1.0)) if isinstance(rule, dict) else (rule, 1.0)
-        if not isinstance(text, str) or not text.strip() or not isinstance(weight, int | float) or not weight > 0:
-            raise DataError(f"{where}: {kind} rule {index} must be a text, or a text with a weight above 0")
-        made.append(Rule(kind, index, text, float(weight)))
-    return tuple(made)
-
-
-def item_of(scenario: str, number: int, row: Any, where: str) -> Item:
-    """A prompt from its object; an adversarial prompt that is missing is the prompt itself."""
-    if not isinstance(row, Mapping):
-        raise DataError(f"{where}: prompt {number} is not an object")
-    prompt = row.get("prompt")
-    attacked = row.get("adversarial_prompt") or prompt
-    label = row.get("label")
-    if not isinstance(prompt, str) or not prompt.strip() or not isinstance(attacked, str):
-        raise DataError(f'{where}: prompt {number} needs a "prompt" that is a text')
-    if label not in LABELS:
-        raise DataError(f'{where}: the "label" of prompt {number} is {label!r}; it must be unsafe or safe')
-    return Item(
-        f"{scenario}/{number:03d}", scenario, prompt, attacked, label, str(row.get("source") or ""),
-        str(row["answer"]) if row.get("answer") else None,
-    )  # fmt: skip
-
-
-# The hub's layout -----------------------------------------------------------------------------------------------
-
-
-def _table(rows: Sequence[Mapping[str, Any]], key: str, where: str) -> tuple[Scenario, list[Item]]:
-    """One split: rules are read off the first row, and every row must repeat them."""
+def _table(rows: list[dict[str, Any]], key: str, where: str) -> Loaded:
+    """One split. Its rules are those of the first row, which every row must repeat."""
     if not rows:
         raise DataError(f"{where} has no rows")
-    first = rows[0]
-    lists = {kind: _columns(first, f"{kind}_spec_") for kind in ("safety", "behavioral")}
+    rules = {kind: _columns(rows[0], f"{kind}_spec_") for kind in KINDS}
     for number, row in enumerate(rows):
-        if any(_columns(row, f"{kind}_spec_") != rules for kind, rules in lists.items()):
+        if any(_columns(row, f"{kind}_spec_") != texts for kind, texts in rules.items()):
             raise DataError(f"{where}: row {number} has other rules than row 0; a table holds one scenario")
-    scenario = Scenario(
-        key,
-        str(first.get("scenario") or key),
-        str(first.get("scenario_description") or ""),
-        numbered("safety", lists["safety"], where),
-        numbered("behavioral", lists["behavioral"], where),
-    )
-    return scenario, [item_of(key, i, row, where) for i, row in enumerate(rows)]
+    about: dict[str, Any] = {"name": rows[0].get("scenario"), "description": rows[0].get("scenario_description")}
+    return _checked(key, about | rules, rows, where)
 
 
 def _columns(row: Mapping[str, Any], prefix: str) -> list[str]:
-    """The rules of a row, by the number in the column's name; empty ones are not there."""
+    """The rules of a row, by the number in the column's name, without empty ones."""
     named = ((int(name.removeprefix(prefix)), text) for name, text in row.items() if name.startswith(prefix))
     return [str(text) for _, text in sorted(named) if text]
 
@@ -208,15 +194,80 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"reading {path} needs pyarrow; {install('eval')}") from None
 
 
-def _hub(name: str) -> Found:
-    """The splits of a data set on the hub."""
-    try:
-        import datasets
+def _yaml(text: str, path: Path) -> dict[str, Any]:
+    import yaml
 
-        splits = datasets.load_dataset(name)
-    except ImportError:
-        raise DataError(f"reading from the hub needs the package datasets; {install('eval')}") from None
-    except Exception as error:  # of many kinds, none of them our own
-        why = " ".join(str(error).split())[:200]
-        raise DataError(f"{name!r} is no folder and cannot be read from the hub ({why})") from None
-    return [_table(list(rows), split, f"{name}, split {split}") for split, rows in splits.items()]
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path} must hold a mapping with name, description, safety, behavioral and prompts")
+    return value
+
+
+def _markdown(text: str) -> dict[str, Any]:
+    """The name is heading 1 and the description what follows it; below headings 2 are lists of rules and prompts."""
+    from markdown_it import MarkdownIt
+
+    about: dict[str, Any] = {"safety": [], "behavioral": [], "prompts": []}
+    section, inside = "", [""]
+    for token in MarkdownIt().parse(text):
+        if token.type in ("heading_open", "list_item_open"):
+            inside.append(token.tag)
+        elif token.type in ("heading_close", "list_item_close"):
+            inside.pop()
+        elif token.type == "inline":
+            words = token.content.strip()
+            if inside[-1] == "h1":
+                about["name"] = words
+            elif inside[-1].startswith("h"):
+                section = SECTIONS.get(words.lower(), "")
+            elif inside[-1] == "li" and section in LABELS:
+                about["prompts"].append({"prompt": words, "label": section})
+            elif inside[-1] == "li" and section:
+                weight = re.match(r"\((\d+(?:\.\d+)?)\)\s+", words)
+                rule = {"text": words[weight.end() :], "weight": float(weight[1])} if weight else words
+                about[section].append(rule)
+            elif not section:
+                about["description"] = f"{about.get('description', '')}\n\n{words}".strip()
+    return about
+
+
+# What every layout must hold ------------------------------------------------------------------------------------------
+
+
+def _checked(key: str, about: Mapping[str, Any], prompts: Any, where: str, prompts_where: str = "") -> Loaded:
+    """A scenario and its items of plain values. about: name, description, safety, behavioral."""
+    if not isinstance(prompts, list) or not prompts:
+        raise DataError(f"{prompts_where or where}: a scenario needs prompts, each with a label, unsafe or safe")
+    safety, behavioral = (_rules(kind, about.get(kind), where) for kind in KINDS)
+    scenario = Scenario(key, str(about.get("name") or key), str(about.get("description") or ""), safety, behavioral)
+    return scenario, [_item(key, i, row, prompts_where or where) for i, row in enumerate(prompts)]
+
+
+def _rules(kind: Kind, rules: Any, where: str) -> tuple[Rule, ...]:
+    """Rules of texts, or of objects with "text" and "weight"."""
+    if not isinstance(rules, list) or not rules:
+        raise DataError(f"{where}: a scenario needs {kind} rules, at least one, as a list of texts")
+    made = []
+    for index, rule in enumerate(rules, 1):
+        text, weight = (rule.get("text"), rule.get("weight", 1.0)) if isinstance(rule, dict) else (rule, 1.0)
+        if not isinstance(text, str) or not text.strip() or not isinstance(weight, int | float) or not weight > 0:
+            raise DataError(f"{where}: {kind} rule {index} must be a text, or a text with a weight above 0")
+        made.append(Rule(kind, index, text, float(weight)))
+    return tuple(made)
+
+
+def _item(scenario: str, number: int, row: Any, where: str) -> Item:
+    """A prompt of an object. Without an adversarial prompt the plain one is asked."""
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: prompt {number} is not an object")
+    prompt, label, answer = row.get("prompt"), row.get("label"), row.get("answer")
+    asked = row.get("adversarial_prompt") or prompt
+    if not isinstance(prompt, str) or not prompt.strip() or not isinstance(asked, str):
+        raise DataError(f'{where}: prompt {number} needs a "prompt" that is a text')
+    if label not in LABELS:
+        raise DataError(f'{where}: the "label" of prompt {number} is {label!r}; it must be unsafe or safe')
+    source = str(row.get("source") or "")
+    return Item(f"{scenario}/{number:03d}", scenario, prompt, asked, label, source, str(answer) if answer else None)

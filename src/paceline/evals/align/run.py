@@ -2,13 +2,17 @@
 
 A bounded number of items is under way at once; each is answered, then judged. What is in the folder already is
 skipped, what failed before is tried again after all others, and one item that fails never stops the others.
+
+    generations.jsonl   one row a finished item and method
+    judgements.jsonl    one row a judged answer and judge
+    errors.jsonl        what failed, and why
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,13 +20,12 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.evals.align import prompts
-from paceline.evals.align.backends.base import Backend
-from paceline.evals.align.judge import Judge, Unjudged
-from paceline.evals.align.methods import Method
-from paceline.evals.align.methods.base import Setting, Task
-from paceline.evals.align.scorers import Scorer
-from paceline.evals.align.store import Store
+from paceline.evals.align.backend import Backend
+from paceline.evals.align.figures import ERRORS, GENERATIONS, JUDGEMENTS
+from paceline.evals.align.judge import Judge, Scorer, Unjudged
+from paceline.evals.align.methods import Method, Setting, Task
 from paceline.evals.align.types import Call, Data, Item, Scenario, digest
+from paceline.workbench.runs import Lines, Run
 
 HOPELESS = 20
 """Failures in a row, beyond one for each item under way, after which a run is given up."""
@@ -59,11 +62,12 @@ class Progress:
     watch: Callable[[Progress], None] = field(default=lambda progress: None, repr=False)
 
 
-async def run(plan: Plan, store: Store, progress: Progress) -> None:
+async def run(plan: Plan, folder: Run, progress: Progress) -> None:
     """Work through the plan. Raises PacelineError when nothing works any more, or the folder cannot be written."""
     progress.total = plan.total
-    jobs = [Job(plan, store, item, method) for item in plan.data.items for method in plan.methods]
-    queue = iter(sorted(jobs, key=lambda job: job.key in store.errors))
+    files = folder.lines(GENERATIONS), folder.lines(JUDGEMENTS), folder.lines(ERRORS)
+    cases = [Case(item, method, plan, *files) for item in plan.data.items for method in plan.methods]
+    queue = iter(sorted(cases, key=lambda case: case.key in case.errors))
     workers = [asyncio.create_task(_work(plan, progress, queue)) for _ in range(plan.concurrency)]
     try:
         await asyncio.gather(*workers)
@@ -73,14 +77,14 @@ async def run(plan: Plan, store: Store, progress: Progress) -> None:
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _work(plan: Plan, progress: Progress, queue: Iterator[Job]) -> None:
-    for job in queue:
+async def _work(plan: Plan, progress: Progress, queue: Iterator[Case]) -> None:
+    for case in queue:
         if progress.stop:
             return
         try:
-            worked = await job.do()
+            worked = await case.do()
         except Exception as error:
-            job.note(error)
+            case.note(error)
             progress.failed += 1
             progress.in_a_row += not isinstance(error, Unjudged)  # whose backend answers, if not well
             progress.last_error = f"{type(error).__name__}: {error}"
@@ -94,13 +98,15 @@ async def _work(plan: Plan, progress: Progress, queue: Iterator[Job]) -> None:
 
 
 @dataclass
-class Job:
+class Case:
     """One item by one method, with every judge."""
 
-    plan: Plan
-    store: Store
     item: Item
     method: Method
+    plan: Plan
+    generations: Lines
+    judgements: Lines
+    errors: Lines
 
     @property
     def scenario(self) -> Scenario:
@@ -120,7 +126,7 @@ class Job:
 
     async def do(self) -> bool:
         """Answer and judge what is not there yet; whether there was anything to do."""
-        row = self.store.generations.get(self.key)
+        row = self.generations.get(self.key)
         worked = row is None
         if row is None:
             row = await self._generate()
@@ -129,13 +135,12 @@ class Job:
         errors: list[Exception] = []
         for judge in self.plan.judges:
             key = digest([self.key, judge.identity])
-            if key in self.store.judgements:
-                continue
-            worked = True
-            try:
-                await self._judge(judge, key, row)
-            except Exception as error:  # the other judges are asked all the same
-                errors.append(error)
+            if key not in self.judgements:
+                worked = True
+                try:
+                    await self._judge(judge, key, row)
+                except Exception as error:  # the other judges are asked all the same
+                    errors.append(error)
         for other in errors[:-1]:
             self.note(other)
         if errors:
@@ -143,65 +148,64 @@ class Job:
         return worked
 
     async def _generate(self) -> dict[str, Any]:
-        plan = self.plan
-        task = Task(
-            self.item, self.scenario, plan.backend, plan.setting, f"{self.item.id} {self.method.label}", plan.scorer
-        )
+        plan, scope = self.plan, f"{self.item.id} {self.method.label}"
+        task = Task(self.item, self.scenario, plan.backend, plan.setting, scope, plan.scorer)
         generation = await self.method(task)
-        row = {
-            "key": self.key,
-            **self._about(),
-            "prompt": task.query,
-            "response": generation.response,
-            "thought": generation.thought,
-            "finish_reason": generation.finish_reason,
-            "unanswered": generation.unanswered,
-            "tokens": account(generation.calls),
-            "calls": [asdict(call) for call in generation.calls],
-            **generation.extra,
-        }
-        self.store.generations.append(row)
-        return row
-
-    async def _judge(self, judge: Judge, key: str, row: dict[str, Any]) -> None:
-        judgement = await judge.judge(self.item, self.scenario, row["prompt"], row["response"])
-        self.store.judgements.append(
+        return self._append(
+            self.generations,
+            self.key,
             {
-                "key": key,
+                "prompt": task.query,
+                "response": generation.response,
+                "thought": generation.thought,
+                "finish_reason": generation.finish_reason,
+                "unanswered": generation.unanswered,
+                **generation.extra,
+            },
+            generation.calls,
+        )
+
+    async def _judge(self, judge: Judge, key: str, row: Mapping[str, Any]) -> None:
+        judgement = await judge.judge(self.item, self.scenario, row["prompt"], row["response"])
+        self._append(
+            self.judgements,
+            key,
+            {
                 "generation": self.key,
-                **self._about(),
                 "judge": judge.label,
                 "judge_id": digest(judge.identity),
                 "verdicts": [[verdict.rule, verdict.mark, verdict.analysis] for verdict in judgement.verdicts],
                 "cut": judgement.cut,
-                "tokens": account(judgement.calls),
-                "calls": [asdict(call) for call in judgement.calls],
-            }
+            },
+            judgement.calls,
         )
-
-    def _about(self) -> dict[str, Any]:
-        item = self.item
-        return {
-            "item": item.id,
-            "digest": shown_digest(item, self.scenario),
-            "scenario": item.scenario,
-            "label": item.label,
-            "method": self.method.label,
-        }
 
     def note(self, error: Exception) -> None:
         """Write down what went wrong; the whole trace if it is not an error that we know of."""
         known = isinstance(error, PacelineError)
         row = {
-            "key": self.key,
-            **self._about(),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "error": f"{type(error).__name__}: {error}",
             "trace": None if known else "".join(traceback.format_exception(error)),
         }
-        if calls := getattr(error, "calls", None):
-            row["calls"] = [asdict(call) for call in calls]
-        self.store.errors.append(row)
+        self._append(self.errors, self.key, row, getattr(error, "calls", ()))
+
+    def _append(self, file: Lines, key: str, row: Mapping[str, Any], calls: Sequence[Call]) -> dict[str, Any]:
+        """Write a row about this case, with the account of its calls."""
+        item = self.item
+        whole = {
+            "key": key,
+            "item": item.id,
+            "digest": shown_digest(item, self.scenario),
+            "scenario": item.scenario,
+            "label": item.label,
+            "method": self.method.label,
+            **row,
+            "tokens": account(calls),
+            "calls": [asdict(call) for call in calls],
+        }
+        file.append(whole)
+        return whole
 
 
 def shown_digest(item: Item, scenario: Scenario) -> str:

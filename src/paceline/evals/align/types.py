@@ -1,7 +1,4 @@
-"""The nouns of an alignment run: rules, scenarios, items, generations, verdicts. Plain data, no behaviour to speak of.
-
-Rows on disk are these as JSON (`to_json`); what is read back is plain dictionaries.
-"""
+"""The nouns of an alignment run: rules, scenarios, items, calls, generations, verdicts. Files hold them as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ Mark = Literal["YES", "NO", "NA"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One written rule; index counts from 1 within its kind. weight: of behavioural rules, in the share kept."""
+    """A written rule. index: from 1 within its kind. weight: of a behavioural rule, in the share that is kept."""
 
     kind: Kind
     index: int
@@ -49,6 +46,10 @@ class Scenario:
         """Safety rules, then behavioural ones."""
         return self.safety + self.behavioral
 
+    def of(self, kind: Kind) -> tuple[Rule, ...]:
+        """The rules of a kind."""
+        return self.safety if kind == "safety" else self.behavioral
+
     @cached_property
     def digest(self) -> str:
         """16 hexadecimal digits of the rules and their weights: another text, another digest."""
@@ -57,9 +58,12 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt. adversarial_prompt: what the model is given; prompt: the same wish before it was disguised.
+    """A prompt under the rules of a scenario.
 
-    answer is the reference, None if there is none. id: "Child/017", its number in the file, from 0."""
+    id                  the scenario and the number in its file, from 0: "Child/017".
+    prompt              the request before it was disguised.
+    adversarial_prompt  the request as the model gets it, unless a run asks plain prompts.
+    answer              the reference answer, if there is one."""
 
     id: str
     scenario: str
@@ -71,7 +75,7 @@ class Item:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits of what a model or a judge may get to see."""
+        """16 hexadecimal digits of what models and judges may be shown."""
         return digest([self.prompt, self.adversarial_prompt, self.label, self.answer])
 
 
@@ -86,13 +90,14 @@ class Data:
 
 @dataclass
 class Call:
-    """One completion that was asked for, and what it cost.
+    """The account of one completion. Counts are None where the server did not say.
 
-    prefilled   prompt tokens, forced text included, and cached how many of them the server had from before.
-    injected    tokens of the text that a method forced into this turn of the model, counted within `prefilled`; None
-                if there was no tokenizer to count them with.
-    generated   tokens that were decoded. All three are None if the server did not say.
-    tries       attempts, the last one included. speculation: rounds and drafts, of our own engine."""
+    phase        what it was for: "answer", "step 1", "feedback", "judge".
+    prefilled    prompt tokens, forced text included. cached: how many of them were in the server's cache already.
+    injected     tokens of `prefilled` that a method forced into this turn; None without a tokenizer to count them.
+    generated    decoded tokens.
+    tries        attempts, the last one included.
+    speculation  rounds and drafts of our own engine."""
 
     phase: str
     finish_reason: str
@@ -107,7 +112,7 @@ class Call:
 
 @dataclass
 class Generation:
-    """What a method made of an item. unanswered: why `response` is empty, if it is."""
+    """A method's answer to an item. unanswered: the reason, if there is none. extra: other fields of its row."""
 
     response: str
     thought: str = ""
@@ -119,7 +124,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judge's label of one rule."""
+    """A judge's label of the rule with this id."""
 
     rule: str
     mark: Mark
@@ -128,7 +133,7 @@ class Verdict:
 
 @dataclass
 class Judgement:
-    """Verdicts for every rule of the scenario, in order. cut: characters of the answer that the judge did not see."""
+    """Verdicts on every rule of the scenario, in order. cut: characters of the answer that the judge did not see."""
 
     verdicts: list[Verdict]
     cut: int = 0

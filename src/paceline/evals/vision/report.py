@@ -24,7 +24,7 @@ from paceline.evals.vision.captions import TITLES
 from paceline.evals.vision.dataset import Case, Data, read_data
 from paceline.evals.vision.evaluate import REPORT, SCORES
 from paceline.jsonl import write_whole
-from paceline.pages.plots import COLORS, Curve, plot, style
+from paceline.workbench.report import COLORS, Curve, plot, style
 
 SIDE = 132
 """Pixels of a picture on the page."""

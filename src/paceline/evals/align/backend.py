@@ -1,0 +1,217 @@
+"""Backends answer: an OpenAI-compatible endpoint here, our own engine in `local`. They know nothing of rules.
+
+    urls, model = parse("http://a:8000/v1,http://b:8000/v1#Qwen/Qwen3-14B")
+    response = await Endpoint(urls, model, slots=64).complete(request)
+    output = split_thought(response, Markers())
+
+A request may have a prefix, from which the assistant's turn goes on: it is prefilled, never decoded, and the response
+holds what comes after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.evals.align.options import Decoding
+from paceline.evals.align.prompts import Message
+from paceline.evals.align.types import Call
+from paceline.workbench.client import Client, Completion, Retry
+
+if TYPE_CHECKING:
+    from paceline.target.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion.
+
+    phase   what it is for: see `Call`.
+    scope   what it belongs to: the item, or the scenario for a judge. Our engine's drafter remembers within it.
+    prefix  the assistant's turn so far, the marker that opens its thought included. A backend that renders the chat
+            template itself leaves out what the template has written of it (`continued`).
+    forced  the end of the prefix that a method put there and no request before this one had.
+    stop    texts that end the response, which does not hold them.
+    sample  which of several answers to the same request this is; it shifts the seed.
+    schema  JSON schema that the response must have, for servers that can guide decoding."""
+
+    messages: tuple[Message, ...]
+    decoding: Decoding
+    phase: str
+    scope: str = ""
+    prefix: str = ""
+    forced: str = ""
+    stop: tuple[str, ...] = ()
+    sample: int = 0
+    schema: dict[str, Any] | None = None
+
+    @property
+    def seeded(self) -> Decoding:
+        """The decoding with this sample's own seed."""
+        seed = self.decoding.seed
+        return self.decoding if seed is None else replace(self.decoding, seed=seed + self.sample)
+
+
+@dataclass
+class Response:
+    """What a backend answered.
+
+    reasoning  a thought that the server took out of the text.
+    opened     whether the chat template opened the thought, where the backend has rendered it."""
+
+    text: str
+    call: Call
+    reasoning: str = ""
+    opened: bool = False
+
+    @property
+    def finish_reason(self) -> str:
+        """ "stop", "length" or what else the server says."""
+        return self.call.finish_reason
+
+
+class Backend(Protocol):
+    """An endpoint or an engine. label: how reports and files name the model."""
+
+    label: str
+
+    async def complete(self, request: Request) -> Response:
+        """Answer. Raises CompletionError when that is not possible, after every retry."""
+
+    async def close(self) -> None:
+        """Release connections, threads and models."""
+
+
+# Thoughts -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Where a thought begins and ends. opened: the user says that the server's chat template opens the thought."""
+
+    open: str = "<think>"
+    close: str = "</think>"
+    opened: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """A response, split. unanswered: why `response` is empty, None if it is not. open: the thought never ended."""
+
+    thought: str
+    response: str
+    finish_reason: str
+    unanswered: str | None = None
+    open: bool = False
+
+
+def split_thought(reply: Response, markers: Markers, before: str | None = None, keep_open: bool = False) -> Output:
+    """Split a response into thought and answer, at its last closing marker.
+
+    before     the thought so far, where the response goes on with a forced one; None where the model begins its turn.
+    keep_open  take a thought without an end for the answer, as the official code does."""
+    text = reply.text
+    thinking = before is not None or markers.opened or reply.opened or text.lstrip().startswith(markers.open)
+    if markers.close in text:
+        thought, _, response = text.rpartition(markers.close)
+    elif thinking and not reply.reasoning and not keep_open:
+        why = "the budget ended within the thought" if reply.finish_reason == "length" else "the thought never ended"
+        return Output((before or "") + text, "", reply.finish_reason, why, True)
+    else:
+        thought, response = reply.reasoning, text
+    thought = thought if before is not None else thought.strip().removeprefix(markers.open)
+    response = response.strip()
+    return Output((before or "") + thought, response, reply.finish_reason, None if response else "the answer is empty")
+
+
+def opened(prompt: str, markers: Markers = Markers()) -> bool:
+    """Whether a rendered conversation ends where a thought begins: some chat templates open it themselves."""
+    return prompt.rstrip().endswith(markers.open)
+
+
+def continued(request: Request, prompt: str, markers: Markers = Markers()) -> Request:
+    """`request` with a prefix that follows `prompt`, its rendered messages: without the opening that `prompt` has."""
+    if not opened(prompt, markers):
+        return request
+    prefix, opening = request.prefix, prompt[prompt.rindex(markers.open) :]
+    written = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opening, prefix, strict=False)))
+    if written < len(markers.open):  # the turn does not begin with a thought
+        return request
+    return replace(request, prefix=prefix[written:], forced=prefix[max(written, len(prefix) - len(request.forced)) :])
+
+
+# OpenAI-compatible servers --------------------------------------------------------------------------------------------
+
+
+class Endpoint:
+    """A model behind HTTP, on one server or several.
+
+    A prefix must reach the model as it is. With a tokenizer the prompt is rendered here and goes to /completions;
+    without one it goes to /chat/completions as an assistant message that the server is to continue
+    (`continue_final_message`, vLLM's name for it), and the server's template must not strip thoughts.
+
+    stream     ask for server-sent events; a server that cannot send them answers at once.
+    tokenizer  renders prefixes and counts injected tokens.
+    Everything else is as in `Client`."""
+
+    def __init__(
+        self,
+        urls: list[str],
+        model: str,
+        *,
+        stream: bool = True,
+        tokenizer: Tokenizer | None = None,
+        key: str | None = None,
+        slots: int = 8,
+        timeout: float = 600.0,
+        retry: Retry = Retry(),
+    ):
+        self.label, self.stream, self.tokenizer = model, stream, tokenizer
+        self._client = Client(urls, key=key, slots=slots, timeout=timeout, retry=retry)
+
+    async def complete(self, request: Request) -> Response:
+        began = perf_counter()
+        rendered = "" if self.tokenizer is None else self.tokenizer.render_chat(request.messages)
+        completion = await self._client.complete(self._body(request, rendered))
+        return self._response(continued(request, rendered), completion, perf_counter() - began, rendered)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _body(self, request: Request, rendered: str) -> dict[str, Any]:
+        """The body of a request. rendered: its messages through the chat template, "" without a tokenizer."""
+        body: dict[str, Any] = {"model": self.label, **request.seeded.body()}
+        if request.stop:
+            body["stop"] = list(request.stop)
+        if self.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if request.schema is not None:
+            named = {"name": "reply", "schema": request.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        if request.prefix and rendered:
+            # The template has written the beginning token already.
+            prompt = rendered + continued(request, rendered).prefix
+            return body | {"prompt": prompt, "add_special_tokens": False}
+        messages = [dict(message) for message in request.messages]
+        if request.prefix:
+            messages.append({"role": "assistant", "content": request.prefix})
+            body |= {"add_generation_prompt": False, "continue_final_message": True}
+        return body | {"messages": messages}
+
+    def _response(self, request: Request, completion: Completion, seconds: float, rendered: str) -> Response:
+        usage, injected = completion.usage, 0 if not request.forced else None
+        if request.forced and self.tokenizer is not None:
+            injected = len(self.tokenizer.encode_text(request.forced))
+        call = Call(
+            request.phase,
+            completion.finish_reason,
+            round(seconds, 6),
+            prefilled=usage.get("prompt_tokens"),
+            cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            injected=injected,
+            generated=usage.get("completion_tokens"),
+            tries=completion.tries,
+        )
+        return Response(completion.text, call, completion.reasoning, opened(rendered))

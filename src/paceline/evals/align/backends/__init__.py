@@ -1,1 +1,0 @@
-"""Where completions come from: an OpenAI-compatible endpoint, or our own engine in this process."""

@@ -1,0 +1,184 @@
+"""Local: our own engine as a backend, in this process. It answers many requests at once, in a thread of its own.
+
+A prefix is prefilled, never decoded, and in the tokens that were generated where it repeats an earlier response. The
+drafter remembers within a request's scope, and prompts that begin alike share keys and values, unless the drafter has
+to see every token of a prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.engine.engine import Engine
+from paceline.engine.request import Request as DraftedRow
+from paceline.engine.round import Round
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
+from paceline.errors import ModelError, PacelineError
+from paceline.evals.align.backend import Request, Response, continued, opened
+from paceline.evals.align.types import Call, digest
+from paceline.target.base import Facts, Needs
+from paceline.workbench.client import CompletionError
+from paceline.workbench.worker import Job, Worker
+
+MOST_TURNS = 256
+"""Turns whose tokens are remembered, for prefixes that go on from them."""
+MOST_SCOPES = 128
+"""Scopes whose drafters are remembered; more than are ever under way at once."""
+
+
+class Local:
+    """Backend over an `Engine`. A temperature of None is greedy here.
+
+    draft  as for paceline generate.
+    reuse  whether prompts that begin alike share keys and values.
+    batch  requests answered at once."""
+
+    def __init__(
+        self, model: str, draft: str = "none", *, reuse: bool = True, batch: int = 8, dtype: str = "auto",
+        device: str = "auto",
+    ):  # fmt: skip
+        drafter: Drafter = create(draft)
+        if can_be_scoped(drafter):
+            drafter = ScopedDrafter(lambda: create(draft))
+        self.engine = Engine(model, drafter, dtype=dtype, device=device, max_batch=batch, reuse=reuse)
+        if self.engine.tokenizer is None or not self.engine.tokenizer.has_chat_template:
+            raise ModelError(f"{model} has no chat template, and alignment is measured in conversations")
+        self.tokenizer = self.engine.tokenizer
+        self.label = model.rstrip("/").rsplit("/", 1)[-1]
+        self._turns: OrderedDict[str, list[int]] = OrderedDict()
+        self._worker = Worker(self.engine, most_waiting=1 << 30)
+
+    async def complete(self, request: Request) -> Response:
+        try:
+            text = self.tokenizer.render_chat(request.messages)
+            request = continued(request, text)
+            prefix = self._prefix(request)
+            prompt = [*self.tokenizer.encode_chat(request.messages), *prefix]
+            job = self._worker.submit(prompt, self._params(request), asyncio.get_running_loop())
+            try:
+                async for _ in job:
+                    pass
+            finally:  # nobody waits any more
+                self._worker.abort(job)
+            done = job.completion
+            if done.finish_reason == "error":
+                raise CompletionError(done.error)
+        except PacelineError as error:
+            raise CompletionError(str(error)) from None
+        _remember(self._turns, _turn(request), [*prefix, *done.tokens], MOST_TURNS)
+        return Response(done.text, self._call(request, job), opened=opened(text))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._worker.stop, 60.0)
+
+    def _params(self, request: Request) -> SamplingParams:
+        decoding = request.seeded
+        stops = [self.tokenizer.encode_text(stop) for stop in request.stop]
+        return SamplingParams(
+            temperature=decoding.temperature or 0.0,
+            top_k=decoding.top_k or 0,
+            top_p=1.0 if decoding.top_p is None else decoding.top_p,
+            min_p=decoding.min_p or 0.0,
+            max_tokens=decoding.max_tokens,
+            seed=decoding.seed,
+            stop=request.stop,
+            stop_token_ids=tuple(ids[0] for ids in stops if len(ids) == 1),  # a special token never shows in text
+            draft=request.scope,
+        )
+
+    def _prefix(self, request: Request) -> list[int]:
+        """Tokens of the prefix: as far as it repeats an earlier response those that were generated, then the rest.
+
+        A model may write a text in other tokens than the tokenizer would; what it wrote is what it goes on from."""
+        if not request.prefix:
+            return []
+        decode, written = self.tokenizer.decode, self._turns.get(_turn(request), [])
+        end = next((n for n in range(len(written), 0, -1) if request.prefix.startswith(decode(written[:n]))), 0)
+        text = decode(written[:end])
+        while end and decode(written[: end - 1]) == text:  # end tokens, which do not show
+            end -= 1
+        return [*written[:end], *self.tokenizer.encode_text(request.prefix[len(text) :])]
+
+    def _call(self, request: Request, job: Job) -> Call:
+        assert job.row is not None
+        row, stats = job.row, job.row.stats
+        return Call(
+            request.phase,
+            "stop" if row.finish_reason == "stop" else "length",
+            round(sum(stats.seconds.values()), 6),
+            prefilled=row.prompt_length,
+            cached=row.reused,
+            injected=len(self.tokenizer.encode_text(request.forced)) if request.forced else 0,
+            generated=row.num_new,
+            speculation={name: getattr(stats, name) for name in ("rounds", "draft_rounds", "draft_tokens")},
+        )
+
+
+def _turn(request: Request) -> str:
+    """The same for all requests that go on with one turn."""
+    return digest([request.scope, request.sample, request.messages])
+
+
+def _remember(memory: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
+    """Store a value as the newest; the oldest go beyond `most`."""
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > most:
+        memory.popitem(last=False)
+
+
+class ScopedDrafter(Drafter):
+    """A drafter that remembers within a scope (an item, or a scenario for a judge) and forgets across scopes.
+
+    Rows of a scope share a drafter of their own: what one request of an item wrote is drafted in the next one, and 300
+    judge calls of a scenario feed one memory, without the texts of other items in between. A row's scope is what its
+    parameters name as its drafter.
+
+    make  a new drafter; called for each scope."""
+
+    def __init__(self, make: Callable[[], Drafter]):
+        self._make = make
+        first = make()
+        self.name, self.needs = first.name, first.needs
+        self._scopes: OrderedDict[str, Drafter] = OrderedDict()
+        self._of: dict[int, Drafter] = {}
+        self._target: Facts | None = None
+
+    def bind(self, target: Facts) -> None:
+        self._target = target
+
+    def start(self, row: DraftedRow) -> None:
+        scope = row.params.draft or ""
+        drafter = self._scopes.get(scope)
+        if drafter is None:
+            assert self._target is not None
+            drafter = self._make()
+            drafter.bind(self._target)
+        _remember(self._scopes, scope, drafter, MOST_SCOPES)
+        self._of[row.id] = drafter
+        drafter.start(row)
+
+    def propose(self, rows: Sequence[DraftedRow]) -> list[DraftTree]:
+        trees: dict[int, DraftTree] = {}
+        for drafter in dict.fromkeys(self._of[row.id] for row in rows):
+            own = [row for row in rows if self._of[row.id] is drafter]
+            trees |= {row.id: tree for row, tree in zip(own, drafter.propose(own), strict=True)}
+        return [trees[row.id] for row in rows]
+
+    def observe(self, round: Round) -> None:
+        """Nothing: drafters that ask nothing of the forward learn from `row.tokens` (see `can_be_scoped`)."""
+
+    def drop(self, row: DraftedRow) -> None:
+        if (drafter := self._of.pop(row.id, None)) is not None:
+            drafter.drop(row)
+
+
+def can_be_scoped(drafter: Drafter) -> bool:
+    """Whether each scope can have a drafter of its own: one without a model that learns from its rows alone."""
+    return drafter.weight_bytes == 0 and drafter.needs == Needs() and type(drafter).observe is Drafter.observe

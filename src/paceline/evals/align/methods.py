@@ -1,0 +1,314 @@
+"""The methods: what is asked, and in which order, until there is an answer. `--method vanilla,align3,steps=132`.
+
+Each is an async function of a `Task` and, if it has options, of its dataclass. Align3, more-think and zero-think go on
+from a forced text in the model's own turn: it is the prefix of the next request, which prefills and never decodes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from paceline.draft.spec import Options, option, parse, values
+from paceline.errors import MethodError, meant
+from paceline.evals.align import prompts
+from paceline.evals.align.backend import Backend, Markers, Output, Request, Response, split_thought
+from paceline.evals.align.judge import Scorer
+from paceline.evals.align.options import Decoding
+from paceline.evals.align.types import Call, Generation, Item, Scenario
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all items of a run share.
+
+    adversarial  ask the disguised prompt, else the plain one.
+    rules_first  see `prompts.augmented`.
+    keep_open    take a thought that never ended for the answer, as the official code does."""
+
+    decoding: Decoding = field(default_factory=Decoding)
+    adversarial: bool = True
+    rules_first: bool = False
+    markers: Markers = field(default_factory=Markers)
+    keep_open: bool = False
+
+
+@dataclass
+class Task:
+    """An item for a method. calls: what it has cost so far. scorer: for methods that choose among answers."""
+
+    item: Item
+    scenario: Scenario
+    backend: Backend
+    setting: Setting
+    scope: str = ""
+    scorer: Scorer | None = None
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def query(self) -> str:
+        """What the user asks."""
+        return prompts.query_of(self.item, self.setting.adversarial)
+
+    @property
+    def turn(self) -> str:
+        """The query with all rules."""
+        return prompts.augmented(self.query, self.scenario, self.setting.rules_first)
+
+    async def ask(
+        self, messages: Sequence[prompts.Message], phase: str, *, max_tokens: int = 0, **more: Any
+    ) -> Response:
+        """One completion, added to `calls`. max_tokens 0: the run's. more: other fields of `Request`."""
+        decoding = self.setting.decoding
+        if max_tokens:
+            decoding = replace(decoding, max_tokens=min(max_tokens, decoding.max_tokens))
+        response = await self.backend.complete(Request(tuple(messages), decoding, phase, self.scope, **more))
+        self.calls.append(response.call)
+        return response
+
+    async def answer(self, messages: Sequence[prompts.Message], phase: str = "answer", *, sample: int = 0) -> Output:
+        """One completion without a prefix, split into thought and answer."""
+        return self.split(await self.ask(messages, phase, sample=sample))
+
+    async def answers(self, messages: Sequence[prompts.Message], phase: str, samples: range) -> list[Output]:
+        """Several at once."""
+        return list(await asyncio.gather(*(self.answer(messages, phase, sample=sample) for sample in samples)))
+
+    def split(self, response: Response, thought: str | None = None) -> Output:
+        """A response, split. thought: the forced thought that it goes on with, if there is one."""
+        return split_thought(response, self.setting.markers, thought, self.setting.keep_open)
+
+    async def scores(self, answers: Sequence[Output]) -> list[float]:
+        """The scorer's opinion of each answer; the lowest for what is no answer."""
+
+        async def score(answer: Output) -> float:
+            assert self.scorer is not None
+            if answer.unanswered:
+                return -1e9
+            score, calls = await self.scorer.score(self.item, self.scenario, self.query, answer.response)
+            self.calls += calls
+            return score
+
+        return list(await asyncio.gather(*map(score, answers)))
+
+    def done(self, answer: Output, **extra: object) -> Generation:
+        """The generation of the last output. `extra` names the phases before it that ran out of budget."""
+        if cut := [call.phase for call in self.calls[:-1] if call.finish_reason == "length"]:
+            extra["cut"] = cut
+        return Generation(
+            answer.response, answer.thought, answer.finish_reason, answer.unanswered, self.calls, dict(extra)
+        )
+
+
+# One request ----------------------------------------------------------------------------------------------------------
+
+
+async def raw(task: Task, _: None) -> Generation:
+    """The query alone."""
+    return task.done(await task.answer(prompts.chat(task.query)))
+
+
+async def vanilla(task: Task, _: None) -> Generation:
+    """The query with all rules."""
+    return task.done(await task.answer(prompts.chat(task.turn)))
+
+
+async def zero_think(task: Task, _: None) -> Generation:
+    """Vanilla with an empty thought in front of the answer: no thought tokens at all."""
+    markers = task.setting.markers
+    forced = f"{markers.open}\n\n{markers.close}\n\n"
+    response = await task.ask(prompts.chat(task.turn), "answer", prefix=forced, forced=forced)
+    text = response.text.rpartition(markers.close)[2].strip()
+    return Generation(text, "", response.finish_reason, None if text else "the answer is empty", task.calls)
+
+
+# One growing thought --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MoreThinkOptions(Options):
+    passes: int = option(3, "requests, the one that answers included; the paper's at most 3", least=1)
+
+
+async def more_think(task: Task, options: MoreThinkOptions) -> Generation:
+    """At the end of a thought "Wait" is appended and the model thinks again; the last pass answers. With one pass
+    nothing is forced but the opening marker."""
+    markers, turn = task.setting.markers, prompts.chat(task.turn)
+    prefix = forced = f"{markers.open}\n"
+    for number in range(1, options.passes):
+        response = await task.ask(turn, f"pass {number}", prefix=prefix, forced=forced, stop=(markers.close,))
+        forced = f"\n\n{prompts.WAIT}"
+        prefix += response.text.rstrip() + forced
+    response = await task.ask(turn, f"pass {options.passes}", prefix=prefix, forced=forced)
+    return task.done(task.split(response, prefix.removeprefix(markers.open)))
+
+
+@dataclass(frozen=True)
+class Align3Options(Options):
+    steps: str = option("123", "1 behaviour, 2 safety, 3 audit of all rules: any subset in any order")
+    step_tokens: int = option(0, "most tokens of each step but the last; 0: as --max-tokens", least=0)
+    close: bool = option(False, "end a thought that runs out of its budget, and ask for the answer")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.steps or set(self.steps) - set("123") or len(set(self.steps)) < len(self.steps):
+            raise MethodError(f"align3: steps is {self.steps!r}; write 1, 2 and 3 in any order, each at most once.")
+
+
+async def align3(task: Task, options: Align3Options) -> Generation:
+    """One thought in which the model is made to deliberate on the rules (Zhang et al. 2025, arXiv 2509.14760, section
+    4). It begins with the behavioural rules (step 1), is interrupted where it would end by the safety rules (step 2),
+    then by all rules (step 3), and only then ends. Each step is a request with the whole thought so far as prefix."""
+    markers, turn = task.setting.markers, prompts.chat(task.turn)
+    prefix, glue = "", f"{markers.open}\n"
+    *first, last = list(options.steps)
+    for step in first:
+        forced = glue + prompts.step_text(step, task.scenario)
+        prefix += forced
+        response = await task.ask(
+            turn, f"step {step}", prefix=prefix, forced=forced, stop=(markers.close,), max_tokens=options.step_tokens
+        )
+        prefix, glue = prefix + response.text.rstrip(), "\n\n"
+    forced = glue + prompts.step_text(last, task.scenario)
+    prefix += forced
+    response = await task.ask(turn, f"step {last}", prefix=prefix, forced=forced)
+    answer = task.split(response, prefix.removeprefix(markers.open))
+    if answer.open and options.close:
+        forced = f"\n{markers.close}\n\n"
+        prefix += response.text.rstrip() + forced
+        response = await task.ask(turn, "answer", prefix=prefix, forced=forced)
+        answer = task.split(replace(response, text=forced + response.text), answer.thought)
+    return task.done(answer)
+
+
+# Answers rewritten and chosen -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SelfRefineOptions(Options):
+    iterations: int = option(3, "rounds of feedback and rewriting; paper 15, official code 3", least=0)
+    history: int = option(1, "answers, each with its feedback, that a rewriting sees", least=1)
+
+
+async def self_refine(task: Task, options: SelfRefineOptions) -> Generation:
+    """Answer, then again and again feedback on every rule and a rewritten answer (Madaan et al. 2023, arXiv 2303.17651,
+    as the paper on Align3 runs it). Feedback sees the query and the rules; the rewriting sees the query, the last
+    answers and their feedback, and no rules. A rewriting that fails leaves the answer before it standing."""
+    best = await task.answer(prompts.chat(task.turn))
+    if best.unanswered:
+        return task.done(best)
+    history: list[tuple[str, str]] = []
+    for _ in range(options.iterations):
+        feedback = await task.answer(prompts.feedback_turns(task.query, task.scenario, best.response), "feedback")
+        history = [*history, (best.response, feedback.response)][-options.history :]
+        better = await task.answer(prompts.refine_turns(task.query, history), "refine")
+        best = best if better.unanswered else better
+    return task.done(replace(best, thought=""))
+
+
+@dataclass(frozen=True)
+class BestOfNOptions(Options):
+    n: int = option(15, "answers to choose from; paper 15", least=1)
+
+
+async def best_of_n(task: Task, options: BestOfNOptions) -> Generation:
+    """The answer that a scorer likes best; of one answer no scorer is asked. Never released: from the paper's prose."""
+    answers = await task.answers(prompts.chat(task.turn), "answer", range(options.n))
+    scores = [0.0] if options.n == 1 else await task.scores(answers)
+    best = scores.index(max(scores))
+    return task.done(answers[best], scores=scores, chosen=best)
+
+
+@dataclass(frozen=True)
+class TpoOptions(Options):
+    samples: int = option(5, "answers a round; paper 5", least=1)
+    rounds: int = option(2, "rounds of critique and revision after the first answers; paper 2", least=0)
+
+
+async def tpo(task: Task, options: TpoOptions) -> Generation:
+    """Test-time preference optimisation: a critique of the best against the worst answer steers the next ones.
+
+    Li et al. 2025 (arXiv 2501.12895). samples = 5 and rounds = 2 make the 15 answers of the paper on Align3, whose code
+    was never released: this is its prose and the known algorithm."""
+    turn, n = task.turn, options.samples
+    answers = await task.answers(prompts.chat(turn), "answer", range(n))
+    scores = await task.scores(answers)
+    for start in range(n, n * (options.rounds + 1), n):
+        best, worst = (answers[scores.index(extreme(scores))].response for extreme in (max, min))
+        critique = await task.answer(prompts.critique_turns(turn, best, worst), "critique")
+        gradient = await task.answer(prompts.gradient_turns(turn, critique.response), "gradient")
+        revised = prompts.revision_turns(turn, best, gradient.response)
+        new = await task.answers(revised, "revise", range(start, start + n))
+        answers += new
+        scores += await task.scores(new)
+    chosen = scores.index(max(scores))
+    return task.done(answers[chosen], scores=scores, chosen=chosen)
+
+
+# By name --------------------------------------------------------------------------------------------------------------
+
+METHODS: dict[str, tuple[Callable[[Task, Any], Awaitable[Generation]], type | None]] = {
+    "raw": (raw, None),
+    "vanilla": (vanilla, None),
+    "zero-think": (zero_think, None),
+    "more-think": (more_think, MoreThinkOptions),
+    "align3": (align3, Align3Options),
+    "self-refine": (self_refine, SelfRefineOptions),
+    "best-of-n": (best_of_n, BestOfNOptions),
+    "tpo": (tpo, TpoOptions),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its options."""
+
+    name: str
+    options: Any = None
+
+    async def __call__(self, task: Task) -> Generation:
+        return await METHODS[self.name][0](task, self.options)
+
+    @property
+    def label(self) -> str:
+        """The name and the options that are not its defaults: "align3,steps=13"."""
+        own = [(f, getattr(self.options, f.name)) for f in fields(self.options)] if self.options is not None else []
+        return ",".join([self.name, *(f"{f.name}={str(value).lower()}" for f, value in own if value != f.default)])
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides the outcome: the name and every option, defaults included."""
+        return [self.name, None if self.options is None else asdict(self.options)]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it needs a scorer."""
+        return self.name == "tpo" or (self.name == "best-of-n" and self.options.n > 1)
+
+
+def read_methods(spec: str) -> list[Method]:
+    """Methods of "name[,option=value...],name..."; MethodError for unknown ones, bad options and repetitions."""
+    methods: list[Method] = []
+    for text in re.split(r",(?!\s*[A-Za-z_][\w-]*\s*=)", spec):
+        if text.strip():
+            method = _method(text.strip())
+            if method in methods:
+                raise MethodError(f"{method.label} is named twice.")
+            methods.append(method)
+    if not methods:
+        raise MethodError(f"name a method: {', '.join(METHODS)}.")
+    return methods
+
+
+def _method(text: str) -> Method:
+    part = parse(text)
+    name = part.name.replace("_", "-")
+    if name not in METHODS:
+        raise MethodError(f"there is no method {part.name!r}; there are {', '.join(METHODS)}.{meant(name, METHODS)}")
+    kind = METHODS[name][1]
+    if kind is None and (part.options or part.checkpoint):
+        raise MethodError(f"{name} has no options.")
+    return Method(name, None if kind is None else kind(**values(part, kind)))

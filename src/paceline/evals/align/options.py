@@ -1,0 +1,127 @@
+"""What `paceline eval align` is asked for. Imports neither torch nor what the extra `eval` brings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.draft.spec import option
+from paceline.jsonl import check_folder
+
+ALPHA = 0.3
+"""The paper's; it recommends 0.2 to 0.5."""
+COMPAT_CHARACTERS = 8000
+"""What the official code shows the judge of an answer."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are chosen. A field that is None is left to the server."""
+
+    max_tokens: int = option(4200, "Most new tokens of a request.", least=1, names=("--max-tokens", "-n"))
+    temperature: float | None = option(
+        None, "0 is greedy. [default: the server's; our engine: 0]", least=0, names=("--temperature", "-t")
+    )
+    top_p: float | None = option(None, "As servers understand it.", least=0, most=1)
+    top_k: int | None = option(None, "As servers understand it.", least=-1)
+    min_p: float | None = option(None, "As servers understand it.", least=0, most=1)
+    seed: int | None = option(None, "Makes sampling reproducible, where the server can.", least=0)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Temperature 0: the same request has the same answer."""
+        return self.temperature == 0
+
+    def body(self) -> dict[str, Any]:
+        """The fields of a request's body."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """How a model judges. Sequential replies are tags, whatever the form.
+
+    compat   read as the official code does: the first tag of a line counts, and an empty reference is announced.
+    repairs  times that a reply which cannot be read is asked for again."""
+
+    mode: Literal["joint", "sequential"] = option(
+        "joint", "All rules in one call, or a call for each rule.", names=("--judge-mode",)
+    )
+    form: Literal["tags", "json"] = option(
+        "tags", "What a joint judge replies in; json brings a schema for the server.", names=("--judge-form",)
+    )
+    reply_tokens: int = option(4200, "Most new tokens of a judge's reply.", least=1, names=("--judge-max-tokens",))
+    sees: Literal["asked", "plain"] | None = option(
+        None, "The prompt shown to judges. [default: asked]", names=("--judge-sees",)
+    )
+    characters: int | None = option(
+        None, "Most characters of an answer shown to judges. [default: all]", least=1, names=("--max-chars",)
+    )
+    compat: bool = False
+    repairs: int = 3
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What counts for how much (see `figures`)."""
+
+    na: Literal["exclude", "strict"] | None = option(
+        None, "Rules that do not apply: left out, or not kept. [default: exclude]"
+    )
+    alpha: float = option(ALPHA, "What a safe answer is worth that keeps no behavioural rule.", least=0, most=1)
+
+
+@dataclass(frozen=True)
+class AlignOptions:
+    """The options of the command. pauses: seconds of the first and of the longest pause between two attempts."""
+
+    model: str = option(
+        help="URL[,URL...][#name] of an OpenAI-compatible server, up to /v1; or a folder, for our engine."
+    )
+    data: str = option("sample", "SpecBench's folder or hub id, one's own .yaml or .md, sample, or sample,items=N.")
+    method: str = option(
+        "vanilla,align3", "raw, vanilla, zero-think, more-think, align3[,steps=13], self-refine, best-of-n, tpo."
+    )
+    scenario: str | None = option(None, "Scenarios, joined by commas. [default: all]")
+    judge: list[str] | None = option(
+        None, "URL#name, a folder, self, or checks (of the sample); may be repeated, to compare judges."
+    )
+    limit: int | None = option(None, "Most items, scenarios and labels in turn.", least=1)
+    out: Path | None = option(None, "Folder of the run; the same command goes on in it.", callback=check_folder)
+    decoding: Decoding = field(default_factory=Decoding)
+    thinking: bool = option(
+        False, "The endpoint's chat template opens the thought. [--tokenizer shows it]", names=("--thinking",)
+    )
+    plain_prompts: bool = option(False, "Ask the prompts before they were disguised.", names=("--plain-prompts",))
+    rules_first: bool = option(
+        False, "Rules before the query: cacheable, but another prompt.", names=("--rules-first",)
+    )
+    judging: JudgeConfig = field(default_factory=JudgeConfig)
+    scoring: Scoring = field(default_factory=Scoring)
+    compat: bool = option(
+        False, "The official code's choices: --judge-sees plain --max-chars 8000 --na strict.", names=("--compat",)
+    )
+    reward: str = option(
+        "judge", "What best-of-n and tpo choose by: judge, a scoring server's URL, a reward model's folder."
+    )
+    concurrency: int = option(8, "Items under way at once.", least=1)
+    tries: int = option(8, "Attempts at a request.", least=1)
+    timeout: float = option(600.0, "Seconds without a byte before an attempt is given up.", least=0.001)
+    stream: bool = option(True, "Ask servers for streams.")
+    tokenizer: str | None = option(None, "The served model's tokenizer: renders prefixes, counts injected tokens.")
+    api_key_env: str | None = option(None, "Environment variable with the model's API key.")
+    judge_api_key_env: str | None = option(None, "The same for judges.")
+    reuse: bool = option(True, "Share keys and values of prompts that begin alike (our engine).")
+    draft: str = "suffix,past=16384"
+    dtype: str = "auto"
+    device: str = "auto"
+    pauses: tuple[float, float] = (0.5, 30.0)
+
+    def with_compat(self) -> AlignOptions:
+        """With the official code's choices, if `compat` asks for them; an option of its own wins where it is given."""
+        if not self.compat:
+            return self
+        sees, characters = self.judging.sees or "plain", self.judging.characters or COMPAT_CHARACTERS
+        judging = replace(self.judging, sees=sees, characters=characters, compat=True)
+        return replace(self, judging=judging, scoring=replace(self.scoring, na=self.scoring.na or "strict"))

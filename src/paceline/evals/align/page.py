@@ -1,0 +1,165 @@
+"""The report of an alignment run: one HTML page that loads nothing, a Markdown table, or JSON.
+
+page(folder), markdown(folder), summary(folder)    # of what `paceline eval align --out folder` wrote, finished or not
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from paceline.evals.align.figures import (
+    FIGURES,
+    GENERATIONS,
+    JUDGEMENTS,
+    OVERALL,
+    About,
+    agreement,
+    by_phase,
+    collect,
+    planned_rows,
+    results,
+    scenarios_of,
+    scored,
+)  # fmt: skip
+from paceline.workbench.report import COLORS, Curve, number, plot, style, visible, words
+
+SHOWN = 3
+"""Answers shown of each scenario and method."""
+MARKS = {"YES": "#1f8f4e", "NO": "#c43a31", "NA": "transparent"}
+
+
+def page(folder: Path) -> str:
+    """The page. Raises PacelineError if the folder holds no alignment run."""
+    rows, about = results(folder)
+    color_of = {method: COLORS[i % len(COLORS)] for i, method in enumerate(about["methods"])}
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["visible"] = visible
+    template = environment.from_string((files("paceline.pages") / "align.html.jinja").read_text("utf-8"))
+    overall = [row for row in rows if row["scenario"] == OVERALL]
+    judges = dict.fromkeys(row["judge"] for row in rows)
+    return template.render(
+        **_summary(folder, about, rows),
+        about=about,
+        style=style(),
+        several=len(judges) > 1,
+        overall=overall,
+        rows=[row for row in rows if row["scenario"] != OVERALL],
+        color_of=color_of,
+        alphas=[(judge, _alphas([row for row in overall if row["judge"] == judge], color_of)) for judge in judges],
+        rules=_rules(folder, about),
+        answers=_answers(folder, about),
+        shown=SHOWN,
+        files=f"{GENERATIONS} and {JUDGEMENTS}",
+        pc=lambda share: "\N{EN DASH}" if share is None else f"{100 * share:.2f}",
+        num=lambda value, digits=0: number(value, digits),
+        span=lambda pair: "" if not pair else f"{100 * pair[0]:.1f} to {100 * pair[1]:.1f}",
+        words=words,
+    )
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What --json prints: results, agreement of judges, and speculation by phase."""
+    rows, about = results(folder)
+    return {"results": rows} | _summary(folder, about, rows)
+
+
+def _summary(folder: Path, about: About, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "choices": choices(about),
+        "agreement": agreement(folder, about, rows),
+        "phases": by_phase(folder, about),
+    }
+
+
+def markdown(folder: Path) -> str:
+    """A table for a README: overall and by scenario, and the choices."""
+    rows, about = results(folder)
+    lines = [
+        "| method | judge | scenario | judged | safety | behavior | SAR (95 % interval) | tokens |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        figures = ["-" if row[name] is None else f"{100 * row[name]:.2f}" for name in FIGURES]
+        if interval := row["intervals"]["sar"]:
+            figures[2] += f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+        cells = [f"`{row['method']}`", row["judge"], row["scenario"], f"{row['judged']} of {row['items']}", *figures]
+        lines.append("| " + " | ".join([*cells, number(row["tokens"], 0)]) + " |")
+    return "\n".join([*lines, "", f"Model {about['identity']['model']}. {choices(about)}"]) + "\n"
+
+
+def choices(about: About) -> str:
+    """Every choice that moves the figures, in words."""
+    judging, scoring, setting = about["judging"], about["scoring"], about["identity"]["setting"]
+    judges = ", ".join(judge["label"] for judge in about["judges"]) or "none"
+    shown = "all of an answer" if judging["characters"] is None else f"its first {judging['characters']:,} characters"
+    parts = [
+        f"Data {about['data']}, {'disguised' if setting['adversarial'] else 'plain'} prompts, rules "
+        f"{'before' if setting['rules_first'] else 'after'} the query.",
+        f"Judge {judges}, {judging['mode']} in {judging['form']}, is shown the prompt as "
+        f"{'it was before its disguise' if judging['sees'] == 'plain' else 'it was asked'} and {shown}.",
+        "A rule that does not apply "
+        + ("counts as not kept." if scoring["na"] == "strict" else "is left out of behavior.")
+        + f" alpha is {scoring['alpha']:g}.",
+        "A thought that never ended is judged as if it were the answer." if setting["keep_open"] else "",
+        "These are the official code's choices (--compat)." if about["compat"] else "",
+        f"Answers were chosen by {reward}." if (reward := about["identity"].get("reward")) else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _alphas(rows: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
+    """A plot of SAR at other alphas, a line for each method."""
+    lines = []
+    for row in rows:
+        points = [(float(alpha), 100 * value) for alpha, value in row["sar_at"].items()]
+        if points:
+            tips = [f"{row['method']}: {y:.2f} at alpha = {x:g}" for x, y in points]
+            lines.append(Curve(points, tips, [color_of[row["method"]]] * len(points), row["method"]))
+    return plot(lines, "alpha", "SAR, %")
+
+
+def _rules(folder: Path, about: About) -> list[dict[str, Any]]:
+    """By judge, method and scenario: each rule with the shares of its marks."""
+    scenarios = scenarios_of(about)
+    return [
+        {
+            "name": f"{key}, {method}, judge {judge}",
+            "rules": [
+                {"id": rule.id, "text": rule.text, **_shares(group.marks.get(rule.id, Counter()))}
+                for rule in scenarios[key].rules
+            ],
+        }
+        for (judge, method, key), group in collect(folder, about).items()
+        if key != OVERALL and group.marks
+    ]
+
+
+def _shares(marks: Counter[str]) -> dict[str, Any]:
+    total = max(sum(marks.values()), 1)
+    return {
+        "shares": [(f"{100 * marks[mark] / total:.1f}", color) for mark, color in MARKS.items()],
+        "tip": ", ".join(f"{mark} {marks[mark]}" for mark in MARKS),
+    }
+
+
+def _answers(folder: Path, about: About) -> list[dict[str, Any]]:
+    """The first answers of each scenario and method, with every judge's verdicts."""
+    shown: dict[str, dict[str, Any]] = {}
+    count: Counter[tuple[str, str]] = Counter()
+    for row in planned_rows(folder / GENERATIONS, about):
+        count[row["scenario"], row["method"]] += 1
+        if count[row["scenario"], row["method"]] <= SHOWN:
+            shown[row["key"]] = {"row": row, "scores": [], "verdicts": []}
+    texts = {key: {rule.id: rule.text for rule in scenario.rules} for key, scenario in scenarios_of(about).items()}
+    for row, verdicts, score in scored(folder, about):
+        if (one := shown.get(row["generation"])) is not None:
+            one["scores"].append(f"{row['judge']}: {'safe' if score.safety else 'unsafe'}, {score.sar:.2f}")
+            one["verdicts"] += [[v.rule, v.mark, v.analysis, texts[row["scenario"]][v.rule]] for v in verdicts]
+    return sorted(shown.values(), key=lambda one: (one["row"]["item"], one["row"]["method"]))

@@ -1,0 +1,177 @@
+"""The HTTP server round the application: uvicorn, with time limits for slow connections and an end of its own.
+
+uvicorn's own protocol waits for ever for the head of a request. Here a head must be whole within a time and a size.
+Where more connections are open than may be, the one that has waited longest for a request, or for the rest of one, is
+closed. So clients that send nothing cannot keep others out. The time limit for bodies is in `guard.py`.
+
+    server = Ending(uvicorn.Config(app, http=limited(1000, head_seconds=10)), worker, grace=30)
+    server.run()
+
+The first Ctrl-C or SIGTERM begins the grace: the server still listens, refuses new requests with status 503, and lets
+open ones end. When the grace is over, at a second signal or after a failure of the engine, what is still open ends with
+an error, and the server exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from http import HTTPStatus
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from paceline.serve.guard import refused
+from paceline.workbench.worker import Unavailable, Worker
+
+HEAD = 64 << 10
+"""Most bytes of a request's first line and headers."""
+REST = 2
+"""Seconds that clients have to read what is left for them, after everything has ended."""
+
+
+def _last(status: HTTPStatus, message: str) -> bytes:
+    """An answer after which the connection is closed."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    body = json.dumps({"error": error})
+    head = f"HTTP/1.1 {status} {status.phrase}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+BROKEN = _last(HTTPStatus.BAD_REQUEST, "this is no HTTP request")
+LATE = _last(HTTPStatus.REQUEST_TIMEOUT, "the head of the request has not come in time")
+LARGE = _last(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"the head of the request has more than {HEAD} bytes")
+
+
+def limited(most: int, head_seconds: float) -> type[asyncio.Protocol]:
+    """A protocol for `uvicorn.Config(http=...)`. most: open connections. head_seconds: time for a request's head."""
+    unsent: dict[Any, None] = {}  # connections with no whole request, the one that has waited longest first
+
+    class Limited(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        _timer: asyncio.TimerHandle | None = None
+        _size = 0
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._wait()
+            if len(self.connections) > most:
+                oldest = next(iter(unsent))
+                unsent.pop(oldest)
+                oldest.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            unsent.pop(self, None)
+            self._stop()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            whole = before is None or not before.more_body
+            super().data_received(data)
+            if self.transport.is_closing():
+                return
+            if self.cycle is not before:  # a head is whole
+                self._stop()
+            elif whole:  # a part of the next head
+                self._size += len(data)
+                if self._size > HEAD:
+                    return self._refuse(LARGE)
+            if self.cycle is None or self.cycle.response_complete:
+                self._wait()
+            elif not self.cycle.more_body:
+                unsent.pop(self, None)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.timeout_keep_alive_task is not None:  # no other request is in hand
+                unsent.setdefault(self)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(BROKEN)
+
+        def _wait(self) -> None:
+            unsent.setdefault(self)
+            if self._timer is None:
+                self._timer = self.loop.call_later(head_seconds, self._refuse, LATE)
+
+        def _stop(self) -> None:
+            self._size = 0
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _refuse(self, answer: bytes) -> None:
+            self._stop()
+            if not self.transport.is_closing():
+                self.transport.write(answer)
+                self.transport.close()
+
+    return Limited
+
+
+def most_files() -> int:
+    """Files and connections that this process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 2048
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+
+
+class Ending(uvicorn.Server):
+    """A server that ends in this way. signals: those that have arrived."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, grace: float):
+        config.timeout_graceful_shutdown = REST
+        super().__init__(config)
+        self.worker, self.grace = worker, grace
+        self.signals: list[int] = []
+        self._until = math.inf
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note a signal; the next tick acts."""
+        self.signals.append(sig)
+        self.force_exit = len(self.signals) > 2
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether it is time to leave."""
+        worker = self.worker
+        if self.signals and worker.closed is None:
+            worker.close("the server is shutting down", "shutting_down")
+            self._until = perf_counter() + self.grace
+        over = len(self.signals) > 1 or perf_counter() >= self._until or worker.error is not None
+        if over:
+            worker.end_all()
+        if over or (self.signals and not worker.open):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+class CutOff:
+    """Answers a request that is still open when the server leaves, such as one with half a body. Plain ASGI."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not begun:
+                gone = Unavailable("the server is shutting down", "shutting_down")
+                await refused(gone)(scope, receive, send)

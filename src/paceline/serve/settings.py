@@ -1,0 +1,159 @@
+"""What the server allows: its settings, and how much one request may ask for.
+
+Counts are checked before anything is made of a body, so that no request is expensive that is refused in the end.
+Imports nothing that the extra `serve` brings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paceline.draft.spec import option
+from paceline.errors import PacelineError
+
+PIECE = 1 << 16
+"""Bytes that are looked at in one go; other threads run in between."""
+
+
+class Refused(PacelineError):
+    """A request that cannot be answered. param: the field that is wrong; code, kind: OpenAI's words for it."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+    ):
+        super().__init__(message)
+        self.param, self.status, self.code, self.kind = param, status, code, kind
+
+
+def _most(name: str, default: int, what: str) -> Any:
+    return option(default, f"Most {what}.", least=1, names=(f"--max-{name}",))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most of everything that one request may ask for."""
+
+    messages: int = _most("messages", 2048, "messages of a chat")
+    parts: int = _most("parts", 2048, "content parts and tool calls in all messages of a chat")
+    prompts: int = _most("prompts", 256, "prompts of one text completion")
+    answers: int = _most("answers", 128, "answers to a prompt (n)")
+    stops: int = _most("stops", 16, "stop strings")
+    stop_length: int = _most("stop-length", 1000, "characters of a stop string")
+    stop_ids: int = _most("stop-ids", 128, "stop_token_ids")
+    logit_bias: int = _most("logit-bias", 1024, "entries of logit_bias")
+    logprobs: int = _most("logprobs", 20, "alternatives of logprobs and top_logprobs")
+    tools: int = _most("tools", 128, "tools")
+    schema: int = _most("schema", 128 << 10, "bytes of a JSON schema, of all tools, and of chat_template_kwargs")
+    text: int = _most("text", 1 << 18, "characters that /tokenize takes")
+    ids: int = _most("ids", 1 << 15, "token ids that /detokenize takes")
+    values: int = _most("values", 250_000, "JSON values of a body")
+
+    def check(self, body: dict[str, Any]) -> None:
+        """Refused for a body that asks for more. What has a wrong type is left to the fields' own check."""
+        for name, param, size in _sizes(body):
+            self.check_size(name, param, size)
+
+    def check_size(self, name: str, param: str, size: int) -> None:
+        """Refused if the field `param` has a size above the limit `name`."""
+        if size > (most := getattr(self, name)):
+            (option,) = (one.metadata for one in fields(self) if one.name == name)
+            unit = option["help"].removeprefix("Most ").rstrip(".")
+            raise Refused(
+                f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({option['names'][0]})", param
+            )
+
+    def check_raw(self, raw: bytes) -> None:
+        """Refused for a body of more JSON values than may be, before it is parsed: parsing cannot be interrupted."""
+        most = self.values
+        if sum(map(raw.count, (b"[", b"{", b","))) <= most // 5:
+            return
+        values = holders = 0
+        for piece in _outside_strings(raw):
+            holders += piece.count(b"[") + piece.count(b"{")
+            values += piece.count(b",")
+            if values + holders > most or holders > most // 5:
+                raise Refused(f"the body has more than {most:,} JSON values, or {most // 5:,} lists and objects")
+
+
+def _outside_strings(raw: bytes) -> Iterator[bytes]:
+    """What stands outside the strings of a JSON text, piece by piece."""
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is escaped ends no string
+    inside = 0
+    for at in range(0, len(plain), PIECE):
+        parts = plain[at : at + PIECE].split(b'"')
+        yield b"".join(parts[inside::2])
+        inside ^= len(parts) - 1 & 1
+
+
+def _sizes(body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """(limit, field, size) of everything in a body that is counted."""
+    for name, limit in (("messages", "messages"), ("tools", "tools"), ("stop_token_ids", "stop_ids")):
+        yield limit, name, _length(body.get(name), list)
+    yield "logit_bias", "logit_bias", _length(body.get("logit_bias"), dict)
+    for name, limit in (("n", "answers"), ("logprobs", "logprobs"), ("top_logprobs", "logprobs")):
+        if type(value := body.get(name)) is int:
+            yield limit, name, value
+    prompt, stop, messages = body.get("prompt"), body.get("stop"), _list(body.get("messages"))
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        yield "prompts", "prompt", len(prompt)
+    yield "stops", "stop", _length(stop, list)
+    yield "stop_length", "stop", max((_length(one, str) for one in [stop, *_list(stop)]), default=0)
+    lists = [value for message in messages if isinstance(message, dict) for value in message.values()]
+    yield "parts", "messages", sum(_length(value, list) for value in lists)
+    for name in ("response_format", "tools", "chat_template_kwargs", "tool_choice", "metadata"):
+        if body.get(name) is not None:
+            yield "schema", name, len(json.dumps(body[name]))
+
+
+def _length(value: Any, kind: type[Sized]) -> int:
+    return len(value) if isinstance(value, kind) else 0
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the routes need to know.
+
+    model        the model's name in answers.
+    api_keys     any of them opens the server; none leaves it open.
+    drafts       names that requests may choose from; the first is the default.
+    protect_all  ask for the key on every route but /health, which whoever shares out load has to ask."""
+
+    model: str = ""
+    api_keys: tuple[str, ...] = ()
+    drafts: tuple[str, ...] = ()
+    protect_all: bool = False
+    tool_parser: str = option(
+        "auto", "How tool calls are read: auto (every format), hermes, json, llama3, mistral or none."
+    )
+    reasoning_parser: str = option(
+        "auto", "Marks of reasoning: auto (by the chat template), think, mistral, seed or none."
+    )
+    json_whitespace: str = option(
+        "limited", "Between the parts of JSON: limited (a space, or a line break and indentation), any, none."
+    )
+    max_connections: int = option(
+        1000, "Open connections; one more closes the one that has waited longest to send.", least=2
+    )
+    head_seconds: float = option(10.0, "Time for the headers of a request.", least=0.1)
+    body_seconds: float = option(60.0, "Time for the body of a request.", least=0.1)
+    max_body: int = option(4 << 20, "Most bytes of a request.", least=1)
+    limits: Limits = field(default_factory=Limits)
+    metrics_prefix: str = option("paceline", "Of the names in /metrics; vllm gives vLLM's names.")
+
+    def __post_init__(self) -> None:
+        if any(not key.isascii() or not key.isprintable() or not key or " " in key for key in self.api_keys):
+            raise PacelineError("an API key is empty, or has spaces or characters that are not ASCII; give another one")
+        if self.protect_all and not self.api_keys:
+            raise PacelineError("--protect-all needs an --api-key")

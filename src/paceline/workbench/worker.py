@@ -1,0 +1,255 @@
+"""The thread in which the engine runs: requests come in, what each round adds goes out, and nobody waits for a client.
+
+    worker = Worker(engine, most_waiting=256)
+    job = worker.submit(prompt, params, loop)          # Busy if too many wait
+    async for delta in job: ...
+    worker.abort(job)
+
+Commands reach the engine between two rounds. A client that is slow has its deltas kept; one that is gone is aborted by
+whoever served it. When the worker ends, every job that is still open ends with an error. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Thread
+from time import perf_counter
+
+from paceline.engine.engine import Engine
+from paceline.engine.prompt import Prompt
+from paceline.engine.request import Completion, Delta, Row, RowStats
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import PacelineError
+
+log = logging.getLogger("paceline")
+
+FAILED_ROUNDS = 3
+"""Rounds in a row that may fail as a whole before the worker gives up."""
+
+Item = Delta | Exception | None
+"""What a job is handed: a round's tokens, why it failed, or None at its end."""
+
+
+class Busy(PacelineError):
+    """As many requests wait as may."""
+
+
+class EngineFailed(PacelineError):
+    """A bug in the engine ended this request."""
+
+
+class Unavailable(PacelineError):
+    """The worker answers no more requests. code: why, for programs."""
+
+    def __init__(self, message: str, code: str):
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(eq=False)
+class Job:
+    """One request in the worker. Iterating gives its deltas; `completion` is there after the last."""
+
+    prompt: Prompt
+    params: SamplingParams
+    loop: asyncio.AbstractEventLoop
+    arrived: float = field(default_factory=perf_counter)
+    row: Row | None = None
+    logged: bool = False
+    _deltas: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
+
+    def put(self, item: Item) -> None:
+        """What comes next; from the thread of the loop."""
+        self._deltas.put_nowait(item)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while (item := await self._deltas.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    @property
+    def completion(self) -> Completion:
+        """The answer as it stands; it counts as given up until it has ended."""
+        if self.row is None:
+            return Completion(0, "", [], len(self.prompt), "abort", 0.0, RowStats(), [])
+        return Completion.of(0, self.row)
+
+
+class Worker:
+    """Owns the engine.
+
+    most_waiting  jobs that may wait.
+    deadline_s    seconds from arrival after which an answer is ended where it is.
+    on_round      called with the deltas of every round; on_end: with every job that has ended.
+    jobs          by row id, those in the engine. open: those whose end has not been delivered yet.
+    closed        why no more requests are taken, and a code for it; None while they are.
+    error         the bug that ended the thread."""
+
+    def __init__(self, engine: Engine, most_waiting: int = 256, deadline_s: float | None = None):
+        self.engine, self.most_waiting, self.deadline_s = engine, most_waiting, deadline_s
+        self.on_round: Callable[[list[Delta]], None] = lambda deltas: None
+        self.on_end: Callable[[Job], None] = lambda job: None
+        self.jobs: dict[int, Job] = {}
+        self.open: set[Job] = set()
+        self.closed: tuple[str, str] | None = None
+        self.error: Exception | None = None
+        self._failed_rounds = 0
+        self._submitted = self._added = 0  # each is written by one thread alone
+        self._undelivered: list[tuple[Job, Item]] = []
+        self._inbox: SimpleQueue[tuple[Callable[[Job], None], Job] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self.engine.rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not in the batch yet."""
+        return self._submitted - self._added + len(self.engine.waiting)
+
+    def submit(self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop) -> Job:
+        """Queue a request. Busy if too many wait, Unavailable once the worker is closed."""
+        if self.waiting >= self.most_waiting:
+            raise Busy(f"{self.waiting} requests are waiting, and no more may; try again later")
+        job = Job(prompt, params, loop)
+        # Before looking whether the worker is closed: the thread closes it before it looks who is open, so that nobody
+        # is missed.
+        self.open.add(job)
+        try:
+            self.check()
+        except Unavailable:
+            self.open.discard(job)
+            raise
+        self._submitted += 1
+        self._inbox.put((self._add, job))
+        return job
+
+    def abort(self, job: Job) -> None:
+        """End a request where it is; nothing happens if it has ended."""
+        self._inbox.put((self._abort, job))
+
+    def close(self, message: str, code: str) -> None:
+        """Take no more requests; those that are open go on."""
+        self.closed = message, code
+
+    def check(self) -> None:
+        """Unavailable if the worker is closed."""
+        if self.closed is not None:
+            raise Unavailable(*self.closed)
+
+    def end_all(self) -> None:
+        """End every open job now, in the middle of a round too. From the thread of the loop, after `close`."""
+        assert self.closed is not None
+        for job in self.open:
+            job.put(Unavailable(*self.closed))
+        self.open.clear()
+
+    def stop(self, seconds: float = 1.0) -> bool:
+        """End the thread after the round that runs, and what is open with it; whether it ended within `seconds`."""
+        if self.closed is None:
+            self.close("the server is shutting down", "shutting_down")
+        self._inbox.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    # In the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            log.exception("the engine failed")
+            self.error = error
+            self.close("the engine failed", "engine_failed")
+        for loop in {job.loop for job in list(self.open)}:
+            with suppress(RuntimeError):  # the loop has gone, and its clients with it
+                loop.call_soon_threadsafe(self.end_all)
+
+    def _work(self) -> None:
+        while True:
+            while not self._inbox.empty() or not self.engine.has_work:
+                self._deliver()  # before there may be nothing to do for long
+                if (command := self._inbox.get()) is None:
+                    for job in list(self.jobs.values()):
+                        self._abort(job)
+                    return
+                act, job = command
+                act(job)
+            self._end_late()
+            if self.engine.has_work:
+                self._step()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand the jobs what there is for them, all at once: waking the loop costs more than what it is handed."""
+        items, self._undelivered = self._undelivered, []
+        for loop in {job.loop for job, _ in items}:
+            with suppress(RuntimeError):  # the loop has gone, and its clients with it
+                loop.call_soon_threadsafe(self._receive, [(job, item) for job, item in items if job.loop is loop])
+
+    def _receive(self, items: list[tuple[Job, Item]]) -> None:
+        """In the thread of the loop."""
+        for job, item in items:
+            job.put(item)
+            if not isinstance(item, Delta):
+                self.open.discard(job)
+
+    def _end_late(self) -> None:
+        """End the answers whose time is up."""
+        if self.deadline_s is not None:
+            latest = perf_counter() - self.deadline_s
+            for job in [job for job in self.jobs.values() if job.arrived < latest]:
+                self._abort(job)
+
+    def _step(self) -> None:
+        try:
+            deltas = self.engine.step()
+        except Exception:  # outside any request: a bug, and those who wait must hear of it
+            self._failed_rounds += 1
+            if self._failed_rounds == FAILED_ROUNDS:
+                raise
+            log.exception("a round failed")
+            for job in list(self.jobs.values()):
+                self._abort(job, EngineFailed("the engine failed at this request"))
+            return
+        self._failed_rounds = 0
+        served = [(self.jobs[delta.row.id], delta) for delta in deltas if delta.row.id in self.jobs]
+        self._undelivered += served
+        self._deliver()  # before the counters, so that tokens do not wait for them
+        self.on_round(deltas)
+        for job, delta in served:
+            if delta.finished:
+                self._end(job, None)
+
+    def _add(self, job: Job) -> None:
+        self._added += 1
+        try:
+            job.row = self.engine.add(job.prompt, job.params)
+        except PacelineError as error:
+            self._undelivered.append((job, error))
+            return
+        except Exception as error:
+            log.exception("a request could not be added")
+            self._undelivered.append((job, EngineFailed(f"{type(error).__name__}: {error}")))
+            return
+        self.jobs[job.row.id] = job
+
+    def _abort(self, job: Job, item: Exception | None = None) -> None:
+        if job.row is not None and job.row.id in self.jobs:
+            self.engine.abort(job.row)
+            self._end(job, item)
+
+    def _end(self, job: Job, item: Exception | None) -> None:
+        assert job.row is not None
+        del self.jobs[job.row.id]
+        self.on_end(job)
+        self._undelivered.append((job, item))
