@@ -18,7 +18,7 @@ import paceline.bench.page as bench
 import paceline.certify.page as certificate
 from paceline.bench.report import read_run
 from paceline.evals.align.page import page as align_page
-from paceline.evals.vision.command import run as run_vision
+from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.report import write_page
 from paceline.pages import replay, rollout
 
@@ -93,7 +93,7 @@ def of_rollout(folder: Path) -> str:
 
 def of_vision(folder: Path) -> str:
     for name in ("random", "oracle"):
-        run_vision(sample(), name, (), "shared", 64, folder / name, lambda *_: None)
+        run_vision(sample(), name, out=folder / name)
     write_page([folder / "random", folder / "oracle"], folder / "report.html")
     return (folder / "report.html").read_text("utf-8")
 

@@ -4,9 +4,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+from paceline.evals.vision.captions import VALUES
 from paceline.evals.vision.dataset import Data, read_data
-from paceline.evals.vision.engine import Plan
-from paceline.evals.vision.words import VALUES
+from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import build
 
 
@@ -14,7 +14,7 @@ from paceline.evals.vision.writer import build
 def sample() -> Path:
     """Four cases of each subset at 96 pixels: 120 pictures. Shared, so not to be changed."""
     folder = Path(mkdtemp(prefix="vision-"))
-    build(Plan(seed=5, size=96), dict.fromkeys(VALUES, 4), folder, workers=1)
+    build(BuildOptions(seed=5, size=96), dict.fromkeys(VALUES, 4), folder, workers=1)
     return folder
 
 

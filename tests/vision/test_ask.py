@@ -7,11 +7,11 @@ import re
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.ask import replies
-from paceline.evals.vision.ask import run as asking
-from paceline.evals.vision.command import run
-from paceline.evals.vision.seeds import child
-from paceline.evals.vision.words import VALUES
+from paceline.evals.vision import ask as asking
+from paceline.evals.vision import child
+from paceline.evals.vision import questions as replies
+from paceline.evals.vision.captions import VALUES
+from paceline.evals.vision.evaluate import run
 from paceline.workbench.client import Retry
 
 from .endpoint import Eyes, oracle, parts, serving
@@ -25,7 +25,7 @@ def eyes() -> Eyes:
 
 def _run(url: str, out=None, *, subsets=("existence", "relative_spatial"), **options):
     spec = f"endpoint:{url},model=eye,cases=2," + ",".join(f"{k}={v}" for k, v in options.items())
-    return run(sample(), spec.rstrip(","), subsets, "shared", 8, out, lambda *_: None)
+    return run(sample(), spec.rstrip(","), subsets, batch=8, out=out)
 
 
 @pytest.mark.parametrize("ask", ["choice", "circular", "yesno"])
@@ -213,7 +213,7 @@ def test_no_server_is_one_line(monkeypatch) -> None:
 )  # fmt: skip
 def test_replies_to_choices(text, key) -> None:
     captions = ["the cat is large", "the cat is medium-sized", "the cat is small"]
-    assert replies.choice(text, [0, 2, 1], captions) == key
+    assert replies.read_choice(text, [0, 2, 1], captions) == key
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_replies_to_choices(text, key) -> None:
     ],
 )  # fmt: skip
 def test_replies_to_direct_questions(subset, text, value) -> None:
-    assert replies.direct(subset, text) == value
+    assert replies.read_direct(subset, text) == value

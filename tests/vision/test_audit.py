@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from paceline.evals.vision import layouts
-from paceline.evals.vision.audit import FEWEST, audit
-from paceline.evals.vision.engine import Plan, compose, render
-from paceline.evals.vision.probe import features, probe
-from paceline.evals.vision.words import VALUES
+from paceline.evals.vision.audit import FEWEST, audit, features, probe
+from paceline.evals.vision.captions import VALUES
+from paceline.evals.vision.engine import compose, render
+from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import build
 
 from .sets import sample
@@ -38,7 +38,7 @@ def test_our_sample_passes() -> None:
 
 
 def test_from_twenty_cases_on_trivial_features_are_judged(tmp_path: Path) -> None:
-    build(Plan(size=32), {"relative_spatial": FEWEST}, tmp_path / "set", workers=1)
+    build(BuildOptions(size=32), {"relative_spatial": FEWEST}, tmp_path / "set", workers=1)
     (check,) = (one for one in audit(tmp_path / "set")["checks"] if one["name"].startswith("trivial"))
     assert check["ok"] is True
     assert "% of pictures alone" in check["says"]
@@ -57,7 +57,7 @@ def test_a_part_or_a_kind_of_what_is_drawn_is_found(copy: Path) -> None:
 
 def test_sizes_by_longer_sides_alone_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "_fill", lambda thing: min(thing.aspect, 1 / thing.aspect))
-    build(Plan(size=64), {"relative_size": 12}, tmp_path / "set", workers=1)
+    build(BuildOptions(size=64), {"relative_size": 12}, tmp_path / "set", workers=1)
     assert "sizes in drawn area" in _failed(tmp_path / "set")
 
 
@@ -142,7 +142,7 @@ def test_a_picture_twice_is_found(copy: Path) -> None:
 @pytest.mark.slow
 def test_trivial_features_tell_nothing_but_covered_area() -> None:
     """60 cases of each subset: near chance where nothing forces more; size and number show in the covered area."""
-    plan = Plan(seed=11, size=96)
+    plan = BuildOptions(seed=11, size=96)
     for subset, values in VALUES.items():
         cases = [compose(plan, subset, n) for n in range(60)]
         accuracy, error = probe(np.stack([features(render(plan, case), case.scenes) for case in cases]))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.evals.vision.models.small import small
+from paceline.evals.vision.towers import small
 
 from .sets import sample
 

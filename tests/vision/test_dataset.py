@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 
 from paceline.errors import PacelineError
+from paceline.evals.vision.captions import VALUES
 from paceline.evals.vision.dataset import read_data
-from paceline.evals.vision.engine import Plan
-from paceline.evals.vision.evaluate import score
-from paceline.evals.vision.models.known import Oracle
-from paceline.evals.vision.words import VALUES
+from paceline.evals.vision.evaluate import open_model, score
+from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import build
 
 from .official import load
@@ -29,7 +28,7 @@ def copy(tmp_path: Path) -> Path:
 
 def test_120_pictures_are_quick(tmp_path: Path) -> None:
     began = time.process_time()
-    assert build(Plan(seed=9, size=96), dict.fromkeys(VALUES, 4), tmp_path / "set", workers=1) == 120
+    assert build(BuildOptions(seed=9, size=96), dict.fromkeys(VALUES, 4), tmp_path / "set", workers=1) == 120
     assert time.process_time() - began < 2.0
 
 
@@ -59,7 +58,7 @@ def test_cases_are_rebuilt_without_cases_jsonl(copy: Path) -> None:
     assert len(rebuilt.cases) == 24
     for case in rebuilt.cases:
         assert with_ids[case.subset, frozenset(case.images)] == case.captions
-        assert np.array_equal(score(Oracle(), rebuilt).matrices[f"{case.subset}/{case.id}"], np.eye(case.k))
+        assert np.array_equal(score(open_model("oracle", None), rebuilt).matrices[case.name], np.eye(case.k))
 
 
 def test_equal_captions_in_two_cases_are_two_cases(copy: Path) -> None:
@@ -94,7 +93,7 @@ def test_an_archive_is_read_as_it_is(copy: Path, tmp_path: Path) -> None:
 
 
 def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
-    plan, cases = Plan(seed=5, size=96), dict.fromkeys(VALUES, 4)
+    plan, cases = BuildOptions(seed=5, size=96), dict.fromkeys(VALUES, 4)
     build(plan, cases, tmp_path, workers=1)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.png")}
     lost = sorted(tmp_path.glob("count/images/00002_*.png"))[:3]
@@ -107,7 +106,7 @@ def test_a_build_goes_on_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_draw_the_same(tmp_path: Path) -> None:
-    plan, cases = Plan(seed=5, size=32), {"count": 100}
+    plan, cases = BuildOptions(seed=5, size=32), {"count": 100}
     build(plan, cases, tmp_path / "one", workers=1)
     build(plan, cases, tmp_path / "two", workers=2)
     for path in (tmp_path / "one").rglob("*.png"):
@@ -116,11 +115,11 @@ def test_processes_draw_the_same(tmp_path: Path) -> None:
 
 def test_another_build_is_not_mixed_in(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="another build \\(seed 5, not 6\\)"):
-        build(Plan(seed=6, size=96), dict.fromkeys(VALUES, 4), copy)
+        build(BuildOptions(seed=6, size=96), dict.fromkeys(VALUES, 4), copy)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(PacelineError, match="not empty and no build"):
-        build(Plan(), {"count": 1}, tmp_path / "mine")
+        build(BuildOptions(), {"count": 1}, tmp_path / "mine")
 
 
 def _edit(folder: Path, name: str, change) -> None:
@@ -138,7 +137,7 @@ def test_what_is_broken_is_named_and_the_rest_is_scored(copy: Path) -> None:
     _edit(copy / "relative_size", "image2text", lambda queries: queries[0].update(label=-1))
     _edit(copy / "relative_spatial", "text2image", lambda queries: queries[1]["keys"].pop())
     read = read_data(copy)
-    from paceline.evals.vision.models.small import small
+    from paceline.evals.vision.towers import small
 
     scored = score(small(size=32, patch=16, width=32, layers=1), read)
     text = "\n".join(scored.problems)
@@ -149,7 +148,7 @@ def test_what_is_broken_is_named_and_the_rest_is_scored(copy: Path) -> None:
     assert "relative_size/image2text.json, query 0: label -1 is out of range" in text
     assert "relative_spatial, case" in text
     assert all("\n" not in problem for problem in scored.problems)
-    left = {subset: len(scored.of(subset)) for subset in VALUES}
+    left = {subset: len(scored.cases_of(subset)) for subset in VALUES}
     assert left == {
         "absolute_size": 3,
         "relative_size": 3,

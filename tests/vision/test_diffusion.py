@@ -8,8 +8,9 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import diffusion
-from paceline.evals.vision.engine import Plan, compose, render
-from paceline.evals.vision.models.small import word_tokenizer
+from paceline.evals.vision.engine import compose, render
+from paceline.evals.vision.options import BuildOptions
+from paceline.evals.vision.towers import word_tokenizer
 
 diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
 
@@ -44,7 +45,7 @@ def model(tmp_path_factory) -> str:
 
 def test_objects_and_backgrounds_of_a_model(model, tmp_path) -> None:
     spec = f"{model},steps=2,size=32,cache={tmp_path}"
-    plan = Plan(seed=1, size=64, objects=f"diffusion:{spec}", backgrounds=f"inpaint:{spec}")
+    plan = BuildOptions(seed=1, size=64, objects=f"diffusion:{spec}", backgrounds=f"inpaint:{spec}")
     case = compose(plan, "relative_spatial", 0)
     pictures = render(plan, case)
     assert len(pictures) == 4
@@ -57,7 +58,7 @@ def test_objects_and_backgrounds_of_a_model(model, tmp_path) -> None:
 
 
 def test_inpainting_keeps_what_is_not_a_hole(model, tmp_path) -> None:
-    painter = diffusion.Painter(diffusion.Options(model, steps=2, size=32, cache=str(tmp_path)))
+    painter = diffusion.Painter(diffusion.DiffusionOptions(model, steps=2, size=32, cache=str(tmp_path)))
     canvas = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
     hole = Image.new("L", (64, 64))
     hole.paste(255, (10, 10, 40, 40))
@@ -70,4 +71,4 @@ def test_inpainting_keeps_what_is_not_a_hole(model, tmp_path) -> None:
 
 def test_no_model_is_one_line(tmp_path) -> None:
     with pytest.raises(PacelineError, match="is no text-to-image model"):
-        diffusion.Painter(diffusion.Options(str(tmp_path)))
+        diffusion.Painter(diffusion.DiffusionOptions(str(tmp_path)))

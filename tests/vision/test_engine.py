@@ -13,15 +13,15 @@ from PIL import Image, ImageDraw
 
 from paceline.errors import PacelineError
 from paceline.evals.vision import engine
-from paceline.evals.vision.cutting import cut_out
+from paceline.evals.vision.captions import HELD_OUT_TEMPLATES, PLACES, TEMPLATES, VALUES
 from paceline.evals.vision.drawing import KINDS, Kind, trace
-from paceline.evals.vision.engine import ENGINE, PLAIN, Plan, compose, drawn_area, render
+from paceline.evals.vision.engine import ENGINE, PLAIN, compose, drawn_area, render
 from paceline.evals.vision.geometry import RATIOS, SAME, holds
-from paceline.evals.vision.providers import open_provider
+from paceline.evals.vision.options import BuildOptions
+from paceline.evals.vision.providers import cut_out, open_provider
 from paceline.evals.vision.render import PillowRenderer, choose
-from paceline.evals.vision.words import HELD_OUT_TEMPLATES, PLACES, SHOWS, TEMPLATES, VALUES
 
-PLAN = Plan(seed=3, size=128)
+PLAN = BuildOptions(seed=3, size=128)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -56,7 +56,7 @@ def test_what_this_version_of_the_engine_draws() -> None:
         for _, kind in sorted(KINDS.items())
         for colour in kind.colours
     ]
-    plan = Plan(seed=5, size=96)
+    plan = BuildOptions(seed=5, size=96)
     cases = [compose(plan, subset, n).facts(plan) for subset in (*VALUES, *PLAIN) for n in range(4)]
     assert (ENGINE, _digest(drawn), _digest(cases)) == (2, "5cccf5e542f32597", "2c074fcf73b86486")
 
@@ -76,7 +76,7 @@ def test_pillow_draws_what_skia_draws() -> None:
 @pytest.mark.parametrize("size", [64, 512])
 def test_every_caption_is_true_of_its_own_picture_alone(subset: str, size: int) -> None:
     for number in range(60):
-        case = compose(Plan(seed=1, size=size), subset, number)
+        case = compose(BuildOptions(seed=1, size=size), subset, number)
         a, b = (*(thing.name for thing in case.things), "")[:2]
         table = [[holds(subset, value, scene, size, a, b) for value in case.values] for scene in case.scenes]
         assert np.array_equal(table, np.eye(len(case.values))), (case.captions, case.scenes)
@@ -101,7 +101,7 @@ def test_parts_and_kinds_count_as_seen() -> None:
     assert holds("relative_spatial", "to the left of", [snowman, tree], 100, "snowman", "tree")
     for value in VALUES["relative_spatial"]:  # which hat?
         assert not holds("relative_spatial", value, [hat, snowman], 100, "hat", "snowman")
-    for thing, seen in SHOWS.items():
+    for thing, seen in ((kind.name, kind.shows) for kind in KINDS.values()):
         assert {thing, *seen} <= KINDS.keys()
         assert thing not in seen
 
@@ -113,7 +113,7 @@ def test_no_thing_of_a_case_shows_another_and_the_oracle_would_see_it(
     def wrong() -> int:
         found = 0
         for number in range(300):
-            case = compose(Plan(seed=1), subset, number)
+            case = compose(BuildOptions(seed=1), subset, number)
             a, b = (*(thing.name for thing in case.things), "")[:2]
             table = [[holds(subset, value, scene, 512, a, b) for value in case.values] for scene in case.scenes]
             found += not np.array_equal(table, np.eye(len(case.values)))
@@ -127,9 +127,9 @@ def test_no_thing_of_a_case_shows_another_and_the_oracle_would_see_it(
 def test_compared_sizes_are_those_of_drawn_areas() -> None:
     for size in (64, 512):
         for number in range(40):
-            case = compose(Plan(seed=2, size=size), "relative_size", number)
+            case = compose(BuildOptions(seed=2, size=size), "relative_size", number)
             for value, scene in zip(case.values, case.scenes, strict=True):
-                drawn = sqrt(drawn_area(PLAN, case, scene[0]) / drawn_area(PLAN, case, scene[1]))
+                drawn = sqrt(drawn_area(choose(), case, scene[0]) / drawn_area(choose(), case, scene[1]))
                 longer = max(scene[0][3:]) / max(scene[1][3:])
                 if value == "the same size as":
                     assert all(1 / SAME <= ratio <= SAME for ratio in (drawn**2, longer)), scene
@@ -157,12 +157,12 @@ def test_captions_of_a_case_share_their_template(subset: str) -> None:
 
 
 def test_words_follow_the_noun() -> None:
-    captions = [c for n in range(200) for c in compose(Plan(seed=2), "count", n).captions]
+    captions = [c for n in range(200) for c in compose(BuildOptions(seed=2), "count", n).captions]
     assert any("one sheep" in c for c in captions)
     assert any("nine sheep" in c for c in captions)
     assert any("two cherries" in c for c in captions)
     assert not any("cherrys" in c for c in captions)
-    there = [c for n in range(200) for c in compose(Plan(seed=2), "existence", n).captions]
+    there = [c for n in range(200) for c in compose(BuildOptions(seed=2), "existence", n).captions]
     assert any("an e" in c for c in there)
     assert not any(f" a {vowel}" in c for c in there for vowel in "aeiou")
 
@@ -183,17 +183,17 @@ def test_a_case_is_the_same_again_and_differs_in_its_boxes_only() -> None:
 def test_seeds_and_splits_are_disjoint() -> None:
     held_out = {kind.name for kind in KINDS.values() if kind.held_out}
     for subset, templates in TEMPLATES.items():
-        train = [compose(Plan(split="train"), subset, n) for n in range(40)]
-        test = [compose(Plan(split="test"), subset, n) for n in range(40)]
+        train = [compose(BuildOptions(split="train"), subset, n) for n in range(40)]
+        test = [compose(BuildOptions(split="test"), subset, n) for n in range(40)]
         assert not {thing.name for case in train for thing in case.things} & held_out
         assert {thing.name for case in test for thing in case.things} <= held_out
         assert {case.template for case in train} == set(range(len(templates) - HELD_OUT_TEMPLATES))
         assert {case.template for case in test} == set(range(len(templates) - HELD_OUT_TEMPLATES, len(templates)))
-    assert compose(Plan(seed=1), "count", 0).scenes != compose(Plan(seed=2), "count", 0).scenes
+    assert compose(BuildOptions(seed=1), "count", 0).scenes != compose(BuildOptions(seed=2), "count", 0).scenes
 
 
 def test_counted_objects_may_change_their_size() -> None:
-    one, other = (compose(Plan(count_size=way, size=512), "count", 0).scenes for way in ("case", "image"))
+    one, other = (compose(BuildOptions(count_size=way, size=512), "count", 0).scenes for way in ("case", "image"))
     assert len({scene[0][3] for scene in one}) == 1
     assert len({scene[0][3] for scene in other}) > 5
 
@@ -204,7 +204,7 @@ def test_a_folder_of_cut_outs(tmp_path) -> None:
     picture.save(tmp_path / "mouse.png")
     about = {"mouse.png": {"name": "mouse", "plural": "mice", "licence": "CC0", "author": "someone"}}
     (tmp_path / "objects.json").write_text(json.dumps(about))
-    plan = Plan(objects=str(tmp_path), size=64)
+    plan = BuildOptions(objects=str(tmp_path), size=64)
     case = compose(plan, "count", 0)
     assert case.captions[1].endswith("two mice")
     assert case.facts(plan)["licences"] == ["CC0"]

@@ -7,10 +7,8 @@ import transformers
 
 from paceline.errors import MethodError, ModelError
 from paceline.evals.vision.evaluate import score
-from paceline.evals.vision.models.cross import Matching
-from paceline.evals.vision.models.names import read_name
-from paceline.evals.vision.models.small import small
-from paceline.evals.vision.models.towers import Towers
+from paceline.evals.vision.options import read_model
+from paceline.evals.vision.towers import Matching, Towers, small
 
 from .sets import data
 
@@ -84,7 +82,7 @@ def test_the_matching_head_scores_as_transformers_does(folder) -> None:
         return
     model = Matching(str(folder))
     pictures = [data().picture(image) for image in data().cases[0].images]
-    towers = model._towers
+    towers = model.towers
     pixels = towers.processor(pictures, return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
         tokens = towers.tokens(CAPTIONS)
@@ -99,8 +97,8 @@ def test_the_matching_head_scores_as_transformers_does(folder) -> None:
 
 
 def test_names() -> None:
-    assert read_name("random,seed=3")[1].seed == 3
-    name, options = read_name("endpoint:http://localhost:8000/v1,model=a/b,ask=yesno,blind=yes")
+    assert read_model("random,seed=3")[1].seed == 3
+    name, options = read_model("endpoint:http://localhost:8000/v1,model=a/b,ask=yesno,blind=yes")
     assert (name, options.checkpoint, options.model, options.ask) == (
         "endpoint",
         "http://localhost:8000/v1",
@@ -117,7 +115,7 @@ def test_names() -> None:
         ("endpoint:http://x/v1,model=a,ask=loudly", "must be choice or circular"),
     ):
         with pytest.raises(MethodError, match=message):
-            read_name(spec)
+            read_model(spec)
 
 
 def test_what_is_no_dual_encoder_is_refused(tmp_path) -> None:

@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
+from paceline.evals.vision.captions import VALUES
 from paceline.evals.vision.dataset import Data
-from paceline.evals.vision.evaluate import score
-from paceline.evals.vision.models.known import Constant, Geometry, Oracle, Random, Swapped
-from paceline.evals.vision.models.small import small
+from paceline.evals.vision.evaluate import open_model, score
+from paceline.evals.vision.options import read_model
 from paceline.evals.vision.scores import case_credits, correct, overall, summarise
-from paceline.evals.vision.words import VALUES
+from paceline.evals.vision.towers import small
 
 from .sets import data
 
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("model", [Oracle(), Geometry()])
+@pytest.mark.parametrize("model", [open_model("oracle", None), open_model("geometry", None)])
 def test_who_knows_is_always_right(model) -> None:
     for one in score(model, data()).results():
         assert (one["i2t"], one["t2i"], one["mean"], one["group"], one["assignment"]) == (100,) * 5
@@ -24,7 +24,7 @@ def test_who_knows_is_always_right(model) -> None:
 
 
 def test_a_constant_scorer_is_at_chance_and_officially_at_the_share_of_label_0() -> None:
-    scored = score(Constant(), data())
+    scored = score(open_model("constant", None), data())
     for one in scored.results():
         assert one["i2t"] == one["t2i"] == pytest.approx(100 / one["k"], abs=1e-3)
         assert one["assignment"] == pytest.approx(100 / one["k"], abs=1e-3)
@@ -45,7 +45,7 @@ def test_random_scores_are_at_chance() -> None:
 
 
 def test_a_model_that_takes_each_value_for_the_next() -> None:
-    for one in score(Swapped(), data()).results():
+    for one in score(open_model("swapped", None), data()).results():
         assert one["mean"] == one["group"] == 0
         assert np.array_equal(one["confusion"]["i2t"], np.roll(np.eye(one["k"]), 1, axis=1))
         if one["subset"] == "count":
@@ -74,7 +74,7 @@ def test_the_order_of_keys_changes_nothing_without_ties() -> None:
 
 
 def test_the_overall_mean_is_of_subsets_not_of_queries() -> None:
-    results = score(Random(3), data()).results()
+    results = score(open_model(*read_model("random,seed=3")), data()).results()
     assert overall(results)["i2t"] == pytest.approx(np.mean([one["i2t"] for one in results]), abs=1e-3)
     queries = np.average([one["i2t"] for one in results], weights=[one["k"] * one["cases"] for one in results])
     assert overall(results)["i2t"] != pytest.approx(queries, abs=0.1)
@@ -117,7 +117,7 @@ class Counted:
 
 def test_cached_is_naive_and_batches_do_not_matter() -> None:
     few = data()
-    few = Data(few.source, few.files, [case for case in few.cases if case.id == "00000"], [])
+    few = Data(few.source, few.root, [case for case in few.cases if case.id == "00000"], [])
     towers = small(size=32, patch=16, width=32, layers=1)
     naive = score(Naive(towers), few)
     for batch in (1, 7, 64):

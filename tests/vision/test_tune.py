@@ -6,14 +6,12 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.dataset import read_data
-from paceline.evals.vision.engine import Plan
+from paceline.evals.vision.dataset import read_data, read_pairs
 from paceline.evals.vision.evaluate import score
-from paceline.evals.vision.loss import Pairs, clip_loss, direction_loss, hard_loss
-from paceline.evals.vision.models.small import small
-from paceline.evals.vision.retention import read_pairs, zero_shot
-from paceline.evals.vision.tune import Config, rate, tune
-from paceline.evals.vision.wise import choose, mix, weights
+from paceline.evals.vision.options import BuildOptions, TuneOptions
+from paceline.evals.vision.towers import small
+from paceline.evals.vision.train import choose, mix, weights, zero_shot
+from paceline.evals.vision.tune import Pairs, clip_loss, direction_loss, hard_loss, rate, tune
 from paceline.evals.vision.writer import build
 
 SCALE = torch.tensor(10.0)
@@ -96,8 +94,8 @@ def test_half_precision_stays_finite_at_the_largest_scale(dtype) -> None:
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tune")
-    build(Plan(seed=1, size=32), {"count": 6, "relative_spatial": 6}, folder / "cases", workers=1)
-    build(Plan(seed=2, size=32), {"plain": 24, "classes": 24}, folder / "pairs", workers=1)
+    build(BuildOptions(seed=1, size=32), {"count": 6, "relative_spatial": 6}, folder / "cases", workers=1)
+    build(BuildOptions(seed=2, size=32), {"plain": 24, "classes": 24}, folder / "pairs", workers=1)
     return read_data(folder / "cases"), read_pairs(folder / "pairs" / "plain"), read_pairs(folder / "pairs" / "classes")
 
 
@@ -109,14 +107,14 @@ def _weights(towers):
     return torch.cat([p.detach().flatten() for p in towers.model.parameters()])
 
 
-CONFIG = Config(steps=4, batch=8, cases=2, lr=1e-3, warmup=2)
+CONFIG = TuneOptions(steps=4, batch=8, cases=2, lr=1e-3, warmup=2)
 
 
 def test_mu_0_is_plain_clip(sets, tmp_path) -> None:
     cases, plain, _ = sets
     one, other = _tiny(), _tiny()
-    tune(one, plain, cases, Config(**{**CONFIG.__dict__, "mu": 0.0}), tmp_path / "a.pt")
-    tune(other, plain, None, Config(**{**CONFIG.__dict__, "mu": 0.0}), tmp_path / "b.pt")
+    tune(one, plain, cases, TuneOptions(**{**CONFIG.__dict__, "mu": 0.0}), tmp_path / "a.pt")
+    tune(other, plain, None, TuneOptions(**{**CONFIG.__dict__, "mu": 0.0}), tmp_path / "b.pt")
     assert torch.equal(_weights(one), _weights(other))
 
 
@@ -135,14 +133,14 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(sets, tmp_path) -> 
     tune(again, plain, cases, CONFIG, tmp_path / "halved.pt")
     assert torch.equal(_weights(whole), _weights(again))
     with pytest.raises(PacelineError, match=r"another run \(mu differ"):
-        tune(_tiny(), plain, cases, Config(**{**CONFIG.__dict__, "mu": 0.5}), tmp_path / "halved.pt")
+        tune(_tiny(), plain, cases, TuneOptions(**{**CONFIG.__dict__, "mu": 0.5}), tmp_path / "halved.pt")
 
 
 def test_adapters_are_merged(sets, tmp_path) -> None:
     pytest.importorskip("peft")
     cases, plain, _ = sets
     towers, before = _tiny(), _tiny()
-    tune(towers, plain, cases, Config(**{**CONFIG.__dict__, "lora": 2}), tmp_path / "lora.pt")
+    tune(towers, plain, cases, TuneOptions(**{**CONFIG.__dict__, "lora": 2}), tmp_path / "lora.pt")
     assert [*towers.model.state_dict()] == [*before.model.state_dict()]
     changed = {n for n, p in towers.model.state_dict().items() if not torch.equal(p, before.model.state_dict()[n])}
     assert changed
@@ -161,7 +159,7 @@ def test_mixtures_and_the_choice() -> None:
 
 
 def test_the_rate_rises_and_falls() -> None:
-    config = Config(steps=100, warmup=10)
+    config = TuneOptions(steps=100, warmup=10)
     rates = [rate(step, config) for step in range(101)]
     assert rates[0] == 0.1
     assert max(rates) == 1
@@ -192,11 +190,11 @@ def test_zero_shot_accuracy(sets) -> None:
 @pytest.mark.slow
 def test_a_small_model_learns_to_count_and_pictures_need_negatives_too(tmp_path) -> None:
     """64 cases of count from nothing, in 200 steps: 73.8 and 71.4 % when this was written, chance is 11.1."""
-    build(Plan(seed=1, size=64), {"count": 64}, tmp_path / "cases", workers=1)
+    build(BuildOptions(seed=1, size=64), {"count": 64}, tmp_path / "cases", workers=1)
     data, ends = read_data(tmp_path / "cases"), {}
     for negatives in ("both", "text"):
         towers = small(seed=0)
-        config = Config(steps=200, cases=12, lr=5e-4, warmup=20, mu=1.0, weight_decay=0.0, negatives=negatives)
+        config = TuneOptions(steps=200, cases=12, lr=5e-4, warmup=20, mu=1.0, weight_decay=0.0, negatives=negatives)
         tune(towers, None, data, config, tmp_path / f"{negatives}.pt")
         ends[negatives] = score(towers, data).results()[0]
     assert ends["both"]["i2t"] > 60

@@ -1,4 +1,5 @@
-"""`paceline eval vision`: data sets of size, position, existence and count; checks of them, and models run on them."""
+"""`paceline eval vision`: data sets of size, position, existence and count; checks of them, and models run on them.
+And `paceline train vision`."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from paceline.cli.options import with_options
 from paceline.errors import PacelineError
+from paceline.evals.vision.options import BuildOptions, TuneOptions
 from paceline.jsonl import check_file, check_folder
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
@@ -29,35 +32,23 @@ paceline train vision --help                                tune a model on such
 vision = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)
 
 Data = Annotated[Path, typer.Argument(help="A data set's folder or .zip: ours, or the official one.", metavar="DATA")]
-Subsets = Annotated[str, typer.Option(help="Joined by commas; all if left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
 
 
 @vision.command(short_help="Draw a data set.")
+@with_options
 def build(
     out: Annotated[
         Path,
         typer.Argument(help="Folder to write; the same command goes on in it.", metavar="OUT", callback=check_folder),
     ],
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", min=0)] = 0,
+    options: BuildOptions,
     cases: Annotated[int, typer.Option(help="Cases of each subset; the paper has 500.", min=1)] = 500,
-    size: Annotated[int, typer.Option(help="Pixels of a picture's side.", min=32)] = 512,
-    subsets: Annotated[str, typer.Option(help="Joined by commas; plain and classes are pairs beside the six.")] = "",
-    split: Annotated[
-        Literal["all", "train", "test"], typer.Option(help="Objects and templates: all, or one of two disjoint parts.")
-    ] = "all",
-    objects: Annotated[
-        str, typer.Option(help="procedural, diffusion:MODEL, or a folder of RGBA cut-outs with objects.json.")
-    ] = "procedural",
-    backgrounds: Annotated[
-        str | None, typer.Option(help="A folder of pictures, or inpaint:MODEL; drawn if left out.")
-    ] = None,
-    renderer: Annotated[Literal["auto", "skia", "pillow"], typer.Option(help="What draws the objects.")] = "auto",
-    count_size: Annotated[
-        Literal["case", "image"], typer.Option(help="Counted objects: one size for a case, or another in each picture.")
-    ] = "case",
+    subsets: Annotated[
+        str, typer.Option(help="Joined by commas; plain and classes are pairs in addition to the six.")
+    ] = "",
     workers: Annotated[int, typer.Option(help="Processes; 0: one for each core.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> int:
@@ -68,24 +59,23 @@ def build(
     paceline eval vision build build/tune --split train --cases 2000 --size 224
     paceline eval vision build build/plain --subsets plain --cases 20000 --size 224
     """
-    from paceline.evals.vision.engine import PLAIN, Plan
-    from paceline.evals.vision.words import VALUES
+    from paceline.evals.vision.captions import VALUES
+    from paceline.evals.vision.engine import PLAIN
+    from paceline.evals.vision.writer import CONTACT
     from paceline.evals.vision.writer import build as write
 
     wanted = _names(subsets, (*VALUES, *PLAIN)) or [*VALUES]
-    plan = Plan(seed, size, split, objects, backgrounds, renderer, count_size)
     counts = {subset: cases for subset in (*VALUES, *PLAIN) if subset in wanted}
     pictures = sum(cases * len(VALUES.get(subset, "1")) for subset in counts)
     began = time.perf_counter()
-    with _bar("drawing", pictures) as advance:
-        drawn = write(plan, counts, out, workers=workers, progress=advance)
+    with _bar("drawing", pictures) as bar:
+        drawn = write(options, counts, out, workers=workers, progress=lambda new: bar(new, None))
     seconds = time.perf_counter() - began
-    facts = {"out": str(out), "pictures": pictures, "drawn": drawn, "seconds": round(seconds, 2), "cases": counts}
     if as_json:
+        facts = {"out": str(out), "pictures": pictures, "drawn": drawn, "seconds": round(seconds, 2), "cases": counts}
         print(json.dumps(facts))
     else:
-        some = out / "contact.png"
-        print(f"{out}: {pictures:,} pictures, {drawn:,} drawn in {seconds:.1f} s; {some} shows some of them")
+        print(f"{out}: {pictures:,} pictures, {drawn:,} drawn in {seconds:.1f} s; {out / CONTACT} shows some of them")
     return 0
 
 
@@ -100,8 +90,8 @@ def audit(data: Data, as_json: AsJson = False) -> int:
     """
     from paceline.evals.vision.audit import audit as check
 
-    with _bar("checking", None) as advance:
-        report = check(data, advance)
+    with _bar("checking") as bar:
+        report = check(data, bar)
     if as_json:
         print(json.dumps(report))
     else:
@@ -117,7 +107,7 @@ def run(
         str,
         typer.Option(help="oracle, random, constant, transformers:PATH, open_clip:NAME, endpoint:URL,model=NAME, ..."),
     ],
-    subsets: Subsets = "",
+    subsets: Annotated[str, typer.Option(help="Joined by commas; all if left out.")] = "",
     ties: Annotated[
         Literal["shared", "first"], typer.Option(help="Ties share the credit, or go to the first key, as officially.")
     ] = "shared",
@@ -136,11 +126,12 @@ def run(
 
     What cannot be read is named on standard error, the rest is scored, and the exit status is 1.
     """
-    from paceline.evals.vision.command import run as evaluate
-    from paceline.evals.vision.words import VALUES
+    from paceline.evals.vision.captions import VALUES
+    from paceline.evals.vision.evaluate import run as evaluate
 
-    with _bar("scoring", None) as advance:
-        report = evaluate(data, model, _names(subsets, VALUES), ties, batch, out, advance)
+    wanted = _names(subsets, VALUES)
+    with _bar("scoring") as bar:
+        report = evaluate(data, model, wanted, ties=ties, batch=batch, out=out, progress=bar)
     for problem in report["problems"]:
         print(f"skipped: {problem}", file=sys.stderr)
     if as_json:
@@ -161,8 +152,8 @@ def report(
         Path | None, typer.Option(help="Where to write the page. [default: RUN/report.html]", callback=check_file)
     ] = None,
 ) -> int:
-    """Make a page of one or more runs: scores beside published ones, confusion, pictures that were taken right and
-    wrong. All in one file, which loads nothing.
+    """Make a page of one or more runs: scores and published ones, confusion, pictures that were taken right and wrong.
+    All in one file, which loads nothing.
 
     \b
     paceline eval vision report runs/before runs/after --out report.html
@@ -175,6 +166,54 @@ def report(
     return 0
 
 
+@with_options
+def train_command(
+    model: Annotated[
+        str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
+    ],
+    options: TuneOptions,
+    out: Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)],
+    data: Annotated[
+        Path | None, typer.Option(help="Cases to learn from: what `eval vision build --split train` wrote.")
+    ] = None,
+    generic: Annotated[Path | None, typer.Option(help="Plain pairs mixed in: pairs.jsonl, or its folder.")] = None,
+    validate: Annotated[Path | None, typer.Option(help="Cases to choose the interpolation on.")] = None,
+    retention: Annotated[
+        Path | None, typer.Option(help="Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the checkpoint and the log; OUT-run if left out.", callback=check_folder),
+    ] = None,
+    tolerance: Annotated[float, typer.Option(help="Points of zero-shot accuracy that may be lost.", min=0)] = 2.0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    threads: Annotated[int, typer.Option(help="torch threads.", min=1)] = 1,
+) -> None:
+    """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
+
+    paceline train vision openai/clip-vit-base-patch32 --data build/spec-train --generic coco/pairs.jsonl
+    --validate build/spec-dev --retention imagenet/pairs.jsonl --out build/spec-clip
+
+    With --validate and --retention the weights written are the best mixture of before and after that loses at most
+    --tolerance points; frontier.json lists all of them. Ctrl-C saves; the same command goes on from there.
+    """
+    import torch
+
+    from paceline.evals.vision.train import Retention, train
+
+    torch.set_num_threads(threads)
+    if (validate is None) != (retention is None):
+        raise PacelineError("--validate and --retention belong together: one is weighed against the other")
+    checked = Retention(validate, retention, tolerance) if validate and retention else None
+    folder = checkpoints or out.with_name(out.name + "-run")
+    try:
+        train(model, options, out, folder, device=device, data=data, generic=generic, checked=checked)
+    except KeyboardInterrupt:
+        typer.echo(f"saved in {folder}; the same command goes on", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(f"written to {out}")
+
+
 def _names(text: str, known: Iterable[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     wrong = [name for name in names if name not in known]
@@ -184,14 +223,14 @@ def _names(text: str, known: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def _bar(what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar on a terminal. What it yields takes how much was done, or (done, total)."""
+def _bar(what: str, total: int | None = None) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal; yields a function of (done, total), or of (how much more is done, None)."""
     err = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(what, total=total)
 
-        def advance(done: int, of: int | None = None) -> None:
+        def advance(done: int, of: int | None) -> None:
             if of is None:
                 bar.advance(task, done)
             else:
@@ -200,7 +239,18 @@ def _bar(what: str, total: int | None) -> Iterator[Callable[..., None]]:
         yield advance
 
 
-def _show(report: dict[str, object]) -> None:
-    from paceline.evals.vision.command import table
+def _show(report: dict[str, Any]) -> None:
+    """Print the figures as a table."""
+    from paceline.evals.vision.captions import TITLES
 
-    print(table(report))
+    known = ("i2t", "t2i", "mean", "group", "question", "circular")
+    heads = [head for head in known if any(head in one for one in report["results"])]
+
+    def line(title: str, cases: str, chance: str, figures: dict[str, float]) -> None:
+        cells = " ".join(f"{figures[head]:8.2f}" if head in figures else f"{'':8}" for head in heads)
+        print(f"{title:18} {cases:>6} {chance:>7} {cells}")
+
+    print(f"{'':18} {'cases':>6} {'chance':>7} " + " ".join(f"{head:>8}" for head in heads))
+    for one in report["results"]:
+        line(TITLES[one["subset"]], str(one["cases"]), f"{one['chance']['i2t']:.2f}", one)
+    line("mean", "", "", report["mean"])

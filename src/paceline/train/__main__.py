@@ -71,7 +71,7 @@ later(
     "eagle3", "paceline.train.eagle3:command", "Train a layer over three states of the target to draft; vLLM reads it."
 )
 later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout that vLLM reads.")
-later("vision", "paceline.evals.vision.train:train_command", "Tune a dual encoder on size, position, existence, count.")
+later("vision", "paceline.cli.eval_vision:train_command", "Tune a dual encoder on size, position, existence, count.")
 
 
 def main(app: typer.Typer = app) -> None:

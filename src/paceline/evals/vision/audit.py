@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,12 @@ import numpy as np
 from PIL import Image, ImageChops
 from scipy.stats import chisquare
 
-from paceline.errors import PacelineError
-from paceline.evals.vision.command import label_histograms
+from paceline.evals.vision.captions import TITLES, VALUES
 from paceline.evals.vision.dataset import Case, Data, read_data
-from paceline.evals.vision.engine import Plan, compose, drawn_area, render
+from paceline.evals.vision.engine import build_facts, compose, drawn_area, render, renderer_of
+from paceline.evals.vision.evaluate import geometry_scores
 from paceline.evals.vision.geometry import SAME, compared
-from paceline.evals.vision.models.known import Geometry
-from paceline.evals.vision.probe import UNAVOIDABLE, features, probe
-from paceline.evals.vision.words import TITLES, VALUES
+from paceline.evals.vision.options import BuildOptions
 from paceline.evals.vision.writer import MANIFEST
 
 REDRAWN = 5
@@ -36,62 +34,69 @@ REDRAWN = 5
 SLACK = 10.0
 """Points above chance that a probe of trivial features may reach."""
 UNLIKELY = 1e-4
-"""Probability below which label places do not pass for uniform."""
+"""Probability below which the places of labels do not pass for uniform."""
 FEWEST = 20
 """Cases of a subset that a probe needs."""
-
+FOLDS = 5
+SIDE = 96
+"""Pixels to which pictures are scaled before features are measured: features are coarse, and pictures are many."""
+UNAVOIDABLE = {
+    "absolute_size": "a larger object covers more",
+    "count": "more objects of one size cover more",
+}
+"""Subsets whose value cannot but change the covered area, and why."""
 AGAIN, SIZES = "drawn again", "sizes in drawn area"
+VALUE_WORDS = {"an", "is", "are", "not"} | {
+    word for values in VALUES.values() for value in values for word in re.findall("[a-z]+", value)
+}
 
 Check = dict[str, Any]
 
 
-def audit(source: Path, advance: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
+def audit(source: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """All checks that the data set allows, each {"name", "ok", "says"}; ok is None where nothing could be judged."""
     data = read_data(source)
-    problems, digests, outside = list(data.problems), Counter[str](), []
+    problems, twice, outside = list(data.problems), [], []
+    seen: dict[str, str] = {}
     trivial: dict[str, list[np.ndarray]] = {}
     for number, case in enumerate(data.cases):
-        try:
-            pictures = [data.picture(image) for image in case.images]
-        except PacelineError as error:
-            problems.append(f"{case.subset}/{case.id}: {error}")
+        pictures = data.pictures(case, problems)
+        progress(number + 1, len(data.cases))
+        if pictures is None:
             continue
-        digests.update(hashlib.sha256(picture.tobytes()).hexdigest() for picture in pictures)
+        for image, picture in zip(case.images, pictures, strict=True):
+            first = seen.setdefault(hashlib.sha256(picture.tobytes()).hexdigest(), image)
+            if first != image:
+                twice.append(f"{image} is {first} again")
         trivial.setdefault(case.subset, []).append(features(pictures, case.facts.get("boxes")))
-        if case.facts and not case.facts["background"].startswith("inpaint:") and (spill := spilled(case, pictures)):
+        if case.facts and not case.facts["background"].startswith("inpaint:") and (spill := _spilled(case, pictures)):
             outside.append(spill)
-        advance(number + 1, len(data.cases))
     described = [case for case in data.cases if case.facts]
     checks = [
-        _check("whole", not problems, problems, f"{len(data.cases):,} cases"),
-        _check("no picture twice", max(digests.values(), default=1) == 1, [], f"{len(digests):,} different pictures"),
+        _check("whole", problems, f"{len(data.cases):,} cases"),
+        _check("no picture twice", twice, f"{len(seen):,} different pictures"),
         *_labels(data),
         _wording(data),
     ]
     if described:
-        wrong = [
-            f"{case.subset}/{case.id}"
-            for case in described
-            if not np.array_equal(Geometry().case_scores(case), np.eye(case.k))
-        ]
-        checks.append(
-            _check("captions true of one picture each", not wrong, wrong, "by their boxes, all pairs of all cases")
-        )
-        checks.append(_check("pictures differ in boxes only", not outside, outside, f"{len(described):,} cases"))
-    checks += [_probe(subset, tables) for subset, tables in trivial.items()]
-    checks += _redraw(source, data)
+        wrong = [case.name for case in described if not np.array_equal(geometry_scores(case), np.eye(case.k))]
+        checks.append(_check("captions true of one picture each", wrong, "by their boxes, all pairs of all cases"))
+        checks.append(_check("pictures differ in boxes only", outside, f"{len(described):,} cases"))
+    checks += [_trivial(subset, tables) for subset, tables in trivial.items()]
+    checks += _redraw(data)
     return {"data": str(source), "checks": checks}
 
 
-def _check(name: str, ok: bool, problems: list[str], says: str) -> Check:
+def _check(name: str, problems: Sequence[str], fine: str) -> Check:
+    """A check that passes without problems. fine: what it says then."""
     return {
         "name": name,
-        "ok": bool(ok),
-        "says": says if ok or not problems else f"{len(problems)}, the first: {problems[0]}",
+        "ok": not problems,
+        "says": f"{len(problems)}, the first: {problems[0]}" if problems else fine,
     }
 
 
-def spilled(case: Case, pictures: list[Image.Image]) -> str:
+def _spilled(case: Case, pictures: Sequence[Image.Image]) -> str:
     """Where two pictures of a case differ outside the boxes of both; "" if nowhere."""
     for i in range(1, len(pictures)):
         changed: np.ndarray = np.asarray(ImageChops.difference(pictures[0], pictures[i])).max(2) > 0
@@ -104,7 +109,8 @@ def spilled(case: Case, pictures: list[Image.Image]) -> str:
 
 
 def _labels(data: Data) -> Iterator[Check]:
-    for subset, ways in label_histograms(data).items():
+    """Whether right keys stand at all places equally often."""
+    for subset, ways in data.label_counts().items():
         for way, counts in ways.items():
             likely = float(chisquare(counts).pvalue)
             says = f"{' '.join(map(str, counts))} (p = {likely:.2g})"
@@ -112,84 +118,109 @@ def _labels(data: Data) -> Iterator[Check]:
 
 
 def _wording(data: Data) -> Check:
-    """Whether captions of a case differ in more than their value: then wording is a second variable."""
+    """Whether captions of a case differ in their value alone; otherwise wording is a second variable."""
     mixed = [
-        f"{case.subset}/{case.id}: {case.captions[0]!r}, {case.captions[i]!r}"
+        f"{case.name}: {case.captions[0]!r}, {case.captions[i]!r}"
         for case in data.cases
         for i in range(1, case.k)
         if _frame(case.captions[i]) != _frame(case.captions[0])
     ]
-    return _check("one wording a case", not mixed, mixed, f"{len(data.cases):,} cases")
-
-
-VALUE_WORDS = frozenset(re.findall(r"[a-z]+", " ".join(value for values in VALUES.values() for value in values))) | {
-    "an",
-    "is",
-    "are",
-    "not",
-}
+    return _check("one wording a case", mixed, f"{len(data.cases):,} cases")
 
 
 def _frame(caption: str) -> list[str]:
-    """The beginnings of a caption's words but for those that values are made of; singular and plural begin alike."""
-    words = re.findall(r"[a-z]+|[.]", caption.lower())
-    return [word[:3] for word in words if word not in VALUE_WORDS]
+    """The beginnings of a caption's words without those of values; singular and plural begin alike."""
+    return [word[:3] for word in re.findall(r"[a-z]+|[.]", caption.lower()) if word not in VALUE_WORDS]
 
 
-def _probe(subset: str, tables: list[np.ndarray]) -> Check:
+def _trivial(subset: str, tables: list[np.ndarray]) -> Check:
+    """Whether a classifier of trivial features stays near chance."""
     name = f"trivial features, {TITLES[subset]}"
     if len(tables) < FEWEST:
         return {"name": name, "ok": None, "says": f"too few to judge ({len(tables)} of {FEWEST})"}
     table = np.stack(tables)
-    (accuracy, error), (beside, _) = probe(table), probe(table, beside=True)
+    (accuracy, error), (in_case, _) = probe(table), probe(table, with_case=True)
     chance = 100 / len(VALUES[subset])
-    allowed = subset in UNAVOIDABLE
-    note = f"; {UNAVOIDABLE[subset]}" if allowed else ""
+    note = f"; {UNAVOIDABLE[subset]}" if subset in UNAVOIDABLE else ""
     alone = f"{accuracy:.1f} % of pictures alone (standard error {error:.1f}, chance {chance:.1f})"
     return {
         "name": name,
-        "ok": allowed or accuracy < chance + max(SLACK, 3 * error),
-        "says": f"{alone}, {beside:.1f} % beside their case{note}",
+        "ok": subset in UNAVOIDABLE or accuracy < chance + max(SLACK, 3 * error),
+        "says": f"{alone}, {in_case:.1f} % beside their case{note}",
     }
 
 
-def _redraw(source: Path, data: Data) -> list[Check]:
-    """Draw some cases once more, from the seed in the manifest, and measure what compared objects cover."""
-    manifest = source / MANIFEST
+def features(pictures: Sequence[Image.Image], boxes: Sequence[Sequence[Any]] | None) -> np.ndarray:
+    """(K, features): mean red, green and blue, edge density, JPEG bytes, and the boxes' area where boxes are known."""
+    rows = []
+    for i, picture in enumerate(pictures):
+        small = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        pixels = np.asarray(small, np.float64)
+        grey = pixels.mean(2)
+        edges = np.abs(np.diff(grey, axis=0)).mean() + np.abs(np.diff(grey, axis=1)).mean()
+        file = BytesIO()
+        small.save(file, "JPEG", quality=75)
+        area = sum(box[3] * box[4] for box in boxes[i]) / picture.width**2 if boxes else 0.0
+        rows.append([*pixels.mean((0, 1)), edges, len(file.getvalue()), area])
+    return np.array(rows)
+
+
+def probe(cases: np.ndarray, with_case: bool = False) -> tuple[float, float]:
+    """Percent of the pictures whose value a classifier tells from their features, and its standard error.
+
+    cases: (cases, K, features). with_case: the classifier also reads the features minus their mean over the case, as
+    someone can who sees all K pictures. It is tested on cases that it was not fitted on."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.model_selection import GroupKFold, cross_val_predict
+
+    number, k, _ = cases.shape
+    if number < FOLDS:
+        return 100 / k, 0.0
+    seen = np.concatenate([cases, cases - cases.mean(1, keepdims=True)], 2) if with_case else cases
+    values, groups = np.tile(np.arange(k), number), np.repeat(np.arange(number), k)
+    classifier = HistGradientBoostingClassifier(max_iter=50, max_leaf_nodes=8, random_state=0)
+    guesses = cross_val_predict(classifier, seen.reshape(number * k, -1), values, groups=groups, cv=GroupKFold(FOLDS))
+    right = (guesses == values).reshape(number, k).mean(1)
+    return float(100 * right.mean()), float(100 * right.std() / np.sqrt(number))
+
+
+def _redraw(data: Data) -> list[Check]:
+    """Draw some cases once more, from the options in the manifest, and measure what compared objects cover."""
+    manifest = data.source / MANIFEST
     if not manifest.is_file():
         return []
     facts = json.loads(manifest.read_text("utf-8"))
-    plan = Plan(
-        **{key: facts[key] for key in Plan.__dataclass_fields__ if key != "renderer"},
-        renderer=facts["renderer"].split()[0],
-    )
-    if other := [key for key in ("renderer", "engine_version") if plan.facts()[key] != facts[key]]:
-        says = f"not checked: it was drawn with {other[0]} {facts[other[0]]}, and here is {plan.facts()[other[0]]}"
-        return [{"name": name, "ok": None, "says": says} for name in (AGAIN, SIZES)]
+    asked = {key: facts[key] for key in BuildOptions.__dataclass_fields__}
+    options = BuildOptions(**asked | {"renderer": facts["renderer"].split()[0]})
+    here = build_facts(options)
+    for key in ("renderer", "engine_version"):
+        if here[key] != facts[key]:
+            says = f"not checked: it was drawn with {key} {facts[key]}, and here is {here[key]}"
+            return [{"name": name, "ok": None, "says": says} for name in (AGAIN, SIZES)]
     other, number = [], 0
+    ours = [case for case in data.cases if case.facts]
     for subset in VALUES:
-        for case in [case for case in data.cases if case.subset == subset and case.facts][:REDRAWN]:
-            again = render(plan, compose(plan, subset, int(case.id)))
-            number += len(again)
-            other += [
-                image for image, picture in zip(case.images, again, strict=True)
-                if picture.tobytes() != data.picture(image).tobytes()
-            ]  # fmt: skip
-    sized = [case for case in data.cases if case.subset == "relative_size" and case.facts]
-    wrong = [unequal for case in sized if (unequal := _unlike(plan, case))]
+        for case in [case for case in ours if case.subset == subset][:REDRAWN]:
+            again = render(options, compose(options, subset, int(case.id)))
+            for image, picture in zip(case.images, again, strict=True):
+                number += 1
+                if picture.tobytes() != data.picture(image).tobytes():
+                    other.append(image)
+    sized = [case for case in ours if case.subset == "relative_size"]
+    unequal = [wrong for case in sized if (wrong := _unequal(options, case))]
     return [
-        _check(AGAIN, not other, other, f"{number} pictures are the same, byte by byte"),
-        *([_check(SIZES, not wrong, wrong, f"{len(sized):,} cases")] if sized else []),
+        _check(AGAIN, other, f"{number} pictures are the same, byte by byte"),
+        *([_check(SIZES, unequal, f"{len(sized):,} cases")] if sized else []),
     ]
 
 
-def _unlike(plan: Plan, case: Case) -> str:
-    """A caption of sizes that is not true of what its picture's objects cover; "" if all are."""
-    drawn = compose(plan, case.subset, int(case.id))
+def _unequal(options: BuildOptions, case: Case) -> str:
+    """A caption about sizes that is not true of the areas its picture's objects cover; "" if all are true."""
+    drawn = compose(options, case.subset, int(case.id))
     if [thing.name for thing in drawn.things] != case.facts["objects"]:
-        return f"{case.subset}/{case.id}: the seed gives other objects"
+        return f"{case.name}: the seed gives other objects"
     for value, boxes in zip(case.facts["values"], case.facts["boxes"], strict=True):
-        a, b = (drawn_area(plan, drawn, box) for box in boxes)
+        a, b = (drawn_area(renderer_of(options.renderer), drawn, box) for box in boxes)
         if compared(sqrt(a / b), sqrt(SAME)) != value:
-            return f"{case.subset}/{case.id}: {value!r} of areas of {a:.0f} and {b:.0f} pixels"
+            return f"{case.name}: {value!r} of areas of {a:.0f} and {b:.0f} pixels"
     return ""

@@ -1,11 +1,11 @@
-"""Data sets in the released layout, ours and the official one, as cases of K pictures and K captions.
+"""Data sets in the released layout, ours and the official one, as cases of K pictures and K captions; and plain pairs.
 
     data = read_data(Path("build/spec"))        # a folder, or a .zip of one
-    data.cases, data.problems                   # what is broken is named; the other cases stand
+    data.cases, data.problems                   # problems name what is broken; the other cases are there
     data.picture(case.images[0])                # RGB, from the folder or straight from the archive
 
-The release has no case ids. Pictures belong to one case alone, so the text2image queries that share a set of pictures
-are a case; captions may occur in several cases ("a photo of two dogs" twice), so image2text queries cannot be grouped
+The release has no case ids. A picture belongs to one case alone, so the text2image queries that share a set of pictures
+are a case; a caption may occur in several cases ("a photo of two dogs" twice), so image2text queries cannot be grouped
 by theirs. cases.jsonl, where it exists, adds values, boxes and names.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.words import VALUES
+from paceline.evals.vision.captions import VALUES
+from paceline.jsonl import objects
+
+Root = Path | zipfile.Path
+Query = dict[str, Any]
+Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,16 @@ class Case:
     """(K, K): row i is the order in which picture i's query lists the captions."""
     t2i_keys: NDArray[np.int64]
     """(K, K): row i is the order in which caption i's query lists the pictures."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts
     """The case's line of cases.jsonl; empty if there is none."""
 
     @property
     def k(self) -> int:
         return len(self.images)
+
+    @property
+    def name(self) -> str:
+        return f"{self.subset}/{self.id}"
 
 
 @dataclass
@@ -53,44 +62,15 @@ class Data:
     """Cases, and a line for each thing that was wrong."""
 
     source: Path
-    files: Files
+    root: Root
+    """`source`, or the folder in the archive that is `source`."""
     cases: list[Case]
     problems: list[str]
 
     def picture(self, name: str) -> Image.Image:
-        return self.files.picture(name)
-
-
-class Files:
-    """The files of a data set, in a folder or in a .zip."""
-
-    def __init__(self, source: Path):
-        self.archive: zipfile.ZipFile | None = None
-        self.root = source
-        self._prefix = ""
-        if source.is_file():
-            try:
-                self.archive = zipfile.ZipFile(source)
-            except (OSError, zipfile.BadZipFile) as error:
-                raise PacelineError(
-                    f"{source} is not a readable zip ({error}): download it again, or name a folder"
-                ) from error
-            self._names = set(self.archive.namelist())
-            self._prefix = _common_folder(self._names)
-        elif not source.is_dir():
-            raise PacelineError(f"there is no data set at {source}: build one with paceline eval vision build {source}")
-
-    def exists(self, name: str) -> bool:
-        return self._prefix + name in self._names if self.archive else (self.root / name).is_file()
-
-    def read(self, name: str) -> bytes:
-        """Raises OSError or BadZipFile."""
-        return self.archive.read(self._prefix + name) if self.archive else (self.root / name).read_bytes()
-
-    def picture(self, name: str) -> Image.Image:
-        """RGB; raises PacelineError with one line that says what is wrong with the file."""
+        """RGB. Raises PacelineError with one line that says what is wrong with the file."""
         try:
-            with Image.open(BytesIO(self.read(name))) as opened:
+            with Image.open(BytesIO((self.root / name).read_bytes())) as opened:
                 picture = opened.convert("RGB")
         except (KeyError, FileNotFoundError):
             raise PacelineError(f"{name} is missing") from None
@@ -101,77 +81,92 @@ class Files:
             raise PacelineError(f"{name} is {size}, not square: cropping would move and enlarge what it shows")
         return picture
 
+    def pictures(self, case: Case, problems: list[str]) -> list[Image.Image] | None:
+        """A case's pictures; None, and one more of `problems`, where one cannot be read."""
+        try:
+            return [self.picture(image) for image in case.images]
+        except PacelineError as error:
+            problems.append(f"{case.name}: {error}")
+            return None
 
-def _common_folder(names: set[str]) -> str:
-    """What stands before "<subset>/" in an archive's names, "data/" for one."""
-    for name in sorted(names):
-        for subset in VALUES:
-            place = name.find(f"{subset}/text2image.json")
-            if place >= 0:
-                return name[:place]
-    return ""
+    def label_counts(self) -> dict[str, dict[str, list[int]]]:
+        """How often the right key stands at each place, by subset and direction: whether keys were shuffled."""
+        places: dict[str, dict[str, list[int]]] = {}
+        for case in self.cases:
+            ways = places.setdefault(case.subset, {"i2t": [0] * case.k, "t2i": [0] * case.k})
+            for way, keys in (("i2t", case.i2t_keys), ("t2i", case.t2i_keys)):
+                for query, order in enumerate(keys.tolist()):
+                    ways[way][order.index(query)] += 1
+        return places
+
+
+def values_of(subset: str, cases: Sequence[Case]) -> tuple[str, ...]:
+    """The subset's values, if cases.jsonl says that these cases have them in this order; otherwise none."""
+    values = VALUES[subset]
+    return values if all(case.facts.get("values") == list(values) for case in cases) else ()
+
+
+def _open(source: Path) -> Root:
+    """The folder with the subsets, in a folder or in a .zip, where it may be below another, such as "data/"."""
+    if source.is_dir():
+        return source
+    if not source.is_file():
+        raise PacelineError(f"there is no data set at {source}: build one with paceline eval vision build {source}")
+    try:
+        archive = zipfile.ZipFile(source)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise PacelineError(f"{source} is not a readable zip ({error}): download it again, or name a folder") from error
+    first_files = tuple(f"{subset}/text2image.json" for subset in VALUES)
+    found = [name.rsplit("/", 2) for name in archive.namelist() if name.endswith(first_files)]
+    return zipfile.Path(archive, min((f"{above[0]}/" for *above, _, _ in found if above), default=""))
 
 
 def read_data(source: Path, subsets: Sequence[str] = ()) -> Data:
     """The cases of some subsets, all that are there by default.
 
-    Raises PacelineError if there is no data set, or none of the subsets asked for."""
-    files = Files(source)
-    there = [subset for subset in VALUES if files.exists(f"{subset}/text2image.json")]
+    Raises PacelineError if there is no data set, or if a subset that is asked for is not there."""
+    root = _open(source)
+    there = [subset for subset in VALUES if (root / subset / "text2image.json").is_file()]
     lacking = [subset for subset in subsets if subset not in there]
     if lacking or not there:
         raise PacelineError(
             f"{source} has no subset {', '.join(lacking) or 'at all'}; there is {', '.join(there) or 'nothing'}"
             " (a subset is a folder with image2text.json and text2image.json)"
         )
-    data = Data(source, files, [], [])
-    described = _descriptions(files, data.problems)
+    data = Data(source, root, [], [])
+    described = _descriptions(data)
     for subset in subsets or there:
         _read_subset(data, subset, described)
     return data
 
 
-def _read_subset(data: Data, subset: str, described: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
-    to_image = _queries(data, subset, "text2image")
-    to_text = {q["query"]: q for q in _queries(data, subset, "image2text")}
-    groups: dict[frozenset[str], list[dict[str, Any]]] = {}
-    for query in to_image:
+def _read_subset(data: Data, subset: str, described: Mapping[tuple[str, str], Facts]) -> None:
+    to_text = {query["query"]: query for query in _queries(data, subset, "image2text")}
+    groups: dict[frozenset[str], list[Query]] = {}
+    for query in _queries(data, subset, "text2image"):
         groups.setdefault(frozenset(query["keys"]), []).append(query)
     sizes = [len(group) for group in groups.values()]
-    usual = max(set(sizes), key=sizes.count) if sizes else 0
+    usual = max(set(sizes), key=sizes.count, default=0)
     for number, (pictures, group) in enumerate(groups.items()):
-        where = f"{subset}, case with {min(pictures)}"
         try:
-            case = _case(subset, group, to_text, usual, described)
+            if len(group) != len(pictures) or len(group) != usual:
+                raise PacelineError(
+                    f"{len(group)} captions for {len(pictures)} pictures, where cases of {subset} have {usual} of each"
+                )
+            case = _case(subset, group, to_text, described.get((subset, min(pictures)), {}), f"{number:05d}")
+            missing = [name for name in case.images if not (data.root / name).is_file()]
+            if missing:
+                raise PacelineError(f"{', '.join(missing)} missing")
+            data.cases.append(case)
         except PacelineError as error:
-            data.problems.append(f"{where}: {error}")
-            continue
-        missing = [name for name in case.images if not data.files.exists(name)]
-        if missing:
-            data.problems.append(f"{where}: {', '.join(missing)} missing")
-        else:
-            data.cases.append(case if case.facts else _named(case, f"{number:05d}"))
+            data.problems.append(f"{subset}, case with {min(pictures)}: {error}")
 
 
-def _named(case: Case, name: str) -> Case:
-    return Case(name, case.subset, case.images, case.captions, case.i2t_keys, case.t2i_keys, case.facts)
-
-
-def _case(
-    subset: str,
-    group: list[dict[str, Any]],
-    to_text: Mapping[str, dict[str, Any]],
-    usual: int,
-    described: Mapping[tuple[str, str], Mapping[str, Any]],
-) -> Case:
+def _case(subset: str, group: list[Query], to_text: Mapping[str, Query], facts: Facts, number: str) -> Case:
     """A case from the text2image queries that share its pictures; PacelineError says what does not fit."""
-    k = len(group[0]["keys"])
-    if len(group) != k or k != usual:
-        raise PacelineError(f"{len(group)} captions for {k} pictures, where cases of {subset} have {usual} of each")
     by_image = {query["keys"][query["label"]]: query for query in group}
-    if len(by_image) != k:
+    if len(by_image) != len(group):
         raise PacelineError("two captions have the same picture as their label")
-    facts = described.get((subset, min(by_image)), {})
     images = tuple(facts.get("images", sorted(by_image)))
     if set(images) != set(by_image):
         raise PacelineError("cases.jsonl lists other pictures")
@@ -186,50 +181,72 @@ def _case(
         i2t.append([captions.index(key) for key in query["keys"]])
     t2i = [[images.index(key) for key in by_image[image]["keys"]] for image in images]
     paths = tuple(f"{subset}/{image}" for image in images)
-    return Case(facts.get("case", ""), subset, paths, captions, np.array(i2t), np.array(t2i), facts)
+    return Case(facts.get("case", number), subset, paths, captions, np.array(i2t), np.array(t2i), facts)
 
 
-def _queries(data: Data, subset: str, name: str) -> list[dict[str, Any]]:
+def _queries(data: Data, subset: str, name: str) -> list[Query]:
     """The well-formed queries of a file; the others become problems."""
     file = f"{subset}/{name}.json"
     try:
-        listed = json.loads(data.files.read(file))
+        listed = json.loads((data.root / file).read_bytes())
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         data.problems.append(f"{file} cannot be read: {error}")
         return []
-    kept = []
-    for i, query in enumerate(listed):
-        wrong = _wrong(query)
-        if wrong:
-            data.problems.append(f"{file}, query {i}: {wrong}")
-        else:
-            kept.append(query)
-    return kept
+    problems = {i: wrong for i, query in enumerate(listed) if (wrong := _wrong(query))}
+    data.problems += [f"{file}, query {i}: {wrong}" for i, wrong in problems.items()]
+    return [query for i, query in enumerate(listed) if i not in problems]
 
 
 def _wrong(query: Any) -> str:
     """What is wrong with a query; "" if nothing."""
-    if (
-        not isinstance(query, dict)
-        or not isinstance(query.get("query"), str)
-        or not isinstance(query.get("keys"), list)
-    ):
-        return "not an object with query, keys and label"
-    label, keys = query.get("label"), query["keys"]
-    if not isinstance(label, int) or not 0 <= label < len(keys):
-        return f"label {label!r} is out of range: there are {len(keys)} keys"
-    return "a key occurs twice" if len(set(keys)) != len(keys) else ""
+    match query:
+        case {"query": str(), "keys": list(keys), "label": label}:
+            if not isinstance(label, int) or not 0 <= label < len(keys):
+                return f"label {label!r} is out of range: there are {len(keys)} keys"
+            return "a key occurs twice" if len(set(keys)) != len(keys) else ""
+    return "not an object with query, keys and label"
 
 
-def _descriptions(files: Files, problems: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def _descriptions(data: Data) -> dict[tuple[str, str], Facts]:
     """Lines of cases.jsonl by subset and first picture in order of names."""
-    if not files.exists("cases.jsonl"):
+    file = data.root / "cases.jsonl"
+    if not file.is_file():
         return {}
     lines = {}
-    for number, line in enumerate(files.read("cases.jsonl").decode("utf-8").splitlines(), 1):
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         try:
             facts = json.loads(line)
             lines[facts["subset"], min(facts["images"])] = facts
         except (ValueError, KeyError, TypeError) as error:
-            problems.append(f"cases.jsonl, line {number}: {error}")
+            data.problems.append(f"cases.jsonl, line {number}: {error}")
     return lines
+
+
+@dataclass(frozen=True)
+class PairFile:
+    """Pictures with a caption each."""
+
+    folder: Path
+    images: tuple[str, ...]
+    captions: tuple[str, ...]
+
+    def picture(self, i: int) -> Image.Image:
+        try:
+            with Image.open(self.folder / self.images[i]) as opened:
+                return opened.convert("RGB")
+        except OSError as error:
+            raise PacelineError(f"{self.folder / self.images[i]} cannot be read: {error}") from error
+
+
+def read_pairs(path: Path) -> PairFile:
+    """pairs.jsonl, or the folder that holds it: lines of {"image": path beside the file, "caption": text}."""
+    file = path / "pairs.jsonl" if path.is_dir() else path
+    pairs = []
+    for where, line in objects(str(file), PacelineError, '{"image": ..., "caption": ...}'):
+        if not isinstance(line.get("image"), str) or not isinstance(line.get("caption"), str):
+            raise PacelineError(f'{where} has no "image" and "caption"')
+        pairs.append((line["image"], line["caption"]))
+    if not pairs:
+        raise PacelineError(f"{file} holds no pairs")
+    images, captions = zip(*pairs, strict=True)
+    return PairFile(file.parent, images, captions)

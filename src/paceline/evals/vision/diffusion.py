@@ -1,14 +1,14 @@
 """The paper's own way to pictures, with a text-to-image model of diffusers (an optional package).
 
-Its four steps (Peng et al. 2024, poster): (1) a picture of one object is generated, (2) the object is cut out,
-(3) cut-outs are laid out, (4) the background is painted in. So that all pictures of a case share their background, one
-object alone is surrounded once, and every picture starts from a patch of that first painting.
+Four steps (Peng et al. 2024, poster): (1) generate a picture of one object, (2) cut the object out, (3) place the
+cut-outs, (4) paint the background. So that all pictures of a case share their background, it is first painted around
+one object alone, and every picture starts from a patch of that first painting.
 
     paceline eval vision build OUT --objects diffusion:stabilityai/stable-diffusion-xl-base-1.0
     paceline eval vision build OUT --backgrounds inpaint:stabilityai/stable-diffusion-xl-base-1.0
 
-Which models cut out and inpainted for the paper is not known; cutting out here goes by the colour of the border, since
-prompts ask for a plain one.
+The paper's models for cutting out and inpainting are not known; here an object is cut out by the colour of the border,
+because the prompt asks for a plain background.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from PIL import Image, ImageChops
 
 from paceline.draft.spec import parse, values
 from paceline.errors import PacelineError, install
-from paceline.evals.vision.cutting import cut_out
 from paceline.evals.vision.drawing import KINDS
 from paceline.evals.vision.geometry import Box
-from paceline.evals.vision.providers import Cutout
-from paceline.evals.vision.words import Noun
+from paceline.evals.vision.providers import Cutout, cut_out, kinds_of
 from paceline.target.load import device_named
 
 PROMPT = "a photo of a single {name}, whole, centred, on a plain white background"
@@ -39,7 +37,7 @@ PATCH = 1.4
 
 
 @dataclass(frozen=True)
-class Options:
+class DiffusionOptions:
     checkpoint: str
     steps: int = 30
     size: int = 1024
@@ -49,14 +47,14 @@ class Options:
     """Folder of generated objects, by model, prompt and seed."""
 
 
-def read_options(spec: str) -> Options:
-    return Options(**values(parse(spec), Options))
+def read_options(spec: str) -> DiffusionOptions:
+    return DiffusionOptions(**values(parse(spec), DiffusionOptions))
 
 
 class Painter:
     """A text-to-image model, and the same weights as an inpainting one."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: DiffusionOptions):
         try:
             from diffusers import AutoPipelineForInpainting, AutoPipelineForText2Image
         except ImportError as error:
@@ -73,7 +71,7 @@ class Painter:
             pipeline.set_progress_bar_config(disable=True)
 
     def object(self, name: str, seed: int) -> Image.Image:
-        """Step 1 and 2: a picture of `name`, cut out; kept in the cache's folder."""
+        """Steps 1 and 2: a picture of `name`, cut out; the cache's folder holds it from then on."""
         prompt = PROMPT.format(name=name)
         identity = f"{self.options}/{prompt}/{seed}"
         file = Path(self.options.cache) / f"{hashlib.sha256(identity.encode()).hexdigest()[:20]}.png"
@@ -85,11 +83,11 @@ class Painter:
             draft = file.with_suffix(".part")
             picture.save(draft, "PNG")
             draft.replace(file)
-        with Image.open(file) as kept:
-            return kept.convert("RGBA")
+        with Image.open(file) as cached:
+            return cached.convert("RGBA")
 
     def fill(self, canvas: Image.Image, hole: Image.Image, seed: int) -> Image.Image:
-        """Step 4: paint what is white in `hole`; every other pixel stays."""
+        """Step 4: paint the white pixels of `hole`; all others stay."""
         side = self.options.size
         large = {"image": canvas.resize((side, side)), "mask_image": hole.resize((side, side))}
         painted = self._run(self._paint, seed, prompt=BACKGROUND, height=side, width=side, **large)
@@ -103,27 +101,33 @@ class Painter:
         return picture.convert("RGB")
 
 
+painter_of = cache(Painter)
+
+
 class Generated:
     """A provider whose objects a model draws."""
 
-    def __init__(self, options: Options):
-        self._painter, self._options = _painter(options), options
+    def __init__(self, options: DiffusionOptions):
+        self._painter = painter_of(options)
 
     def names(self, split: str) -> Sequence[str]:
-        return sorted(name for name in KINDS if split == "all" or (KINDS[name].held_out) == (split == "test"))
+        return kinds_of(split)
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
-        kind, seed = KINDS[name], int(rng.integers(4))
-        model = self._options.checkpoint
+        seed, model = int(rng.integers(4)), self._painter.options.checkpoint
         picture = self._painter.object(name, seed)
-        return Cutout(Noun(name, kind.plural, kind.article), picture, f"that of {model}", f"{model}, seed {seed}")
+        return Cutout(KINDS[name], picture, f"that of {model}", f"{model}, seed {seed}")
 
 
 def painted(
-    options: Options, scenes: Sequence[Sequence[Box]], sprites: Sequence[Sequence[Image.Image]], size: int, seed: int
+    options: DiffusionOptions,
+    scenes: Sequence[Sequence[Box]],
+    sprites: Sequence[Sequence[Image.Image]],
+    size: int,
+    seed: int,
 ) -> list[Image.Image]:
-    """Step 3 and 4: the pictures of a case on a background that is painted once and continued in each of them."""
-    painter = _painter(options)
+    """Steps 3 and 4: the pictures of a case, on a background that is painted once and continued in each of them."""
+    painter = painter_of(options)
     anchor = next(box[0] for box in scenes[0] if all(box[0] in (other[0] for other in scene) for scene in scenes))
     first, sprite = next((box, sprite) for box, sprite in zip(scenes[0], sprites[0], strict=True) if box[0] == anchor)
     initial = painter.fill(*_laid_out([first], [sprite], size), seed)
@@ -143,7 +147,7 @@ def painted(
 
 
 def _patch(initial: Image.Image, first: Box, now: Box) -> tuple[Image.Image, tuple[int, int]]:
-    """The first painting around an object, as large as the object is now, and its upper left corner there."""
+    """The first painting around an object, scaled to the object's size `now`, and the patch's upper left corner."""
     margin = [(PATCH - 1) / 2 * extent for extent in first[3:]]
     scale = [after / before for after, before in zip(now[3:], first[3:], strict=True)]
     left, top = (max(0, round(start - m)) for start, m in zip(first[1:3], margin, strict=True))
@@ -160,14 +164,9 @@ def _patch(initial: Image.Image, first: Box, now: Box) -> tuple[Image.Image, tup
 
 
 def _laid_out(scene: Sequence[Box], sprites: Sequence[Image.Image], size: int) -> tuple[Image.Image, Image.Image]:
-    """Objects on an empty canvas, and what is empty still, in white."""
+    """Objects on an empty canvas, and a mask of the empty rest, in white."""
     canvas, hole = Image.new("RGB", (size, size)), Image.new("L", (size, size), 255)
     for (_, x, y, _, _), sprite in zip(scene, sprites, strict=True):
         canvas.paste(sprite, (x, y), sprite)
         hole.paste(0, (x, y), sprite.getchannel("A").point(lambda value: 255 if value > 127 else 0))
     return canvas, hole
-
-
-@cache
-def _painter(options: Options) -> Painter:
-    return Painter(options)

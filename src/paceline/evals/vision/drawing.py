@@ -1,5 +1,4 @@
-"""The objects that pictures show, as shapes: their data in objects/*.json, read into drawings of a square of 100 by 100,
-y downwards.
+"""The objects that pictures show, as shapes in a square of 100 by 100, y downwards. Their data are objects/*.json.
 
     KINDS["fish"].draw("#3f76c8").bounds        # tight, line widths included
 
@@ -9,7 +8,8 @@ A file maps names to kinds, drawn here so that no picture has an owner or a lice
         {"path": "M51 18 Q50 8 58 2", "stroke": "brown", "width": 5},
         {"oval": [50, 60, 30, 35], "fill": "main"}]}
 
-    plural, article, held_out   where they are not the usual ones
+    plural, article   where they are not the usual ones; held_out: true for kinds of the split "test"
+    shows      names of other kinds that are seen in it: its parts, and what it is a kind of
     colours    what the kind comes in: names of PALETTE or "#rrggbb"; "bright" is all of BRIGHT
     shapes     the lowest first, each with one of
                  path   SVG's absolute commands M, L, Q and C
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from colorsys import hls_to_rgb, rgb_to_hls
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -37,6 +37,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paceline.evals.vision.captions import Noun, article_of
 
 Points = NDArray[np.float64]
 """(n, 2), in units of a hundredth of the square."""
@@ -89,28 +91,26 @@ class Drawing:
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
-    """A thing people have a word for."""
+class Kind(Noun):
+    """A thing people have a word for, and its looks."""
 
-    name: str
-    plural: str
-    article: str
     colours: tuple[str, ...]
     """As "#rrggbb"."""
     held_out: bool
-    """Exports for training never show it, and test exports show such kinds alone; some of every file are."""
+    """Builds of the split "train" never show it, those of "test" show no other; some of every file are held out."""
+    shows: frozenset[str]
+    """Other names that a picture of it is true of: its parts, and what it is a kind of."""
     shapes: tuple[dict[str, Any], ...]
     """As in the file."""
 
-    @cache
     def draw(self, colour: str) -> Drawing:
         """The thing in `colour`, one of `colours`."""
-        return Drawing(tuple(shape for one in self.shapes for shape in _drawn(one, colour)))
+        return _draw(self, colour)
 
 
-def article(name: str) -> str:
-    """ "a" or "an", by the first letter."""
-    return "an" if name[0] in "aeiou" else "a"
+@cache
+def _draw(kind: Kind, colour: str) -> Drawing:
+    return Drawing(tuple(shape for one in kind.shapes for shape in _drawn(one, colour)))
 
 
 def _kinds() -> Iterator[Kind]:
@@ -120,14 +120,20 @@ def _kinds() -> Iterator[Kind]:
             yield Kind(
                 name,
                 facts.get("plural", name + ("es" if name.endswith(("s", "sh", "ch", "x")) else "s")),
-                facts.get("article", article(name)),
+                facts.get("article", article_of(name)),
                 tuple(PALETTE.get(colour, colour) for colour in colours),
                 facts.get("held_out", False),
+                frozenset(facts.get("shows", ())),
                 tuple(facts["shapes"]),
             )
 
 
 KINDS = {kind.name: kind for kind in _kinds()}
+
+
+def shows(thing: str, name: str) -> bool:
+    """Whether a picture of a `thing` shows a `name`: itself, a part of it, or what it is a kind of."""
+    return name == thing or (thing in KINDS and name in KINDS[thing].shows)
 
 
 def _drawn(data: dict[str, Any], main: str) -> Iterator[Shape]:
@@ -150,7 +156,8 @@ def _oval(x: float, y: float, rx: float, ry: float) -> Points:
     return np.stack([x + rx * np.cos(turn), y + ry * np.sin(turn)], 1)
 
 
-def _box(x: float, y: float, width: float, height: float, r: float) -> Points:
+def _box(box: Sequence[float], r: float) -> Points:
+    x, y, width, height = box
     turn = np.linspace(0, np.pi / 2, 9) if r else np.zeros(1)
     corners = ((x + width - r, y + height - r), (x + r, y + height - r), (x + r, y + r), (x + width - r, y + r))
     points = [
@@ -169,7 +176,7 @@ def _star(x: float, y: float, outer: float, inner: float, tips: int) -> Points:
 OUTLINES = {
     "path": lambda data: trace(data["path"]),
     "oval": lambda data: _oval(*data["oval"]),
-    "box": lambda data: _box(*data["box"], data.get("round", 0)),
+    "box": lambda data: _box(data["box"], data.get("round", 0)),
     "star": lambda data: _star(*data["star"]),
 }
 

@@ -1,8 +1,8 @@
 """Cases from a seed: which objects, where, what the captions say (`compose`), and the pictures (`render`).
 
-    plan = Plan(seed=7, size=512)
-    case = compose(plan, "count", 12)       # no pixel is drawn for this
-    render(plan, case)                      # nine RGB pictures, image i for caption i
+    options = BuildOptions(seed=7, size=512)
+    case = compose(options, "count", 12)       # draws no pixel
+    render(options, case)                      # nine RGB pictures, picture i for caption i
 
 The paper's engine paints backgrounds around copied objects with a diffusion model; here all pictures of a case share
 the same array of pixels, which is stricter.
@@ -10,7 +10,7 @@ the same array of pixels, which is stricter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -18,52 +18,39 @@ import numpy as np
 from PIL import Image
 
 from paceline.errors import PacelineError
-from paceline.evals.vision import layouts
+from paceline.evals.vision import child, layouts
 from paceline.evals.vision.backgrounds import background
+from paceline.evals.vision.captions import VALUES, caption, plain, templates
+from paceline.evals.vision.drawing import shows
 from paceline.evals.vision.geometry import Box
-from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS
-from paceline.evals.vision.providers import Cutout, Provider, open_provider
+from paceline.evals.vision.layouts import FITS, LAYOUTS, THINGS, Scene
+from paceline.evals.vision.options import BuildOptions
+from paceline.evals.vision.providers import Cutout, open_provider
 from paceline.evals.vision.render import Renderer, choose
-from paceline.evals.vision.seeds import child
-from paceline.evals.vision.words import VALUES, caption, plain, shows, templates
 
 ENGINE = 2
 """Version of what a seed makes: the cases of another version are others."""
 PLAIN = ("plain", "classes")
-"""Pairs beside the six subsets: one to three objects, and single ones; captions name them and say nothing else."""
+"""Pairs in addition to the six subsets: pictures of one to three objects, and of single ones, whose captions name them
+and say nothing else."""
+
+renderer_of = cache(choose)
+
+
+def build_facts(options: BuildOptions) -> dict[str, Any]:
+    """What must be equal for two builds to be equal byte by byte: what was asked for, and what drew it."""
+    return {**asdict(options), "renderer": renderer_of(options.renderer).name, "engine_version": ENGINE}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What makes two builds the same, byte by byte."""
-
-    seed: int = 0
-    size: int = 512
-    split: str = "all"
-    """Which objects and templates: "all", "train", or "test", the last two disjoint."""
-    objects: str = "procedural"
-    backgrounds: str | None = None
-    renderer: str = "auto"
-    count_size: str = "case"
-
-    def provider(self) -> Provider:
-        return open_provider(self.objects)
-
-    def facts(self) -> dict[str, Any]:
-        """For the manifest: what was asked, and what drew it."""
-        drawn = _renderer(self.renderer).name
-        return {**self.__dict__, "renderer": drawn, "engine_version": ENGINE}
-
-
-@dataclass(frozen=True)
-class Case:
-    """K pictures and K captions, picture i for caption i."""
+class Composition:
+    """A case before it is drawn: K pictures and K captions, picture i for caption i."""
 
     subset: str
     number: int
     values: tuple[str, ...]
     captions: tuple[str, ...]
-    scenes: tuple[tuple[Box, ...], ...]
+    scenes: tuple[Scene, ...]
     things: tuple[Cutout, ...]
     template: int
 
@@ -71,55 +58,58 @@ class Case:
     def id(self) -> str:
         return f"{self.number:05d}"
 
-    def image(self, i: int) -> str:
-        """Path of picture i below the subset's folder."""
-        return f"images/{self.id}_{i}.png"
+    @property
+    def images(self) -> list[str]:
+        """Paths of the pictures below the subset's folder."""
+        return [f"images/{self.id}_{i}.png" for i in range(len(self.values))]
 
-    def facts(self, plan: Plan) -> dict[str, Any]:
+    def facts(self, options: BuildOptions) -> dict[str, Any]:
         """A line of cases.jsonl."""
         return {
             "case": self.id,
             "subset": self.subset,
             "template": self.template,
-            "seed": plan.seed,
-            "size": plan.size,
+            "seed": options.seed,
+            "size": options.size,
             "objects": [thing.name for thing in self.things],
             "sources": [thing.source for thing in self.things],
             "licences": sorted({thing.licence for thing in self.things}),
-            "background": plan.backgrounds or "procedural",
+            "background": options.backgrounds or "procedural",
             "values": list(self.values),
-            "images": [self.image(i) for i in range(len(self.values))],
+            "images": self.images,
             "captions": list(self.captions),
             "boxes": [[list(box) for box in scene] for scene in self.scenes],
         }
 
 
-def compose(plan: Plan, subset: str, number: int) -> Case:
+def compose(options: BuildOptions, subset: str, number: int) -> Composition:
     """Case `number` of a subset, or pair `number` of "plain" and "classes"."""
 
-    def rng(role: str) -> Any:
-        return child(plan.seed, plan.split, subset, number, role)
+    def rng(role: str) -> np.random.Generator:
+        return child(options.seed, options.split, subset, number, role)
 
     if subset in PLAIN:
-        return _pair(plan, subset, number)
-    things = _choose(plan, subset, rng("objects"), rng("colours"))
-    allowed = templates(subset, plan.split)
+        return _pair(options, subset, number)
+    things = _choose(options, subset, rng("objects"), rng("colours"))
+    allowed = templates(subset, options.split)
     template = allowed[int(rng("template").integers(len(allowed)))]
-    nouns = [thing.noun for thing in things]
     if subset == "count":
-        options = layouts.Options(plan.count_size)
-        scenes = layouts.count(rng("layout"), things, plan.size, options)
+        scenes = layouts.count(rng("layout"), things, options.size, options.count_size == "case")
     else:
-        scenes = LAYOUTS[subset](rng("layout"), things, plan.size)
-    values = VALUES[subset]
-    captions = tuple(caption(subset, template, value, nouns) for value in values)
-    return Case(subset, number, values, captions, tuple(scenes), _seen(things, scenes, subset), template)
+        scenes = LAYOUTS[subset](rng("layout"), things, options.size)
+    nouns = [thing.noun for thing in things]
+    captions = tuple(caption(subset, template, value, nouns) for value in VALUES[subset])
+    drawn = {box[0] for scene in scenes for box in scene}
+    seen = tuple(thing for thing in things if thing.name in drawn)
+    return Composition(subset, number, VALUES[subset], captions, tuple(scenes), seen, template)
 
 
-def _choose(plan: Plan, subset: str, rng: Any, looks: Any) -> tuple[Cutout, ...]:
-    """Things in random order, such that none shows another and the subset's layout can compare them."""
-    provider, wanted, fit = plan.provider(), THINGS.get(subset, 1), FITS.get(subset, lambda a, b: True)
-    names = provider.names(plan.split)
+def _choose(
+    options: BuildOptions, subset: str, rng: np.random.Generator, looks: np.random.Generator
+) -> tuple[Cutout, ...]:
+    """Things in random order, such that none shows another and the subset's layout can place them together."""
+    provider, wanted, fit = open_provider(options.objects), THINGS.get(subset, 1), FITS.get(subset, lambda a, b: True)
+    names = provider.names(options.split)
     order = [names[i] for i in rng.permutation(len(names))]
     for start in range(len(order)):
         things: list[Cutout] = []
@@ -133,68 +123,49 @@ def _choose(plan: Plan, subset: str, rng: Any, looks: Any) -> tuple[Cutout, ...]
                 return tuple(things)
     raise PacelineError(
         f"{subset} needs {wanted} different objects, none of them seen in another"
-        f"{', of like shape' if subset in FITS else ''}; {plan.objects} has {len(names)} for split {plan.split!r}"
+        f"{', of like shape' if subset in FITS else ''}; {options.objects} has {len(names)} for split {options.split!r}"
     )
 
 
-def _seen(things: tuple[Cutout, ...], scenes: list[layouts.Scene], subset: str) -> tuple[Cutout, ...]:
-    """The things that are in a picture of the case, or named by its captions."""
-    drawn = {box[0] for scene in scenes for box in scene}
-    return tuple(thing for thing in things if thing.name in drawn)
-
-
-def _pair(plan: Plan, subset: str, number: int) -> Case:
-    """One picture and a caption that only names what is in it."""
-    rng, names = child(plan.seed, plan.split, subset, number), plan.provider().names(plan.split)
+def _pair(options: BuildOptions, subset: str, number: int) -> Composition:
+    """One picture, and a caption that only names what is in it."""
+    rng, provider = child(options.seed, options.split, subset, number), open_provider(options.objects)
+    names = provider.names(options.split)
     several = int(rng.choice((1, 2, 3), p=(0.5, 0.3, 0.2))) if subset == "plain" else 1
-    things = tuple(plan.provider().get(names[i], rng) for i in rng.permutation(len(names))[:several])
-    scene = layouts.scattered(rng, things, plan.size)
-    order = rng.permutation(len(things))
-    return Case(subset, number, ("",), (plain([things[i].noun for i in order]),), (scene,), things, 0)
+    things = tuple(provider.get(names[i], rng) for i in rng.permutation(len(names))[:several])
+    scene = layouts.scattered(rng, things, options.size)
+    said = plain([things[i].noun for i in rng.permutation(len(things))])
+    return Composition(subset, number, ("",), (said,), (scene,), things, 0)
 
 
-def render(plan: Plan, case: Case) -> list[Image.Image]:
+def render(options: BuildOptions, case: Composition) -> list[Image.Image]:
     """The pictures of a case, RGB."""
-    renderer = _renderer(plan.renderer)
-    if (plan.backgrounds or "").startswith("inpaint:"):
-        return _painted(plan, case, renderer)
-    ground = background(
-        child(plan.seed, plan.split, case.subset, case.number, "background"), plan.size, plan.backgrounds
-    )
     things = {thing.name: thing for thing in case.things}
-    sprites: dict[tuple[str, int, int], Image.Image] = {}
+    renderer = renderer_of(options.renderer)
+
+    @cache
+    def sprite(name: str, width: int, height: int) -> Image.Image:
+        return things[name].sprite(renderer, width, height)
+
+    sprites = [[sprite(name, width, height) for name, _, _, width, height in scene] for scene in case.scenes]
+    rng = child(options.seed, options.split, case.subset, case.number, "background")
+    if (options.backgrounds or "").startswith("inpaint:"):
+        from paceline.evals.vision.diffusion import painted, read_options
+
+        painter = read_options(options.backgrounds or "")
+        return painted(painter, case.scenes, sprites, options.size, int(rng.integers(1 << 31)))
+    ground = background(rng, options.size, options.backgrounds)
     pictures = []
-    for scene in case.scenes:
+    for scene, own in zip(case.scenes, sprites, strict=True):
         picture = ground.copy()
-        for name, x, y, width, height in scene:
-            key = (name, width, height)
-            if key not in sprites:
-                sprites[key] = things[name].sprite(renderer, width, height)
-            picture.paste(sprites[key], (x, y), sprites[key])
+        for (_, x, y, _, _), one in zip(scene, own, strict=True):
+            picture.paste(one, (x, y), one)
         pictures.append(picture)
     return pictures
 
 
-def drawn_area(plan: Plan, case: Case, box: Box) -> float:
+def drawn_area(renderer: Renderer, case: Composition, box: Box) -> float:
     """Pixels that an object of the case covers in its box."""
     name, _, _, width, height = box
     (thing,) = (thing for thing in case.things if thing.name == name)
-    sprite = thing.sprite(_renderer(plan.renderer), width, height)
-    return float(np.asarray(sprite.getchannel("A")).sum()) / 255
-
-
-def _painted(plan: Plan, case: Case, renderer: Renderer) -> list[Image.Image]:
-    """The pictures on a background that a diffusion model paints."""
-    from paceline.evals.vision.diffusion import painted, read_options
-
-    things = {thing.name: thing for thing in case.things}
-    sprites = [
-        [things[name].sprite(renderer, width, height) for name, _, _, width, height in scene] for scene in case.scenes
-    ]
-    seed = int(child(plan.seed, plan.split, case.subset, case.number, "background").integers(1 << 31))
-    return painted(read_options(plan.backgrounds or ""), case.scenes, sprites, plan.size, seed)
-
-
-@cache
-def _renderer(name: str) -> Renderer:
-    return choose(name)
+    return float(np.asarray(thing.sprite(renderer, width, height).getchannel("A")).sum()) / 255

@@ -1,7 +1,8 @@
-"""Scores of a model for every case of a data set: the K x K matrices that all figures come from.
+"""Evaluations: the K x K scores that a model gives the pictures and captions of every case, and a run's report.
 
-    scored = score(model, read_data(folder))
-    scored.matrices["count/00012"]
+    scored = score(Towers.load(path), read_data(folder))
+    scored.matrices["count/00012"]                # entry (i, j): how well picture i fits caption j
+    report = run(folder, "transformers:PATH", out=Path("runs/clip"))
 
 Both directions read the same matrix, so each picture and each distinct caption is encoded once, where the official
 evaluation encodes every picture again for each of its K queries.
@@ -9,26 +10,37 @@ evaluation encodes every picture again for each of its K queries.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.evals.vision.dataset import Case, Data
+from paceline.evals.vision import child
+from paceline.evals.vision.captions import VALUES
+from paceline.evals.vision.dataset import Case, Data, read_data, values_of
+from paceline.evals.vision.geometry import holds
+from paceline.evals.vision.options import EndpointOptions, read_model
 from paceline.evals.vision.scores import overall, summarise
-from paceline.evals.vision.words import VALUES
+from paceline.jsonl import write_whole
 
 Vectors = NDArray[np.floating[Any]]
+Scores = NDArray[np.floating[Any]]
 BATCH = 64
+REPORT, SCORES = "report.json", "scores.npz"
 
 
 @runtime_checkable
 class DualEncoder(Protocol):
-    """Pictures and captions become vectors; a pair's score is their product."""
+    """Encodes pictures and captions as vectors; a pair's score is their product."""
 
     def encode_images(self, pictures: Sequence[Image.Image]) -> Vectors:
         """(n, d)."""
@@ -43,71 +55,98 @@ class DualEncoder(Protocol):
 class PairScorer(Protocol):
     """Reads a picture and a caption together."""
 
-    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Vectors:
+    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> Scores:
         """(pictures, captions)."""
         ...
 
 
-@runtime_checkable
-class CaseScorer(Protocol):
-    """Looks at no picture: it knows the answer, or does not care."""
+@dataclass(frozen=True)
+class Baseline:
+    """Looks at no picture; checks a data set and the figures. case_scores: (K, K) of a case, picture by caption."""
 
-    def case_scores(self, case: Case) -> Vectors:
-        """(K, K): picture by caption."""
-        ...
+    case_scores: Callable[[Case], Scores]
 
 
-Model = DualEncoder | PairScorer | CaseScorer
+def geometry_scores(case: Case) -> Scores:
+    """1 where a caption is true of a picture by the boxes of cases.jsonl, else 0."""
+    facts = case.facts
+    if "boxes" not in facts:
+        raise PacelineError("geometry reads the boxes in cases.jsonl, which this data set does not have")
+    a, b = (*facts["objects"], "")[:2]
+    return np.array(
+        [
+            [float(holds(case.subset, value, boxes, facts["size"], a, b)) for value in facts["values"]]
+            for boxes in facts["boxes"]
+        ]
+    )
+
+
+BASELINES: dict[str, Callable[[Case], Scores]] = {
+    "oracle": lambda case: np.eye(case.k),
+    "geometry": geometry_scores,
+    "swapped": lambda case: np.roll(np.eye(case.k), 1, axis=1),  # takes each value for the next one
+    "constant": lambda case: np.ones((case.k, case.k)),  # what a collapsed model scores
+}
+
+Model = DualEncoder | PairScorer | Baseline
+
+
+def open_model(name: str, options: Any) -> Model:
+    """A model that scores pictures and captions, by its name and its options."""
+    if name in BASELINES:
+        return Baseline(BASELINES[name])
+    if name == "random":
+        return Baseline(lambda case: child(options.seed, case.subset, case.id).random((case.k, case.k)))
+    from paceline.evals.vision import towers
+
+    if name == "open_clip":
+        return towers.OpenClip(options.checkpoint, options.pretrained, options.quick_gelu, options.device)
+    opened = towers.Towers.load if name == "transformers" else towers.Matching
+    return opened(options.checkpoint, options.device, options.dtype)
 
 
 @dataclass
 class Scored:
-    """The matrix of each case that could be scored, by "subset/id", and what was wrong with the others."""
+    """The matrix of each case that could be scored, by the case's name, and what was wrong with the others."""
 
     data: Data
-    matrices: dict[str, Vectors] = field(default_factory=dict)
+    matrices: dict[str, Scores] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def of(self, subset: str) -> list[tuple[Case, Vectors]]:
-        return [(c, self.matrices[name(c)]) for c in self.data.cases if c.subset == subset and name(c) in self.matrices]
+    def cases_of(self, subset: str) -> list[Case]:
+        """The cases of a subset that were scored."""
+        return [case for case in self.data.cases if case.subset == subset and case.name in self.matrices]
 
     def results(self, ties: str = "shared") -> list[dict[str, Any]]:
         """The figures of each subset with a case that was scored. ties: "shared", or "first" key as officially."""
-        results = []
-        for subset, values in VALUES.items():
-            scored = self.of(subset)
-            if scored:
-                cases, matrices = zip(*scored, strict=True)
-                orders = [(case.i2t_keys, case.t2i_keys) for case in cases] if ties == "first" else None
-                known = values if all(case.facts.get("values") == list(values) for case in cases) else ()
-                results.append(summarise(subset, matrices, known, orders=orders))
-        return results
-
-    def overall(self, ties: str = "shared") -> dict[str, float]:
-        return overall(self.results(ties))
-
-
-def name(case: Case) -> str:
-    return f"{case.subset}/{case.id}"
+        return [
+            summarise(
+                subset,
+                [self.matrices[case.name] for case in cases],
+                values_of(subset, cases),
+                orders=[(case.i2t_keys, case.t2i_keys) for case in cases] if ties == "first" else None,
+            )
+            for subset in VALUES
+            if (cases := self.cases_of(subset))
+        ]
 
 
 def score(
     model: Model, data: Data, *, batch: int = BATCH, progress: Callable[[int], None] = lambda cases: None
 ) -> Scored:
-    """The matrices of all cases. A case with a picture that cannot be read is a problem, and the others are scored."""
+    """The matrices of all cases. A case with a picture that cannot be read is a problem, and the others are scored.
+
+    batch: pictures and captions encoded at once."""
     scored = Scored(data, problems=list(data.problems))
-    if isinstance(model, CaseScorer):
-        for case in data.cases:
-            scored.matrices[name(case)] = model.case_scores(case)
-        progress(len(data.cases))
-    elif isinstance(model, DualEncoder):
+    if isinstance(model, DualEncoder):
         _score_dual(model, scored, batch, progress)
-    else:
-        for case in data.cases:
-            pictures = _pictures(scored, case)
-            if pictures is not None:
-                scored.matrices[name(case)] = model.pair_scores(pictures, case.captions)
-            progress(1)
+        return scored
+    for case in data.cases:
+        if isinstance(model, Baseline):
+            scored.matrices[case.name] = model.case_scores(case)
+        elif (pictures := data.pictures(case, scored.problems)) is not None:
+            scored.matrices[case.name] = model.pair_scores(pictures, case.captions)
+        progress(1)
     return scored
 
 
@@ -120,30 +159,88 @@ def _score_dual(model: DualEncoder, scored: Scored, batch: int, progress: Callab
     waiting: list[tuple[Case, list[Image.Image]]] = []
 
     def encode() -> None:
-        if not waiting:
-            return
         vectors = model.encode_images([picture for _, pictures in waiting for picture in pictures])
         for case, pictures in waiting:
             own, vectors = vectors[: len(pictures)], vectors[len(pictures) :]
-            scored.matrices[name(case)] = own @ np.stack([texts[caption] for caption in case.captions]).T
+            scored.matrices[case.name] = own @ np.stack([texts[caption] for caption in case.captions]).T
         progress(len(waiting))
         waiting.clear()
 
     for case in scored.data.cases:
-        pictures = _pictures(scored, case)
+        pictures = scored.data.pictures(case, scored.problems)
         if pictures is None:
             progress(1)
             continue
         waiting.append((case, pictures))
         if sum(len(pictures) for _, pictures in waiting) >= batch:
             encode()
-    encode()
+    if waiting:
+        encode()
 
 
-def _pictures(scored: Scored, case: Case) -> list[Image.Image] | None:
-    """The case's pictures, or None and a problem."""
-    try:
-        return [scored.data.picture(image) for image in case.images]
-    except PacelineError as error:
-        scored.problems.append(f"{name(case)}: {error}")
-        return None
+def run(
+    source: Path,
+    spec: str,
+    subsets: Sequence[str] = (),
+    *,
+    ties: str = "shared",
+    batch: int = BATCH,
+    out: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Score the model that `spec` names; the report, which is written to `out` too.
+
+    Raises PacelineError if there is nothing to score."""
+    name, options = read_model(spec)
+    data = read_data(source, subsets)
+    if not data.cases:
+        raise PacelineError(f"{source} has no whole case; the first problem: {'; '.join(data.problems[:1])}")
+    report: dict[str, Any] = {"data": str(source.resolve()), "model": spec, "paceline": __version__, "ties": ties}
+    report["labels"] = data.label_counts()
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    if isinstance(options, EndpointOptions):
+        report |= _ask(data, options, out, progress)
+    else:
+        report |= _score(data, name, options, ties, batch, out, progress)
+    report["mean"] = overall(report["results"])
+    if out is not None:
+        write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def _score(
+    data: Data, name: str, options: Any, ties: str, batch: int, out: Path | None, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    model, report, done = open_model(name, options), {}, 0
+    if hasattr(model, "describe"):
+        report["settings"] = model.describe()
+        # A model that `paceline train vision` wrote says how it came to be.
+        files = {key: Path(options.checkpoint, f"{key}.json") for key in ("training", "frontier")}
+        report |= {key: json.loads(file.read_text("utf-8")) for key, file in files.items() if file.is_file()}
+
+    def more(cases: int) -> None:
+        nonlocal done
+        done += cases
+        progress(done, len(data.cases))
+
+    scored = score(model, data, batch=batch, progress=more)
+    if not scored.matrices:
+        raise PacelineError(f"no case of {data.source} could be scored; the first problem: {scored.problems[0]}")
+    if out is not None:
+        np.savez_compressed(out / SCORES, **scored.matrices)  # type: ignore[arg-type]
+    return {**report, "results": scored.results(ties), "problems": scored.problems}
+
+
+def _ask(
+    data: Data, options: EndpointOptions, out: Path | None, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    from paceline.evals.vision.ask import ask_all, figures
+
+    with tempfile.TemporaryDirectory() as scratch:
+        replies = asyncio.run(ask_all(data, options, out or Path(scratch), progress))
+    results, habits = figures(data, replies, options)
+    sizes = {data.picture(case.images[0]).size for case in data.cases[:20]}
+    habits |= {"detail": options.detail, "sent": sorted(f"{w} x {h}" for w, h in sizes), "blind": options.blind}
+    habits["options"] = {key: value for key, value in asdict(options).items() if key != "key"}
+    return {"results": results, "replies": habits, "problems": data.problems}

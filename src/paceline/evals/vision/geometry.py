@@ -1,6 +1,6 @@
-"""Which captions are true of a picture, from its objects' names and boxes: the independent check of every layout.
+"""Whether a caption is true of a picture, from the names and boxes of its objects alone: the check of every layout.
 
-    holds("relative_spatial", "above", boxes, "kite", "tree")
+    holds("relative_spatial", "above", boxes, 512, "kite", "tree")
 
 A box is (name, x, y, width, height) in pixels, x and y its upper left corner.
 """
@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 from math import hypot, log2
 
-from paceline.evals.vision.words import NUMBERS, SIZES, shows
+from paceline.evals.vision.captions import NUMBERS, SIZES
+from paceline.evals.vision.drawing import shows
 
 Box = tuple[str, int, int, int, int]
 
@@ -26,8 +27,8 @@ SAME = 1.25
 def holds(subset: str, value: str, boxes: Sequence[Box], size: int, a: str, b: str = "") -> bool:
     """Whether the caption that says `value` of object `a` (and `b`) is true of a picture of `size` x `size` pixels.
 
-    A caption about one object is true of no picture that shows several, parts and kinds of others counted. Raises
-    IndexError if an object that the caption takes for granted is not there."""
+    A caption about one object is false of a picture that shows several, parts and kinds of others counted. Raises
+    IndexError if the picture lacks an object that the caption presupposes."""
     found = [box for box in boxes if shows(box[0], a)]
     if subset == "existence":
         return bool(found) == (value != "no")
@@ -44,11 +45,11 @@ def holds(subset: str, value: str, boxes: Sequence[Box], size: int, a: str, b: s
     second = others[0]
     if subset == "relative_size":
         return compared(_side(first) / _side(second)) == value
-    return _beside(first, second) == value
+    return _direction(first, second) == value
 
 
 def compared(ratio: float, same: float = SAME) -> str | None:
-    """What is said of a size that is `ratio` times another; None if it is about the same, but not within `same`."""
+    """The value that names a size `ratio` times another; None if "the same size" is nearest, but not within `same`."""
     value = _nearest(RATIOS, ratio)
     return None if value == "the same size as" and not 1 / same <= ratio <= same else value
 
@@ -67,8 +68,8 @@ def _nearest(known: dict[str, float], measured: float) -> str:
 
 
 def _placed(box: Box, size: int, value: str) -> bool:
-    """Whether a place's words are true of a box's cell in the 3 x 3 grid. Words that name one side and no middle are
-    true of that side's corners."""
+    """Whether the words of a place are true of the box's cell in the 3 x 3 grid. Words that name one side and no middle
+    are true of that side's corners too."""
     x, y = _centre(box)
     cell = {("left", "", "right")[int(3 * x / size)], ("top", "", "bottom")[int(3 * y / size)]} - {""}
     words = set(re.findall("[a-z]+", value))
@@ -76,8 +77,8 @@ def _placed(box: Box, size: int, value: str) -> bool:
     return sides == cell or (sides < cell and not words & {"center", "middle"})
 
 
-def _beside(first: Box, second: Box) -> str | None:
-    """Where the first lies of the second: apart on one axis, and nearly level on the other; else None."""
+def _direction(first: Box, second: Box) -> str | None:
+    """Where the first lies, seen from the second; None unless apart on one axis and about level on the other."""
     (x, y), (u, v) = _centre(first), _centre(second)
     apart_x = first[1] + first[3] <= second[1] or second[1] + second[3] <= first[1]
     apart_y = first[2] + first[4] <= second[2] or second[2] + second[4] <= first[2]

@@ -1,61 +1,35 @@
 """Where things stand in the pictures of a case: the same but for the one value that its captions name.
 
-    plan = LAYOUTS["count"](rng, things, 512)
-    plan.scenes[3]         # boxes (name, x, y, width, height) of the picture with four of them
+    scenes = LAYOUTS["count"](rng, things, 512)
+    scenes[3]         # boxes (name, x, y, width, height) of the picture with four of them
 
-Every random choice is made once for the case, so that its pictures differ in nothing else. Shares of the picture's side
-where no unit is given; the rules are those of the sheet's layout table, our choices where the paper is silent.
+Every random choice is made once for the case, so that its pictures differ in nothing else. Lengths without a unit are
+shares of the picture's side. The paper gives no numbers; these are ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
+from paceline.evals.vision.captions import COMPARED, DIRECTIONS, NUMBERS, PLACES, PRESENCE, SIZES
 from paceline.evals.vision.geometry import RATIOS, SAME, SIDES, Box
-from paceline.evals.vision.words import BESIDE, COMPARED, NUMBERS, PLACES, PRESENCE, SIZES
+from paceline.evals.vision.providers import Cutout
 
 PAIR = 0.56
-"""Square root of the sum of the squared longer sides of two objects that are compared, at most."""
+"""Most that the longer sides a and b of two compared objects add up to, as sqrt(a^2 + b^2)."""
 GAP = 0.05
 """Least distance of two objects."""
 SLACK = 0.9 * SAME
-"""Most that longer sides of compared objects of equal area may differ by; the rest of SAME is for whole pixels."""
-
-
-class Thing(Protocol):
-    """What a layout needs to know of an object."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def aspect(self) -> float:
-        """Width over height."""
-        ...
-
-    @property
-    def cover(self) -> float:
-        """Share of its box that is drawn."""
-        ...
+"""Largest ratio of the longer sides of compared objects of equal area; the rest of SAME is for whole pixels."""
 
 
 Scene = tuple[Box, ...]
-Layout = Callable[[np.random.Generator, Sequence[Thing], int], list[Scene]]
+Layout = Callable[[np.random.Generator, Sequence[Cutout], int], list[Scene]]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a layout may be asked to do differently."""
-
-    count_size: str = "case"
-    """Sizes of counted objects: one for the whole "case", or another for every "image" whatever its number."""
-
-
-def box(thing: Thing, x: float, y: float, side: float, size: int) -> Box:
+def box(thing: Cutout, x: float, y: float, side: float, size: int) -> Box:
     """The box of `thing` around (x, y) with its longer side `side`, in whole pixels and inside the picture."""
     long = side * size
     width, height = (long, long / thing.aspect) if thing.aspect >= 1 else (long * thing.aspect, long)
@@ -65,15 +39,15 @@ def box(thing: Thing, x: float, y: float, side: float, size: int) -> Box:
     return thing.name, left, top, w, h
 
 
-def absolute_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+def absolute_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """One object around one centre, large, medium-sized or small."""
     x, y = 0.5 + rng.uniform(-0.1, 0.1, 2)
     return [(box(things[0], x, y, SIDES[value], size),) for value in SIZES]
 
 
-def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
-    """Two objects side by side, one above the other in half of the cases. Sizes are square roots of drawn areas.
-    Whichever is bigger, the two together cover the same area."""
+def relative_size(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
+    """Two objects side by side, or one above the other in half of the cases. Sizes are square roots of drawn areas; the
+    two together cover the same area in all pictures."""
     a, b = things[:2]
     fill_a, fill_b = _fill(a), _fill(b)
     whole, turned, swapped = PAIR * rng.uniform(0.85, 1.0), rng.random() < 0.5, rng.random() < 0.5
@@ -93,18 +67,18 @@ def relative_size(rng: np.random.Generator, things: Sequence[Thing], size: int) 
     return scenes
 
 
-def comparable(a: Thing, b: Thing) -> bool:
+def comparable(a: Cutout, b: Cutout) -> bool:
     """Whether things that cover equal areas are about equally long too, so that "the same size" is true of both."""
     return bool(SLACK**-2 <= _fill(a) / _fill(b) <= SLACK**2)
 
 
-def _fill(thing: Thing) -> float:
+def _fill(thing: Cutout) -> float:
     """Drawn share of the square around a thing."""
     return thing.cover * min(thing.aspect, 1 / thing.aspect)
 
 
-def absolute_spatial(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
-    """One object in each cell of a 3 x 3 grid, moved off its centre by the same little way."""
+def absolute_spatial(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
+    """One object in each cell of a 3 x 3 grid, off the cell's centre by the same jitter."""
     side = rng.uniform(0.18, 0.27)
     x, y = rng.uniform(-0.03, 0.03, 2)
     return [
@@ -113,7 +87,7 @@ def absolute_spatial(rng: np.random.Generator, things: Sequence[Thing], size: in
     ]
 
 
-def relative_spatial(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
+def relative_spatial(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
     """Two objects on one axis, almost level on the other, their middle anywhere."""
     a, b = things[:2]
     sides = rng.uniform(0.18, 0.26, 2)
@@ -122,17 +96,17 @@ def relative_spatial(rng: np.random.Generator, things: Sequence[Thing], size: in
     free = 0.5 - apart / 2 - max(sides) / 2
     x, y = 0.5 + rng.uniform(-free, free, 2)
     scenes: list[Scene] = []
-    for value in BESIDE:
+    for value in DIRECTIONS:
         sign = -1 if value in ("to the left of", "above") else 1
         along = sign * apart / 2
-        dx, dy = (along, offset / 2) if value in BESIDE[:2] else (offset / 2, along)
+        dx, dy = (along, offset / 2) if value in DIRECTIONS[:2] else (offset / 2, along)
         scenes.append((box(a, x + dx, y + dy, sides[0], size), box(b, x - dx, y - dy, sides[1], size)))
     return scenes
 
 
-def existence(rng: np.random.Generator, things: Sequence[Thing], size: int) -> list[Scene]:
-    """Three to five other objects, and in one place either the target (the first thing) or a neutral one (the second):
-    neither the number of objects nor what they cover tells which."""
+def existence(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> list[Scene]:
+    """Three to five other objects, and in one place either the target (the first thing) or a neutral one (the second).
+    Neither the number of objects nor their area tells which."""
     target, neutral, *others = things
     others = others[: rng.integers(3, 6)]
     side = rng.uniform(0.2, 0.27)
@@ -141,19 +115,21 @@ def existence(rng: np.random.Generator, things: Sequence[Thing], size: int) -> l
     return [(box(neutral if value == "no" else target, *spots[0], side, size), *around) for value in PRESENCE]
 
 
-def count(rng: np.random.Generator, things: Sequence[Thing], size: int, options: Options = Options()) -> list[Scene]:
-    """One to nine of a kind, in cells of a grid; n + 1 of them are the n and one more."""
+def count(rng: np.random.Generator, things: Sequence[Cutout], size: int, one_size: bool = True) -> list[Scene]:
+    """One to nine of a kind, in cells of a grid; n + 1 of them are the n and one more.
+
+    one_size: for all pictures of the case; otherwise each picture has a size of its own, whatever its number."""
     side = rng.uniform(0.16, 0.27)
     sides = rng.uniform(0.12, 0.27, len(NUMBERS))
     spots = _grid(rng, 0.03)
     return [
-        tuple(box(things[0], *spot, side if options.count_size == "case" else sides[n - 1], size) for spot in spots[:n])
+        tuple(box(things[0], *spot, side if one_size else sides[n - 1], size) for spot in spots[:n])
         for n in range(1, len(NUMBERS) + 1)
     ]
 
 
-def scattered(rng: np.random.Generator, things: Sequence[Thing], size: int) -> Scene:
-    """One to four things of any size, nowhere in particular and not on top of each other: pictures for plain pairs."""
+def scattered(rng: np.random.Generator, things: Sequence[Cutout], size: int) -> Scene:
+    """One to four things of any size at random places, none on top of another: the picture of a plain pair."""
     if len(things) == 1:
         side = rng.uniform(0.2, 0.75)
         x, y = rng.uniform(side / 2, 1 - side / 2, 2)
@@ -184,6 +160,6 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 THINGS = {"relative_size": 2, "relative_spatial": 2, "existence": 7}
-"""Different things that a subset's layout asks for, where more than one."""
-FITS: dict[str, Callable[[Thing, Thing], bool]] = {"relative_size": comparable}
-"""Which two things a subset's layout takes together, where not any."""
+"""Number of different things that a subset's layout places, where it is not one."""
+FITS: dict[str, Callable[[Cutout, Cutout], bool]] = {"relative_size": comparable}
+"""Whether a subset's layout can place two things together, where it cannot any two."""

@@ -5,8 +5,8 @@
     provider.get("fish", rng)           # a Cutout: its words, its shape, its licence, and `sprite`
 
 A folder holds RGBA pictures, or photos before a plain backdrop, and objects.json: {"cat1.png": {"name": "cat",
-"plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. What has no licence is refused: someone will
-publish the pictures.
+"plural": "cats", "article": "a", "licence": "CC0", "author": "..."}}. A picture without a licence is refused: someone
+will publish what is made of it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.cutting import cut_out
+from paceline.evals.vision import child
+from paceline.evals.vision.captions import Noun, article_of
 from paceline.evals.vision.drawing import KINDS, Drawing
 from paceline.evals.vision.render import Renderer, cover
-from paceline.evals.vision.seeds import child
-from paceline.evals.vision.words import Noun
 
 SIDECAR = "objects.json"
 OURS = "Apache-2.0"
 """Licence of what our own code draws."""
+NEAR = 40
+"""Distance of a colour from the border's, in RGB, up to which it is background."""
 
 
 @dataclass(frozen=True)
@@ -84,59 +85,52 @@ def open_provider(spec: str) -> Provider:
         from paceline.evals.vision.diffusion import Generated, read_options
 
         return Generated(read_options(spec))
-    return Procedural() if spec == "procedural" else _folder(spec)
+    return Procedural() if spec == "procedural" else Folder(spec)
+
+
+def kinds_of(split: str) -> list[str]:
+    """Names of the kinds of a split, sorted."""
+    return sorted(kind.name for kind in KINDS.values() if split == "all" or kind.held_out == (split == "test"))
 
 
 class Procedural:
     def names(self, split: str) -> Sequence[str]:
-        return sorted(name for name in KINDS if split == "all" or (KINDS[name].held_out) == (split == "test"))
+        return kinds_of(split)
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         kind = KINDS[name]
         colour = kind.colours[int(rng.integers(len(kind.colours)))]
-        return Cutout(Noun(name, kind.plural, kind.article), _drawn(name, colour), OURS, f"procedural:{name}:{colour}")
+        return Cutout(kind, kind.draw(colour), OURS, f"procedural:{name}:{colour}")
 
 
 @cache
-def _drawn(name: str, colour: str) -> Drawing:
-    return KINDS[name].draw(colour)
-
-
 class Folder:
-    """Cut-outs of a folder; every third name in an order of its own is held out."""
+    """Cut-outs of a folder. About every third name is held out, by a random number of its own."""
 
-    def __init__(self, folder: Path, cutouts: dict[str, list[tuple[str, dict[str, Any]]]]):
-        self.folder, self._cutouts = folder, cutouts
+    def __init__(self, folder: str):
+        sidecar = Path(folder, SIDECAR)
+        if not sidecar.is_file():
+            raise PacelineError(f"{folder} is no source of objects: it is not 'procedural', and there is no {sidecar}")
+        try:
+            listed = json.loads(sidecar.read_text("utf-8"))
+        except ValueError as error:
+            raise PacelineError(f"{sidecar} is not JSON: {error}") from error
+        self._cutouts: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+        for file, facts in sorted(listed.items()):
+            lacking = [key for key in ("name", "licence") if not facts.get(key)]
+            if lacking:
+                raise PacelineError(f"{sidecar}: {file} has no {' and no '.join(lacking)}; every cut-out needs both")
+            self._cutouts.setdefault(facts["name"], []).append((sidecar.with_name(file), facts))
 
     def names(self, split: str) -> Sequence[str]:
-        return sorted(
-            n for n in self._cutouts if split == "all" or (child("held out", n).random() < 1 / 3) == (split == "test")
-        )
+        held_out = {name for name in self._cutouts if child("held out", name).random() < 1 / 3}
+        return sorted(name for name in self._cutouts if split == "all" or (name in held_out) == (split == "test"))
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         files = self._cutouts[name]
         file, facts = files[int(rng.integers(len(files)))]
-        noun = Noun(name, facts.get("plural", name + "s"), facts.get("article", "an" if name[0] in "aeiou" else "a"))
-        return Cutout(noun, _cut(self.folder / file), facts["licence"], f"{file}, {facts.get('author', 'unknown')}")
-
-
-@cache
-def _folder(spec: str) -> Folder:
-    folder = Path(spec)
-    sidecar = folder / SIDECAR
-    if not sidecar.is_file():
-        raise PacelineError(f"{spec} is no source of objects: it is not 'procedural', and there is no {sidecar}")
-    try:
-        listed = json.loads(sidecar.read_text("utf-8"))
-    except ValueError as error:
-        raise PacelineError(f"{sidecar} is not JSON: {error}") from error
-    cutouts: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for file, facts in sorted(listed.items()):
-        lacking = [key for key in ("name", "licence") if not facts.get(key)]
-        if lacking:
-            raise PacelineError(f"{sidecar}: {file} has no {' and no '.join(lacking)}; every cut-out needs both")
-        cutouts.setdefault(facts["name"], []).append((file, facts))
-    return Folder(folder, cutouts)
+        noun = Noun(name, facts.get("plural", name + "s"), facts.get("article", article_of(name)))
+        return Cutout(noun, _cut(file), facts["licence"], f"{file.name}, {facts.get('author', 'unknown')}")
 
 
 @cache
@@ -151,3 +145,20 @@ def _cut(file: Path) -> Image.Image:
     if inside is None:
         raise PacelineError(f"{file} is transparent everywhere: nothing to place")
     return picture.crop(inside)
+
+
+def cut_out(picture: Image.Image) -> Image.Image:
+    """The object before a plain backdrop, RGBA and cropped: what differs from the colour of the border, without specks.
+
+    A picture that shows nothing stays whole; the contact sheet of a build lets people see that."""
+    pixels = np.asarray(picture.convert("RGB"), np.float64)
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    inside = np.linalg.norm(pixels - np.median(border, 0), axis=2) > NEAR
+    mask = Image.fromarray((255 * inside).astype(np.uint8), "L")
+    mask = mask.filter(ImageFilter.MinFilter(3)).filter(ImageFilter.MaxFilter(5)).filter(ImageFilter.MinFilter(3))
+    box = mask.getbbox()
+    cut = picture.convert("RGBA")
+    if box is None:
+        return cut
+    cut.putalpha(mask.filter(ImageFilter.GaussianBlur(0.7)))
+    return cut.crop(box)

@@ -1,12 +1,10 @@
-"""Drawings as pixels: Skia where it is installed, Pillow otherwise. Both are deterministic; their bytes differ.
+"""Drawings as pixels: by Skia where it is installed, otherwise by Pillow. Both are deterministic; their bytes differ.
 
-renderer = best()
-renderer.sprite(drawing, 120, 80)       # an RGBA picture of exactly 120 x 80 pixels
+choose().sprite(drawing, 120, 80)       # an RGBA picture of exactly 120 x 80 pixels
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -19,14 +17,14 @@ from paceline.evals.vision.drawing import Drawing, Shape, rgb, shade
 LIGHT, DARK = 0.22, -0.16
 """How much lighter a filled shape is at its upper left, and how much darker at its lower right."""
 SUPERSAMPLING = 4
-"""Pixels that Pillow, which does not smooth edges, draws for each one in a row."""
+"""Pixels that Pillow draws per pixel of a row, because it does not smooth edges."""
 COVER_SIDE = 96
 """Longer side, in pixels, of the sprite by which a drawing's cover is measured."""
 
 
 class Renderer(Protocol):
     name: str
-    """With its version: pictures of another one have other bytes."""
+    """With the version: another one draws other bytes."""
 
     def sprite(self, drawing: Drawing, width: int, height: int) -> Image.Image:
         """`drawing`, from edge to edge of its bounds, on a transparent ground: RGBA, not premultiplied."""
@@ -47,40 +45,32 @@ def choose(name: str = "auto") -> Renderer:
         return PillowRenderer()
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """How the square of a drawing is laid into `width` x `height` pixels."""
-
-    left: float
-    top: float
-    across: float
-    down: float
-
-    @classmethod
-    def of(cls, drawing: Drawing, width: int, height: int) -> _Fit:
-        left, top, right, bottom = drawing.bounds
-        return cls(left, top, width / (right - left), height / (bottom - top))
+def _fit(drawing: Drawing, width: int, height: int) -> tuple[float, float, float, float]:
+    """(left, top, across, down): the corner of a drawing's bounds, and pixels per unit for `width` x `height`."""
+    left, top, right, bottom = drawing.bounds
+    return left, top, width / (right - left), height / (bottom - top)
 
 
 class SkiaRenderer:
     def __init__(self) -> None:
-        self._skia = _skia()
-        self.name = f"skia {self._skia.__version__}"
+        import skia
+
+        self._skia = skia
+        self.name = f"skia {skia.__version__}"
 
     def sprite(self, drawing: Drawing, width: int, height: int) -> Image.Image:
-        skia, fit = self._skia, _Fit.of(drawing, width, height)
+        skia, (left, top, across, down) = self._skia, _fit(drawing, width, height)
         surface = skia.Surface(width, height)
         with surface as canvas:
-            canvas.scale(fit.across, fit.down)
-            canvas.translate(-fit.left, -fit.top)
+            canvas.scale(across, down)
+            canvas.translate(-left, -top)
             for shape in drawing.shapes:
                 path = skia.Path.Polygon([skia.Point(x, y) for x, y in shape.points.tolist()], shape.fill is not None)
                 if shape.fill is not None:
                     canvas.drawPath(path, self._fill(shape))
                 if shape.stroke is not None:
                     canvas.drawPath(path, self._line(shape))
-        pixels = surface.toarray(colorType=skia.kRGBA_8888_ColorType)
-        return Image.fromarray(pixels, "RGBA")
+        return Image.fromarray(surface.toarray(colorType=skia.kRGBA_8888_ColorType), "RGBA")
 
     def _fill(self, shape: Shape) -> Any:
         skia, (low, high) = self._skia, (shape.points.min(0), shape.points.max(0))
@@ -107,11 +97,11 @@ class PillowRenderer:
         self.name = f"pillow {__version__}"
 
     def sprite(self, drawing: Drawing, width: int, height: int) -> Image.Image:
-        size, fit = (width * SUPERSAMPLING, height * SUPERSAMPLING), _Fit.of(drawing, width, height)
+        size, (left, top, across, down) = (width * SUPERSAMPLING, height * SUPERSAMPLING), _fit(drawing, width, height)
         large = Image.new("RGBA", size)
-        scale = np.array([fit.across, fit.down]) * SUPERSAMPLING
+        scale = np.array([across, down]) * SUPERSAMPLING
         for shape in drawing.shapes:
-            points = (shape.points - (fit.left, fit.top)) * scale
+            points = (shape.points - (left, top)) * scale
             if shape.fill is not None:
                 mask = Image.new("L", size)
                 ImageDraw.Draw(mask).polygon([*map(tuple, points.tolist())], fill=255)
@@ -131,7 +121,7 @@ class PillowRenderer:
 
 @cache
 def cover(drawing: Drawing) -> float:
-    """Share of the drawing's bounds that is drawn, in hundredths: the same with any renderer."""
+    """Share of the drawing's bounds that is drawn, rounded to hundredths; by Pillow, whatever draws the pictures."""
     width = COVER_SIDE * min(1.0, drawing.aspect)
     sprite = PillowRenderer().sprite(drawing, round(width), round(width / drawing.aspect))
     return round(float(np.asarray(sprite.getchannel("A")).mean()) / 255, 2)
@@ -152,10 +142,3 @@ def _gradient(points: np.ndarray, ends: tuple[str, str], size: tuple[int, int]) 
     first, last = (np.array(rgb(end), float) for end in ends)
     colours = first + np.clip(share, 0, 1)[..., None] * (last - first)
     return Image.fromarray(colours.round().astype(np.uint8), "RGB")
-
-
-@cache
-def _skia() -> Any:
-    import skia
-
-    return skia

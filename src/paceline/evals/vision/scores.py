@@ -3,8 +3,9 @@
     result = summarise("count", matrices, values)
     result["i2t"], result["t2i"], result["mean"], result["group"]
 
-i2t: picture i's best caption is i (a row). t2i: caption j's best picture is j (a column). Group scores want every query
-of a case right (Winoground, Thrush et al. 2022). Error bars resample cases, because queries of one case are related.
+i2t: picture i's best caption is i (a row). t2i: caption j's best picture is j (a column). A group score counts a case
+if every query of it is right (Winoground, Thrush et al. 2022). Error bars resample cases, because the queries of a case
+are related.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ RESAMPLES = 1000
 def correct(scores: Matrix, keys: Keys | None = None) -> NDArray[np.float64]:
     """(K,): the credit of each row's query, whose right answer is its own number.
 
-    Ties share the credit, 1/n among n best. With `keys`, (K, K), the order in which each query lists its keys, the
-    first of the best counts instead: what the official evaluation's argmax does. A row of NaN gets 0."""
+    n best keys share the credit, 1/n each. keys: (K, K), the order in which each query lists its keys; the first of the
+    best keys counts then, as in the official evaluation's argmax. A row of NaN gets 0."""
     best = scores == scores.max(1, keepdims=True)
     if keys is None:
         return np.where(np.diag(best), 1 / np.maximum(best.sum(1), 1), 0.0)
@@ -56,7 +57,7 @@ def case_credits(
 def _assignment(scores: NDArray[np.float64]) -> float:
     """Share of the pairs found by the best one-to-one matching.
 
-    The solver settles ties by position; starting it at each position in turn gives a constant matrix 1/K."""
+    The solver breaks ties by position. Starting it at each position in turn gives a constant matrix 1/K."""
     shares = []
     for turn in range(len(scores)):
         rows, columns = linear_sum_assignment(np.roll(scores, turn, axis=1), maximize=True)
@@ -78,8 +79,8 @@ def summarise(
 ) -> dict[str, Any]:
     """One subset's figures in percent, standard errors over cases, and what was confused with what.
 
-    to_image: caption by picture, where it is not the transposed matrix. orders: each case's (i2t_keys, t2i_keys), for
-    ties that go to the first key; None shares them."""
+    to_image: caption by picture, where it is not the transposed matrix. orders: each case's (i2t_keys, t2i_keys), to
+    give ties to the first key; None shares them."""
     backwards = [m.T for m in matrices] if to_image is None else to_image
     per_case = [
         case_credits(m, t, *(orders[n] if orders else ()))
@@ -101,14 +102,14 @@ def summarise(
 
 
 def _standard_errors(table: NDArray[np.float64]) -> list[float]:
-    """Of each column's mean, in percent, by bootstrap over the rows."""
+    """Standard error of each column's mean, in percent, by bootstrap over the rows."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(table), size=(RESAMPLES, len(table)))
     return [round(float(100 * spread), 4) for spread in table[drawn].mean(1).std(0)]
 
 
 def confusion(matrices: Sequence[Matrix]) -> list[list[float]]:
-    """[asked][answered]: how often, ties shared; each row sums to 1."""
+    """[asked][answered]: share of the answers, ties shared; each row sums to 1."""
     shares = []
     for scores in matrices:
         best = scores == scores.max(1, keepdims=True)

@@ -1,119 +1,144 @@
-"""`paceline train vision`: hard-negative tuning of a dual encoder, or a small one from nothing."""
+"""Tuning that keeps what a model could do before: mixtures of the weights before and after, of which one is chosen.
+
+WiSE-FT (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models"): the straight line between the weights before
+and after often has points with most of the gain and little of the loss. Here the gain is SPEC's mean, and the loss is
+zero-shot accuracy: naming what a picture shows.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import torch
-import typer
+import numpy as np
+from torch import Tensor
 
-from paceline.errors import PacelineError
-from paceline.evals.vision.dataset import Data, read_data
-from paceline.evals.vision.models.small import small
-from paceline.evals.vision.models.towers import Towers
-from paceline.evals.vision.retention import PairFile, read_pairs
-from paceline.evals.vision.tune import Config, tune
-from paceline.evals.vision.wise import Weights, choose, frontier, mix, weights
-from paceline.jsonl import Appender, check_folder, write_whole
+from paceline.evals.vision.dataset import Data, PairFile, read_data, read_pairs
+from paceline.evals.vision.evaluate import BATCH, DualEncoder, score
+from paceline.evals.vision.options import TuneOptions
+from paceline.evals.vision.scores import overall
+from paceline.evals.vision.towers import Towers, small
+from paceline.evals.vision.tune import tune
+from paceline.jsonl import Appender, write_whole
 
+SHARES = tuple(tenth / 10 for tenth in range(11))
+"""Of the way from the weights before to those after."""
 EVERY = 20
 """Steps between two lines of the log."""
 
+Weights = dict[str, Tensor]
 
-def train_command(
-    model: Annotated[
-        str, typer.Argument(help="A folder or hub name of a CLIP-like model, or `small`: one of our own, from nothing.")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)],
-    data: Annotated[
-        Path | None, typer.Option(help="Cases to learn from: what `eval vision build --split train` wrote.")
-    ] = None,
-    generic: Annotated[Path | None, typer.Option(help="Plain pairs mixed in: pairs.jsonl, or its folder.")] = None,
-    validate: Annotated[Path | None, typer.Option(help="Cases to choose the interpolation on.")] = None,
-    retention: Annotated[
-        Path | None, typer.Option(help="Pairs whose zero-shot accuracy should last: pairs.jsonl, or its folder.")
-    ] = None,
-    checkpoints: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the checkpoint and the log; OUT-run if left out.", callback=check_folder),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 1000,
-    batch: Annotated[int, typer.Option(help="Plain pairs a step.", min=1)] = 256,
-    cases: Annotated[int, typer.Option(help="Cases a step.", min=1)] = 32,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.", min=0)] = 5e-6,
-    warmup: Annotated[int, typer.Option(help="Steps until the peak.", min=1)] = 50,
-    mu: Annotated[float, typer.Option(help="Weight of the hard negatives.", min=0)] = 0.2,
-    scope: Annotated[
-        Literal["own", "batch"], typer.Option(help="Hard negatives of the own case, or of the whole batch.")
-    ] = "own",
-    negatives: Annotated[Literal["both", "text", "image"], typer.Option(help="Of which modality.")] = "both",
-    lora: Annotated[int, typer.Option(help="Train adapters of this rank; 0 trains the weights.", min=0)] = 0,
-    tolerance: Annotated[float, typer.Option(help="Points of zero-shot accuracy that may be lost.", min=0)] = 2.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+
+@dataclass(frozen=True)
+class Retention:
+    """What the mixture is chosen by: the best SPEC mean on `cases` among those that lose at most `tolerance` points of
+    zero-shot accuracy on `pairs`."""
+
+    cases: Path
+    pairs: Path
+    tolerance: float = 2.0
+
+
+def train(
+    model: str,
+    options: TuneOptions,
+    out: Path,
+    folder: Path,
+    *,
     device: str = "cpu",
-    threads: Annotated[int, typer.Option(help="torch threads.", min=1)] = 1,
+    data: Path | None = None,
+    generic: Path | None = None,
+    checked: Retention | None = None,
 ) -> None:
-    """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
+    """Tune `model`, a path or "small", and write it to `out`; checkpoint and log are in `folder`.
 
-    paceline train vision openai/clip-vit-base-patch32 --data build/spec-train --generic coco/pairs.jsonl
-    --validate build/spec-dev --retention imagenet/pairs.jsonl --out build/spec-clip
-
-    With --validate and --retention the weights written are the best mixture of before and after that loses at most
-    --tolerance points; frontier.json lists all of them. Ctrl-C saves; the same command goes on from there.
-    """
-    torch.set_num_threads(threads)
-    if (validate is None) != (retention is None):
-        raise PacelineError("--validate and --retention belong together: one is weighed against the other")
-    config = Config(steps, batch, cases, lr, warmup, mu=mu, scope=scope, negatives=negatives, lora=lora, seed=seed)
-    plain, kept = (read_pairs(place) if place else None for place in (generic, retention))
-    learnt, checked = (read_data(place) if place else None for place in (data, validate))
-    towers = small(plain.captions if plain else (), seed=seed) if model == "small" else Towers.load(model, device)
-    before, run = weights(towers), checkpoints or out.with_name(out.name + "-run")
-    run.mkdir(parents=True, exist_ok=True)
-    try:
-        tune(towers, plain, learnt, config, run / "checkpoint.pt", _log(run / "log.jsonl", steps))
-    except KeyboardInterrupt:
-        typer.echo(f"saved in {run}; the same command goes on", err=True)
-        raise typer.Exit(130) from None
-    facts: dict[str, Any] = {"model": model, "data": str(data), "generic": str(generic), **asdict(config)}
-    if checked is not None and kept is not None:
-        facts["share"] = _weigh(towers, before, checked, kept, tolerance, out)
+    data: cases. generic: plain pairs. Raises KeyboardInterrupt after saving; the same call goes on from there."""
+    plain, learnt = read_pairs(generic) if generic else None, read_data(data) if data else None
+    if checked is not None:
+        cases, pairs = read_data(checked.cases), read_pairs(checked.pairs)
+    if model == "small":
+        towers = small(plain.captions if plain else (), seed=options.seed)
+    else:
+        towers = Towers.load(model, device)
+    before = weights(towers)
+    folder.mkdir(parents=True, exist_ok=True)
+    tune(towers, plain, learnt, options, folder / "checkpoint.pt", _logger(folder / "log.jsonl", options.steps))
+    facts: dict[str, Any] = {"model": model, "data": str(data), "generic": str(generic), **asdict(options)}
+    if checked is not None:
+        facts["share"] = _mix_best(towers, before, cases, pairs, checked.tolerance, out)
     towers.save(out)
     _write_json(out / "training.json", facts)
-    typer.echo(f"written to {out}")
 
 
-def _log(file: Path, steps: int) -> Callable[[int, dict[str, float]], None]:
-    """A function that writes losses to `file` and to the terminal, every EVERY steps."""
+def _logger(file: Path, steps: int) -> Callable[[int, dict[str, float]], None]:
+    """A function that writes a step's losses to `file` and to the terminal, every EVERY steps."""
     began = time.perf_counter()
 
     def report(step: int, losses: dict[str, float]) -> None:
         if step % EVERY == 0 or step == steps:
-            with Appender.open(file) as log:
-                log.append([{"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}])
-            typer.echo(
-                f"step {step}/{steps}  " + "  ".join(f"{n} {value:.3f}" for n, value in losses.items()), err=True
-            )
+            with Appender.open(file) as rows:
+                rows.append([{"step": step, "seconds": round(time.perf_counter() - began, 1), **losses}])
+            terms = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+            print(f"step {step}/{steps}  {terms}", file=sys.stderr, flush=True)
 
     return report
 
 
-def _weigh(towers: Towers, before: Weights, data: Data, pairs: PairFile, tolerance: float, out: Path) -> float:
+def _mix_best(towers: Towers, before: Weights, data: Data, pairs: PairFile, tolerance: float, out: Path) -> float:
     """Give `towers` the best mixture, write all of them to `out`, and return the share."""
-    after = weights(towers)
-    points = frontier(towers, before, after, data, pairs)
-    share = float(choose(points, tolerance)["share"])
-    mix(towers, before, after, share)
-    _write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": share, "points": points})
+    after, points = weights(towers), []
+    for share in SHARES:
+        mix(towers, before, after, share)
+        results = score(towers, data).results()
+        subsets = {one["subset"]: one["mean"] for one in results}
+        accuracy = round(zero_shot(towers, pairs), 2)
+        points.append({"share": share, "spec": overall(results)["mean"], "retention": accuracy, "subsets": subsets})
+    chosen = float(choose(points, tolerance)["share"])
+    mix(towers, before, after, chosen)
+    _write_json(out / "frontier.json", {"tolerance": tolerance, "chosen": chosen, "points": points})
     for p in points:
-        mark = "  <- written" if p["share"] == share else ""
-        typer.echo(f"share {p['share']:.1f}  SPEC {p['spec']:5.1f}  zero-shot {p['retention']:5.1f}{mark}")
-    return share
+        mark = "  <- written" if p["share"] == chosen else ""
+        print(f"share {p['share']:.1f}  SPEC {p['spec']:5.1f}  zero-shot {p['retention']:5.1f}{mark}")
+    return chosen
+
+
+def weights(towers: Towers) -> Weights:
+    """A copy of the model's weights."""
+    return {name: value.detach().clone() for name, value in towers.model.state_dict().items()}
+
+
+def mix(towers: Towers, before: Weights, after: Weights, share: float) -> None:
+    """Give `towers` the weights that lie `share` of the way from `before` to `after`."""
+    mixed = {
+        name: value.lerp(after[name], share) if value.is_floating_point() else after[name]
+        for name, value in before.items()
+    }
+    towers.model.load_state_dict(mixed)
+
+
+def choose(points: list[dict[str, Any]], tolerance: float) -> dict[str, Any]:
+    """The point with the best SPEC mean among those that lose at most `tolerance` points of accuracy."""
+    least = points[0]["retention"] - tolerance
+    return max((p for p in points if p["retention"] >= least), key=lambda point: float(point["spec"]))
+
+
+def zero_shot(model: DualEncoder, pairs: PairFile) -> float:
+    """Percent of the pictures that fit their own caption better than every other caption of the file.
+
+    For pairs of one object each (`classes`), captioned "a photo of a fish", this is zero-shot classification."""
+    classes = sorted(set(pairs.captions))
+    texts = np.concatenate([model.encode_texts(classes[i : i + BATCH]) for i in range(0, len(classes), BATCH)])
+    right = 0
+    for start in range(0, len(pairs.images), BATCH):
+        some = range(start, min(start + BATCH, len(pairs.images)))
+        best = (model.encode_images([pairs.picture(i) for i in some]) @ texts.T).argmax(1)
+        right += sum(classes[b] == pairs.captions[i] for b, i in zip(best, some, strict=True))
+    return 100 * right / len(pairs.images)
 
 
 def _write_json(path: Path, value: Any) -> None:

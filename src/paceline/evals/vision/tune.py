@@ -1,9 +1,12 @@
-"""Training of two towers: CLIP's loss on plain pairs, and SPEC's hard negatives on cases.
+"""Training of two towers with the losses of SPEC (Peng et al. 2024, poster): CLIP's on plain pairs, and hard negatives
+of both modalities on cases.
 
-    tune(Towers.load("openai/clip-vit-base-patch32"), pairs, cases, Config(), checkpoint)
+    L = L_clip + mu (L_hn of pictures against captions + L_hn of captions against pictures)
 
-The same loop trains a model from nothing (no cases, mu 0). A step's batch depends on the seed and the step alone, so a
-run that is interrupted and resumed is the run that was not.
+A case is K pairs that differ in one value, so the hard negatives of a pair are the other pairs of its case; nothing has
+to be mined. Without cases the same loop trains a model from nothing.
+
+    tune(Towers.load("openai/clip-vit-base-patch32"), pairs, cases, TuneOptions(), checkpoint)
 """
 
 from __future__ import annotations
@@ -17,208 +20,235 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.dataset import Data
-from paceline.evals.vision.loss import LARGEST_SCALE, Negatives, Pairs, Scope, clip_loss, hard_loss
-from paceline.evals.vision.models.towers import Towers
-from paceline.evals.vision.retention import PairFile
-from paceline.evals.vision.seeds import child
+from paceline.evals.vision import child
+from paceline.evals.vision.dataset import Data, PairFile
+from paceline.evals.vision.options import Negatives, Scope, TuneOptions
+from paceline.evals.vision.towers import Towers
 
-KEPT_BYTES = 3 << 30
-"""Pictures that have been read stay in memory up to this much."""
+LARGEST_SCALE = 100.0
+"""Of the logits; CLIP (Radford et al. 2021, 2.5) bounds its learnt temperature by it."""
+CACHE_BYTES = 3 << 30
+"""Memory for pictures that have been read."""
 SAVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Config:
-    """How to train; what the paper says of none of this is in the documentation."""
+class Pairs:
+    """n pictures and n captions, row i of one for row i of the other."""
 
-    steps: int = 1000
-    batch: int = 256
-    """Plain pairs a step."""
-    cases: int = 32
-    """Cases a step, of whatever subset."""
-    lr: float = 5e-6
-    warmup: int = 50
-    weight_decay: float = 0.1
-    mu: float = 0.2
-    scope: Scope = "own"
-    negatives: Negatives = "both"
-    lora: int = 0
-    """Rank of the adapters that are trained instead of the weights; 0 trains the weights."""
-    seed: int = 0
+    images: Tensor
+    """(n, d), of unit length."""
+    texts: Tensor
+    """(n, d), of unit length."""
+    captions: Tensor
+    """(n,): equal numbers for equal captions."""
+    cases: Tensor | None = None
+    """(n,): equal numbers for pairs of one case; None where there are no cases."""
+
+    def same_caption(self) -> Tensor:
+        """(n, n): true for two different pairs with one caption, which would be false negatives."""
+        return _off_diagonal(self.captions[:, None] == self.captions[None])
+
+
+def _off_diagonal(table: Tensor) -> Tensor:
+    return table & ~torch.eye(len(table), dtype=torch.bool, device=table.device)
+
+
+def clip_loss(pairs: Pairs, scale: Tensor) -> Tensor:
+    """The contrastive loss, the mean of both directions. Pairs with the same caption are not each other's negatives.
+
+    scale: of the logits."""
+    never = pairs.same_caption()
+    to_text = direction_loss(pairs.images, pairs.texts, None, never, scale)
+    return (to_text + direction_loss(pairs.texts, pairs.images, None, never, scale)) / 2
+
+
+def hard_loss(
+    hard: Pairs, generic: Pairs | None, scale: Tensor, scope: Scope = "own", negatives: Negatives = "both"
+) -> Tensor:
+    """L_hn, the mean of both directions: each hard pair against the generic pairs and its hard negatives.
+
+    scope: hard negatives of a pair are those of its own case, or of all cases. negatives: their modality; "text" is
+    what others did before SPEC."""
+    assert hard.cases is not None
+    same_case = hard.cases[:, None] == hard.cases[None]
+    never = hard.same_caption()
+    if scope == "own":
+        never = never | ~same_case
+    without = never | _off_diagonal(same_case)
+    texts, images = (generic.texts, generic.images) if generic else (None, None)
+    to_text = direction_loss(hard.images, hard.texts, texts, without if negatives == "image" else never, scale)
+    to_image = direction_loss(hard.texts, hard.images, images, without if negatives == "text" else never, scale)
+    return (to_text + to_image) / 2
+
+
+def direction_loss(queries: Tensor, keys: Tensor, generic: Tensor | None, never: Tensor, scale: Tensor) -> Tensor:
+    """Cross entropy of query i against key i, the keys not in `never`, and all generic keys.
+
+    queries, keys: (n, d). generic: (m, d). never: (n, n)."""
+    logits = (scale.float() * (queries.float() @ keys.float().T)).masked_fill(never, -torch.inf)
+    if generic is not None:
+        logits = torch.cat([logits, scale.float() * (queries.float() @ generic.float().T)], 1)
+    return F.cross_entropy(logits, torch.arange(len(queries), device=logits.device))
 
 
 class Pixels:
-    """Pictures as the model's bytes, read when they are wanted and kept."""
+    """Pictures as the model's bytes, read on demand and cached."""
 
     def __init__(self, towers: Towers, read: Callable[[int], Image.Image]):
         self._towers, self._read = towers, read
-        self._kept: dict[int, np.ndarray] = {}
+        self._cache: dict[int, np.ndarray] = {}
         self._bytes = 0
 
     def __call__(self, numbers: Sequence[int]) -> Tensor:
         """(n, 3, height, width), uint8."""
-        new = [i for i in dict.fromkeys(numbers) if i not in self._kept]
+        new = [i for i in dict.fromkeys(numbers) if i not in self._cache]
         fresh = dict(zip(new, self._towers.pixels([self._read(i) for i in new]), strict=True)) if new else {}
-        pixels = np.stack([fresh[i] if i in fresh else self._kept[i] for i in numbers])
-        if self._bytes < KEPT_BYTES:
-            self._kept |= fresh
+        pixels = np.stack([fresh[i] if i in fresh else self._cache[i] for i in numbers])
+        if self._bytes < CACHE_BYTES:
+            self._cache |= fresh
             self._bytes += sum(one.nbytes for one in fresh.values())
         return torch.from_numpy(pixels).to(self._towers.device)
 
 
-class PlainBatches:
-    """Batches of plain pairs."""
+class Batches:
+    """Batches of whole groups of pairs: of cases, or of plain pairs, which are groups of one."""
 
-    def __init__(self, towers: Towers, pairs: PairFile):
-        self._towers, self._captions = towers, pairs.captions
-        self._pixels = Pixels(towers, pairs.picture)
+    def __init__(self, towers: Towers, groups: Sequence[Sequence[str]], read: Callable[[int], Image.Image]):
+        """groups: the captions of each. read: picture number i, counted through all groups."""
+        self._towers, self._groups, self._pixels = towers, groups, Pixels(towers, read)
+        self._first = np.cumsum([0, *map(len, groups)]).tolist()
 
-    def draw(self, rng: np.random.Generator, number: int) -> Pairs:
-        chosen = rng.choice(len(self._captions), min(number, len(self._captions)), replace=False).tolist()
-        return _embed(self._towers, self._pixels(chosen), [self._captions[i] for i in chosen])
+    @classmethod
+    def of_pairs(cls, towers: Towers, pairs: PairFile) -> Batches:
+        return cls(towers, [(caption,) for caption in pairs.captions], pairs.picture)
 
-
-class CaseBatches:
-    """Batches of whole cases."""
-
-    def __init__(self, towers: Towers, data: Data):
+    @classmethod
+    def of_cases(cls, towers: Towers, data: Data) -> Batches:
         if not data.cases:
             raise PacelineError(f"{data.source} has no case to train on: {'; '.join(data.problems[:1])}")
-        self._towers, self._cases = towers, data.cases
         images = [image for case in data.cases for image in case.images]
-        self._first = np.cumsum([0, *(case.k for case in data.cases)]).tolist()
-        self._pixels = Pixels(towers, lambda i: data.picture(images[i]))
+        return cls(towers, [case.captions for case in data.cases], lambda i: data.picture(images[i]))
 
     def draw(self, rng: np.random.Generator, number: int) -> Pairs:
-        chosen = rng.choice(len(self._cases), min(number, len(self._cases)), replace=False).tolist()
-        numbers = [i for c in chosen for i in range(self._first[c], self._first[c + 1])]
-        owners = torch.tensor([c for c in chosen for _ in range(self._cases[c].k)], device=self._towers.device)
-        captions = [caption for c in chosen for caption in self._cases[c].captions]
-        return _embed(self._towers, self._pixels(numbers), captions, owners)
-
-
-def _embed(towers: Towers, pixels: Tensor, captions: list[str], cases: Tensor | None = None) -> Pairs:
-    """Every distinct caption is encoded once."""
-    distinct = {caption: i for i, caption in enumerate(dict.fromkeys(captions))}
-    numbers = torch.tensor([distinct[caption] for caption in captions], device=towers.device)
-    return Pairs(towers.embed_images(pixels), towers.embed_texts([*distinct])[numbers], numbers, cases)
+        """`number` groups, embedded; every distinct caption is encoded once."""
+        chosen = rng.choice(len(self._groups), min(number, len(self._groups)), replace=False).tolist()
+        captions = [caption for c in chosen for caption in self._groups[c]]
+        distinct = {caption: i for i, caption in enumerate(dict.fromkeys(captions))}
+        device = self._towers.device
+        numbers = torch.tensor([distinct[caption] for caption in captions], device=device)
+        owners = torch.tensor([c for c in chosen for _ in self._groups[c]], device=device)
+        pixels = self._pixels([i for c in chosen for i in range(self._first[c], self._first[c + 1])])
+        images = self._towers.embed_images(pixels)
+        return Pairs(images, self._towers.embed_texts([*distinct])[numbers], numbers, owners)
 
 
 def tune(
     towers: Towers,
     plain: PairFile | None,
     data: Data | None,
-    config: Config,
+    options: TuneOptions,
     checkpoint: Path,
     report: Callable[[int, dict[str, float]], None] = lambda step, losses: None,
 ) -> None:
     """Train `towers` in place. Ctrl-C saves to `checkpoint`; the same call goes on from there.
 
+    A step's batch depends on the seed and the step alone, so a run that was interrupted ends as one that was not.
     Raises PacelineError if the checkpoint is of another run, and KeyboardInterrupt after saving."""
     if plain is None and data is None:
         raise PacelineError("nothing to train on: give --generic PAIRS, or DATA with cases, or both")
-    generic = PlainBatches(towers, plain) if plain else None
-    hard = CaseBatches(towers, data) if data else None
-    model = _adapted(towers, config)
+    generic = Batches.of_pairs(towers, plain) if plain else None
+    hard = Batches.of_cases(towers, data) if data else None
+    model = _adapted(towers, options)
     trained = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in trained if p.ndim > 1]
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": options.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.98))
-    step, saved = _resume(checkpoint, model, optimizer, config), time.monotonic()
+    optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.98))
+    step, saved = _resume(checkpoint, model, optimizer, options), time.monotonic()
     model.train()
     try:
-        while step < config.steps:
-            losses = _step(towers, generic, hard, optimizer, trained, config, step)
+        while step < options.steps:
+            for group in optimizer.param_groups:
+                group["lr"] = options.lr * rate(step, options)
+            losses = _losses(towers, generic, hard, options, step)
+            optimizer.zero_grad()
+            torch.stack([*losses.values()]).sum().backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            with torch.no_grad():
+                towers.model.logit_scale.clamp_(max=math.log(LARGEST_SCALE))
             step += 1
-            report(step, losses)
+            report(step, {name: float(value.detach()) for name, value in losses.items()})
             if time.monotonic() - saved > SAVE_SECONDS:
-                _save(checkpoint, model, optimizer, config, step)
+                _save(checkpoint, model, optimizer, options, step)
                 saved = time.monotonic()
-    except KeyboardInterrupt:
-        _save(checkpoint, model, optimizer, config, step)
-        raise
-    _save(checkpoint, model, optimizer, config, step)
+    finally:
+        _save(checkpoint, model, optimizer, options, step)
     model.eval()
-    if config.lora:
+    if options.lora:
         towers.model = model.merge_and_unload()
 
 
-def _step(
-    towers: Towers,
-    generic: PlainBatches | None,
-    hard: CaseBatches | None,
-    optimizer: torch.optim.Optimizer,
-    trained: list[torch.nn.Parameter],
-    config: Config,
-    step: int,
-) -> dict[str, float]:
-    for group in optimizer.param_groups:
-        group["lr"] = config.lr * rate(step, config)
+def _losses(
+    towers: Towers, generic: Batches | None, hard: Batches | None, options: TuneOptions, step: int
+) -> dict[str, Tensor]:
+    """The terms of the loss, of a step's batch."""
     scale = towers.model.logit_scale.exp()
-    plain = generic.draw(child(config.seed, "plain", step), config.batch) if generic else None
-    losses: dict[str, Tensor] = {}
-    if plain is not None:
+    losses, plain = {}, None
+    if generic is not None:
+        plain = generic.draw(child(options.seed, "plain", step), options.batch)
         losses["clip"] = clip_loss(plain, scale)
-    if hard is not None and config.mu:
-        cases = hard.draw(child(config.seed, "cases", step), config.cases)
-        losses["hard"] = config.mu * hard_loss(cases, plain, scale, config.scope, config.negatives)
-    loss = torch.stack([*losses.values()]).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(trained, 1.0)
-    optimizer.step()
-    with torch.no_grad():
-        towers.model.logit_scale.clamp_(max=math.log(LARGEST_SCALE))
-    return {name: float(value.detach()) for name, value in losses.items()}
+    if hard is not None and options.mu:
+        cases = hard.draw(child(options.seed, "cases", step), options.cases)
+        losses["hard"] = options.mu * hard_loss(cases, plain, scale, options.scope, options.negatives)
+    return losses
 
 
-def rate(step: int, config: Config) -> float:
-    """Of the peak learning rate: a linear rise, then a cosine to nothing."""
-    if step < config.warmup:
-        return (step + 1) / config.warmup
-    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+def rate(step: int, options: TuneOptions) -> float:
+    """Share of the peak learning rate: a linear rise, then a cosine to zero."""
+    if step < options.warmup:
+        return (step + 1) / options.warmup
+    done = (step - options.warmup) / max(1, options.steps - options.warmup)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def _adapted(towers: Towers, config: Config) -> Any:
-    """The model, with adapters if they are what is trained."""
-    if not config.lora:
-        return towers.model
-    from peft import LoraConfig, get_peft_model
+def _adapted(towers: Towers, options: TuneOptions) -> Any:
+    """The model, with adapters if those are trained."""
+    if options.lora:
+        from peft import LoraConfig, get_peft_model
 
-    linear = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
-    adapters = LoraConfig(r=config.lora, lora_alpha=2 * config.lora, target_modules=linear)
-    towers.model = get_peft_model(towers.model, adapters)
+        linear = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+        adapters = LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules=linear)
+        towers.model = get_peft_model(towers.model, adapters)
     return towers.model
 
 
-def _save(path: Path, model: Any, optimizer: torch.optim.Optimizer, config: Config, step: int) -> None:
+def _save(path: Path, model: Any, optimizer: torch.optim.Optimizer, options: TuneOptions, step: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
-    kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config), "step": step}
-    torch.save(kept, draft)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(options), "step": step}
+    torch.save(state, draft)
     draft.replace(path)
 
 
-def _resume(path: Path, model: Any, optimizer: torch.optim.Optimizer, config: Config) -> int:
-    """The step to go on from."""
+def _resume(path: Path, model: Any, optimizer: torch.optim.Optimizer, options: TuneOptions) -> int:
+    """Load a checkpoint, if there is one; returns the step to go on from."""
     if not path.exists():
         return 0
-    kept = torch.load(path, weights_only=True)
-    if kept["config"] != asdict(config):
-        other = [key for key, value in asdict(config).items() if kept["config"].get(key) != value]
+    state, asked = torch.load(path, weights_only=True), asdict(options)
+    other = [key for key, value in asked.items() if state["config"].get(key) != value]
+    if other:
         raise PacelineError(
             f"{path} is of another run ({', '.join(other)} differ): delete it, or choose another folder"
         )
-    model.load_state_dict(kept["model"])
-    if kept["step"] < config.steps:
-        optimizer.load_state_dict(kept["optimizer"])
-    return int(kept["step"])
+    model.load_state_dict(state["model"])
+    if state["step"] < options.steps:
+        optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])

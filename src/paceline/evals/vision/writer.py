@@ -1,12 +1,12 @@
-"""A data set on disk: the layout that the paper's release has, and beside it what its readers have to guess.
+"""Builds: data sets on disk, in the layout of the paper's release, with what its readers have to guess added.
 
     OUT/<subset>/image2text.json, text2image.json, images/00012_3.png      as released: query, keys, label
     OUT/cases.jsonl      every case: objects, values, captions, boxes, licences
     OUT/build.json       what makes the same bytes again
     OUT/plain/pairs.jsonl, OUT/classes/pairs.jsonl                         pictures with plain captions
-    OUT/contact.png      one case of each subset, to look at
+    OUT/contact.png      two cases of each subset, to look at
 
-    build(Plan(seed=1), {"count": 500}, Path("build/spec"))
+    build(BuildOptions(seed=1), {"count": 500}, Path("build/spec"))
 
 Runs in several processes, and goes on where it was interrupted: a picture appears whole or not at all.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from typing import Any
 from PIL import Image
 
 from paceline.errors import PacelineError
-from paceline.evals.vision.engine import PLAIN, Case, Plan, compose, render
-from paceline.evals.vision.seeds import child
+from paceline.evals.vision import child
+from paceline.evals.vision.engine import PLAIN, Composition, build_facts, compose, render
+from paceline.evals.vision.options import BuildOptions
 from paceline.jsonl import write_whole
 
 MANIFEST, CASES, PAIRS, CONTACT = "build.json", "cases.jsonl", "pairs.jsonl", "contact.png"
@@ -33,63 +34,71 @@ COMPRESSION = 1
 """Level of the PNGs: 3 takes twice the time for a tenth of the bytes."""
 CHUNK = 100
 """Pictures that a process draws at a time, about."""
-ALONE = 400
-"""Pictures up to which starting processes costs more than it saves."""
+ALONE = 80
+"""Cases up to which starting processes costs more than it saves."""
+CONTACT_SIDE, CONTACT_GAP, CONTACT_CASES = 128, 4, 2
+"""Of the contact sheet: pixels of a picture and between two, and cases of each subset."""
 
-Advance = Callable[[int], None]
+Chunk = tuple[BuildOptions, str, range, Path]
 
 
 def build(
-    plan: Plan, cases: Mapping[str, int], out: Path, *, workers: int = 0, progress: Advance = lambda pictures: None
+    options: BuildOptions,
+    cases: Mapping[str, int],
+    out: Path,
+    *,
+    workers: int = 0,
+    progress: Callable[[int], None] = lambda pictures: None,
 ) -> int:
-    """Write `cases` of each subset below `out`; returns the number of pictures drawn (0: all were there).
+    """Write `cases` of each subset below `out`; returns the number of pictures drawn, 0 if all were there.
 
-    Raises PacelineError if `out` holds something else, or another build."""
-    for subset in cases:  # what cannot be drawn is said before anything is written
-        compose(plan, subset, 0)
-    _claim(out, {**plan.facts(), "cases": dict(cases)})
-    chunks: list[tuple[Plan, str, Sequence[int], Path]] = []
+    workers: processes; 0 is one for each core. Raises PacelineError if `out` holds something else, or another build."""
+    firsts = {subset: compose(options, subset, 0) for subset in cases}  # before anything is written
+    _claim(out, {**build_facts(options), "cases": dict(cases)})
+    cases = {subset: number for subset, number in cases.items() if number}
+    chunks: list[Chunk] = []
     for subset, number in cases.items():
-        if not number:
-            continue
-        _folder(out / subset / "images")
-        step = max(1, CHUNK // len(compose(plan, subset, 0).values))
-        chunks += [(plan, subset, range(i, min(i + step, number)), out) for i in range(0, number, step)]
+        _make_folder(out / subset / "images")
+        step = max(1, CHUNK // len(firsts[subset].values))
+        chunks += [(options, subset, range(i, min(i + step, number)), out) for i in range(0, number, step)]
     drawn = 0
-    for pictures, new in _run(chunks, workers or os.cpu_count() or 1):
+    for pictures, new in _draw_all(chunks, workers or os.cpu_count() or 1):
         drawn += new
         progress(pictures)
+    described = []
     for subset, number in cases.items():
-        if number:
-            _index(plan, subset, number, out)
-    described = [
-        case.facts(plan) for subset, n in cases.items() if subset not in PLAIN for case in _cases(plan, subset, n)
-    ]
+        composed = [compose(options, subset, n) for n in range(number)]
+        if subset in PLAIN:
+            _write_pairs(composed, out / subset)
+        else:
+            _write_queries(options, composed, out / subset)
+            described += [case.facts(options) for case in composed]
     if described:
         _write_lines(out / CASES, described)
-    contact_sheet(plan, [subset for subset, number in cases.items() if number]).save(out / CONTACT)
+    contact_sheet(options, cases).save(out / CONTACT)
     return drawn
 
 
 def _claim(out: Path, facts: dict[str, Any]) -> None:
     """Make `out` the folder of this build."""
     manifest = out / MANIFEST
-    _folder(out)
+    _make_folder(out)
     if manifest.exists():
         before = json.loads(manifest.read_text("utf-8"))
-        other = [key for key in facts if before.get(key) != facts[key]]
+        other = [
+            f"{key} {before.get(key)!r}, not {value!r}" for key, value in facts.items() if before.get(key) != value
+        ]
         if other:
-            said = ", ".join(f"{key} {before.get(key)!r}, not {facts[key]!r}" for key in other)
-            raise PacelineError(f"{out} holds another build ({said}): choose another folder, or delete it")
+            raise PacelineError(f"{out} holds another build ({', '.join(other)}): choose another folder, or delete it")
     elif any(out.iterdir()):
         raise PacelineError(f"{out} is not empty and no build: choose another folder")
     else:
         write_whole(manifest, json.dumps(facts, indent=1) + "\n")
 
 
-def _run(chunks: Sequence[tuple[Plan, str, Sequence[int], Path]], workers: int) -> Any:
+def _draw_all(chunks: Sequence[Chunk], workers: int) -> Iterator[tuple[int, int]]:
     """(pictures, newly drawn) of each chunk as it is finished."""
-    if sum(len(chunk[2]) for chunk in chunks) * 5 <= ALONE or workers == 1:
+    if sum(len(numbers) for _, _, numbers, _ in chunks) <= ALONE or workers == 1:
         yield from map(_draw, chunks)
         return
     # Forked processes would inherit locks of libraries that run threads.
@@ -101,16 +110,16 @@ def _run(chunks: Sequence[tuple[Plan, str, Sequence[int], Path]], workers: int) 
             raise
 
 
-def _draw(chunk: tuple[Plan, str, Sequence[int], Path]) -> tuple[int, int]:
-    """The pictures of some cases, and how many of them were not there yet."""
-    plan, subset, numbers, out = chunk
+def _draw(chunk: Chunk) -> tuple[int, int]:
+    """Draw some cases; returns the number of their pictures, and of those that were not there yet."""
+    options, subset, numbers, out = chunk
     pictures = new = 0
-    for case in _cases(plan, subset, numbers):
-        files = [out / subset / case.image(i) for i in range(len(case.values))]
+    for case in (compose(options, subset, n) for n in numbers):
+        files = [out / subset / image for image in case.images]
         pictures += len(files)
         if all(file.exists() for file in files):
             continue
-        for file, picture in zip(files, render(plan, case), strict=True):
+        for file, picture in zip(files, render(options, case), strict=True):
             draft = file.with_suffix(".part")
             picture.save(draft, "PNG", compress_level=COMPRESSION)
             draft.replace(file)
@@ -118,48 +127,48 @@ def _draw(chunk: tuple[Plan, str, Sequence[int], Path]) -> tuple[int, int]:
     return pictures, new
 
 
-def _cases(plan: Plan, subset: str, numbers: int | Sequence[int]) -> list[Case]:
-    return [compose(plan, subset, n) for n in (range(numbers) if isinstance(numbers, int) else numbers)]
+def _write_pairs(cases: Iterable[Composition], folder: Path) -> None:
+    pairs = [
+        {"image": case.images[0], "caption": case.captions[0], "objects": [thing.name for thing in case.things]}
+        for case in cases
+    ]
+    _write_lines(folder / PAIRS, pairs)
 
 
-def _index(plan: Plan, subset: str, number: int, out: Path) -> None:
-    """The files that say which caption belongs to which picture."""
-    cases = _cases(plan, subset, number)
-    if subset in PLAIN:
-        pairs = [
-            {"image": case.image(0), "caption": case.captions[0], "objects": [thing.name for thing in case.things]}
-            for case in cases
-        ]
-        _write_lines(out / subset / PAIRS, pairs)
-        return
+def _write_queries(options: BuildOptions, cases: Iterable[Composition], folder: Path) -> None:
+    """The released files: which caption belongs to which picture, the keys of each query in an order of its own."""
     queries: dict[str, list[dict[str, Any]]] = {"image2text": [], "text2image": []}
     for case in cases:
-        images = [case.image(i) for i in range(len(case.values))]
-        for name, asked, keys in (("image2text", images, case.captions), ("text2image", case.captions, images)):
+        for name, asked, keys in (
+            ("image2text", case.images, case.captions),
+            ("text2image", case.captions, case.images),
+        ):
             for i, query in enumerate(asked):
-                order = child(plan.seed, plan.split, subset, case.number, name, i).permutation(len(keys)).tolist()
+                rng = child(options.seed, options.split, case.subset, case.number, name, i)
+                order = rng.permutation(len(keys)).tolist()
                 queries[name].append({"query": query, "keys": [keys[k] for k in order], "label": order.index(i)})
     for name, listed in queries.items():
-        write_whole(out / subset / f"{name}.json", json.dumps(listed, indent=0, ensure_ascii=False))
+        write_whole(folder / f"{name}.json", json.dumps(listed, indent=0, ensure_ascii=False))
 
 
-def contact_sheet(plan: Plan, subsets: Sequence[str], side: int = 128, per_subset: int = 2) -> Image.Image:
+def contact_sheet(options: BuildOptions, subsets: Iterable[str]) -> Image.Image:
     """The first cases of each subset, a row each."""
-    rows = [render(plan, compose(plan, subset, n)) for subset in subsets for n in range(per_subset)]
-    sheet = Image.new("RGB", (max(map(len, rows)) * (side + 4) + 4, len(rows) * (side + 4) + 4), "white")
+    rows = [render(options, compose(options, subset, n)) for subset in subsets for n in range(CONTACT_CASES)]
+    step = CONTACT_SIDE + CONTACT_GAP
+    sheet = Image.new("RGB", (max(map(len, rows)) * step + CONTACT_GAP, len(rows) * step + CONTACT_GAP), "white")
     for r, pictures in enumerate(rows):
         for i, picture in enumerate(pictures):
-            small = picture.resize((side, side), Image.Resampling.LANCZOS)
-            sheet.paste(small, (4 + i * (side + 4), 4 + r * (side + 4)))
+            small = picture.resize((CONTACT_SIDE, CONTACT_SIDE), Image.Resampling.LANCZOS)
+            sheet.paste(small, (CONTACT_GAP + i * step, CONTACT_GAP + r * step))
     return sheet
 
 
-def _folder(path: Path) -> None:
+def _make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PacelineError(f"{path} cannot be made: {error.strerror}") from error
 
 
-def _write_lines(file: Path, objects: Sequence[dict[str, Any]]) -> None:
+def _write_lines(file: Path, objects: Iterable[dict[str, Any]]) -> None:
     write_whole(file, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects))

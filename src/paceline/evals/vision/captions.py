@@ -2,7 +2,7 @@
 
     caption("count", 0, "three", objects)      # "a photo of three sheep"
 
-K, the names and the wordings follow the paper's figures (Peng et al. 2024, SPEC, overview and README); the further
+Names, values and the first wordings follow the paper's figures (Peng et al. 2024, SPEC, overview and README); the other
 templates are ours.
 """
 
@@ -19,7 +19,7 @@ PLACES = (
     "in the bottom-left corner", "at the bottom center", "in the bottom-right corner",
 )  # fmt: skip
 """Row by row, as one reads. Each names its row and its column: what is in a corner is "at the top" too."""
-BESIDE = ("to the left of", "to the right of", "above", "below")
+DIRECTIONS = ("to the left of", "to the right of", "above", "below")
 PRESENCE = ("no", "a")
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -27,7 +27,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "absolute_size": SIZES,
     "relative_size": COMPARED,
     "absolute_spatial": PLACES,
-    "relative_spatial": BESIDE,
+    "relative_spatial": DIRECTIONS,
     "existence": PRESENCE,
     "count": NUMBERS,
 }
@@ -92,30 +92,10 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "in the picture there are {v}",
     ),
 }
-"""{a}, {b}: the nouns; {an_a}: with its article; {v}: the value, with its noun where the two belong together."""
-
-SHOWS: dict[str, tuple[str, ...]] = {
-    "apple": ("leaf",),
-    "car": ("lamp",),
-    "carrot": ("leaf",),
-    "cherry": ("leaf",),
-    "crab": ("shell",),
-    "duck": ("bird",),
-    "flower": ("leaf",),
-    "ice cream": ("cherry",),
-    "lemon": ("leaf",),
-    "penguin": ("bird",),
-    "snail": ("shell",),
-    "snowman": ("ball", "carrot", "hat"),
-    "sun": ("star",),
-    "traffic light": ("lamp",),
-    "tree": ("leaf",),
-    "turtle": ("shell",),
-}
-"""What else a picture of a thing shows: its parts, and what it is a kind of, as far as captions have words for them."""
+"""{a}, {b}: the nouns; {an_a}: the first with its article; {v}: the value, with its noun where they belong together."""
 
 HELD_OUT_TEMPLATES = 2
-"""The last ones of each subset: exports for training never use them, test exports use them alone."""
+"""The last templates of each subset: builds of the split "train" never use them, those of "test" use no other."""
 
 
 @dataclass(frozen=True)
@@ -131,31 +111,27 @@ class Noun:
         return f"{self.article} {self.name}"
 
 
-def shows(thing: str, name: str) -> bool:
-    """Whether who sees a `thing` sees a `name`."""
-    return name == thing or name in SHOWS.get(thing, ())
+def article_of(name: str) -> str:
+    """ "a" or "an", by the first letter."""
+    return "an" if name[0] in "aeiou" else "a"
 
 
 def caption(subset: str, template: int, value: str, nouns: Sequence[Noun]) -> str:
     """The caption of `value` in a subset's template number `template`; the first noun is what it is about."""
     a = nouns[0]
     b = nouns[1] if len(nouns) > 1 else a
-    said = value
     if subset == "existence":
-        said = f"no {a.name}" if value == "no" else a.with_article
+        value = f"no {a.name}" if value == "no" else a.with_article
     elif subset == "count":
-        said = f"{value} {a.name if value == 'one' else a.plural}"
-    return TEMPLATES[subset][template].format(a=a.name, b=b.name, an_a=a.with_article, v=said)
+        value = f"{value} {a.name if value == 'one' else a.plural}"
+    return TEMPLATES[subset][template].format(a=a.name, b=b.name, an_a=a.with_article, v=value)
 
 
 def templates(subset: str, split: str) -> range:
     """The numbers of the templates that a split ("all", "train" or "test") may use."""
     number = len(TEMPLATES[subset])
-    return {
-        "all": range(number),
-        "train": range(number - HELD_OUT_TEMPLATES),
-        "test": range(number - HELD_OUT_TEMPLATES, number),
-    }[split]
+    first_held_out = number - HELD_OUT_TEMPLATES
+    return {"all": range(number), "train": range(first_held_out), "test": range(first_held_out, number)}[split]
 
 
 def plain(nouns: Sequence[Noun]) -> str:

@@ -1,0 +1,122 @@
+"""What a build, a model and a training can be asked: dataclasses whose fields are options of the command line, or of a
+model's name. Imports neither NumPy nor torch, so that the help of commands is quick.
+
+    read_model("endpoint:http://localhost:8000/v1,model=NAME")      # ("endpoint", EndpointOptions(...))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from paceline.draft.spec import option, parse, values
+from paceline.errors import MethodError, meant
+
+Split = Literal["all", "train", "test"]
+Scope = Literal["own", "batch"]
+Negatives = Literal["both", "text", "image"]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What decides every byte of a build."""
+
+    seed: int = option(0, "The same seed gives the same bytes.", least=0)
+    size: int = option(512, "Pixels of a picture's side.", least=32)
+    split: Split = option("all", "Objects and templates: all, or one of two disjoint parts.")
+    objects: str = option("procedural", "procedural, diffusion:MODEL, or a folder of RGBA cut-outs with objects.json.")
+    backgrounds: str | None = option(None, "A folder of pictures, or inpaint:MODEL; drawn if left out.")
+    renderer: Literal["auto", "skia", "pillow"] = option("auto", "What draws the objects.")
+    count_size: Literal["case", "image"] = option(
+        "case", "Counted objects: one size for a case, or another in each picture."
+    )
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How two towers are trained. The paper's values are not known; these are ours."""
+
+    steps: int = option(1000, "Steps of the optimiser.", least=1)
+    batch: int = option(256, "Plain pairs a step.", least=1)
+    cases: int = option(32, "Cases a step.", least=1)
+    lr: float = option(5e-6, "Peak learning rate.", least=0)
+    warmup: int = option(50, "Steps until the peak.", least=1)
+    weight_decay: float = 0.1
+    mu: float = option(0.2, "Weight of the hard negatives.", least=0)
+    # The poster's formula can be read either way.
+    scope: Scope = option("own", "Hard negatives of the own case, or of the whole batch.")
+    negatives: Negatives = option("both", "Of which modality.")
+    lora: int = option(0, "Train adapters of this rank; 0 trains the weights.", least=0)
+    seed: int = option(0, "Of the batches, and of a model that begins at random.", least=0)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a model that has none."""
+
+
+@dataclass(frozen=True)
+class RandomOptions:
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TowerOptions:
+    checkpoint: str
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+@dataclass(frozen=True)
+class OpenClipOptions:
+    checkpoint: str
+    pretrained: str = "openai"
+    quick_gelu: bool = False
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """A generative model behind an OpenAI-compatible API."""
+
+    checkpoint: str
+    """The address up to and including /v1."""
+    model: str
+    """The name that the server knows."""
+    ask: Literal["choice", "circular", "yesno", "question"] = "choice"
+    cases: int = 50
+    """Of each subset; 0 asks all. Pairwise questions about all 9-way cases are 40,500 requests."""
+    concurrency: int = 4
+    max_tokens: int = 16
+    seed: int = 0
+    blind: bool = False
+    """Send a grey picture instead, to see what captions alone give away."""
+    detail: Literal["low", "high", "auto"] = "high"
+    key: str = "OPENAI_API_KEY"
+    """Environment variable that holds the API key, where the server wants one."""
+    timeout: float = 120.0
+
+
+MODELS: dict[str, type] = {
+    "oracle": NoOptions,
+    "geometry": NoOptions,
+    "swapped": NoOptions,
+    "constant": NoOptions,
+    "random": RandomOptions,
+    "transformers": TowerOptions,
+    "matching": TowerOptions,
+    "open_clip": OpenClipOptions,
+    "endpoint": EndpointOptions,
+}
+
+
+def read_model(spec: str) -> tuple[str, Any]:
+    """A model's name and its options. Raises MethodError with what exists."""
+    part = parse(spec)
+    if part.name not in MODELS:
+        raise MethodError(f"no model {part.name!r}.{meant(part.name, MODELS)} There are {', '.join(MODELS)}.")
+    config = MODELS[part.name]
+    given = values(part, config if fields(config) else None)
+    if config is EndpointOptions and "model" not in given:
+        raise MethodError(f"{part.name} needs model=NAME, the name the server knows")
+    return part.name, config(**given)

@@ -1,0 +1,253 @@
+"""Models that score pictures and captions: dual encoders of transformers (CLIP, SigLIP and their kin) and of open_clip,
+BLIP's matching head, and a small CLIP of our own.
+
+    towers = Towers.load("openai/clip-vit-base-patch32")
+    scores = towers.encode_images(pictures) @ towers.encode_texts(captions).T
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.errors import ModelError
+from paceline.evals.vision.captions import TEMPLATES, VALUES
+from paceline.evals.vision.drawing import KINDS
+from paceline.target.load import device_named
+
+KNOWN = ("clip", "siglip", "siglip2", "blip", "chinese_clip", "align", "flava", "metaclip_2")
+SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
+
+
+class Towers:
+    """A dual encoder with its tokenizer and its image processor."""
+
+    def __init__(self, model: Any, tokenizer: Any, processor: Any):
+        self.model, self.tokenizer, self.processor = model, tokenizer, processor
+        self.model.eval()
+
+    @classmethod
+    def load(cls, path: str, device: str = "cpu", dtype: str = "float32") -> Towers:
+        """A folder, or a name on the hub. Raises ModelError if it is no dual encoder."""
+        transformers.logging.set_verbosity_error()
+        where = device_named(device)
+        try:
+            config = transformers.AutoConfig.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read as a model: {str(error).splitlines()[0]}") from error
+        if config.model_type not in KNOWN:
+            raise ModelError(f"{path} is a {config.model_type}; dual encoders known here: {', '.join(KNOWN)}")
+        build = transformers.BlipForImageTextRetrieval if config.model_type == "blip" else transformers.AutoModel
+        try:
+            model: Any = build.from_pretrained(path, dtype=getattr(torch, dtype))
+            processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+        return cls(model.to(where), tokenizer, processor)
+
+    def save(self, folder: Path) -> None:
+        for part in (self.model, self.tokenizer, self.processor):
+            part.save_pretrained(folder)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.model.device)
+
+    @property
+    def blip(self) -> bool:
+        return bool(self.model.config.model_type == "blip")
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the scores in addition to the weights: activation and preprocessing."""
+        settings = self.processor.to_dict()
+        decisive = ("size", "crop_size", "resample", "do_center_crop", "image_mean", "image_std")
+        vision = getattr(self.model.config, "vision_config", None)
+        return {
+            "model_type": self.model.config.model_type,
+            "activation": getattr(vision, "hidden_act", None),
+            "preprocessing": {key: settings.get(key) for key in decisive},
+        }
+
+    def pixels(self, pictures: Sequence[Image.Image]) -> NDArray[np.uint8]:
+        """(n, 3, height, width): resized and cropped, not yet normalised, so that many fit into memory."""
+        sized = self.processor(list(pictures), do_rescale=False, do_normalize=False, return_tensors="np")
+        return np.asarray(sized["pixel_values"]).clip(0, 255).round().astype(np.uint8)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Bytes of `pixels` as the model's input."""
+        mean, std = (
+            torch.tensor(v, device=pixels.device).view(1, 3, 1, 1)
+            for v in (self.processor.image_mean, self.processor.image_std)
+        )
+        return ((pixels.float() / 255 - mean) / std).to(self.model.dtype)
+
+    def embed_images(self, pixels: Tensor) -> Tensor:
+        """(n, d) of unit length, of bytes of `pixels`; with gradients if they are on."""
+        inputs = self.normalise(pixels)
+        if self.blip:
+            states = self.model.vision_model(pixel_values=inputs).last_hidden_state[:, 0]
+            return F.normalize(self.model.vision_proj(states), dim=-1)
+        return F.normalize(_pooled(self.model.get_image_features(pixel_values=inputs)), dim=-1)
+
+    def embed_texts(self, captions: Sequence[str]) -> Tensor:
+        """(n, d) of unit length; captions longer than the model's input are cut."""
+        tokens = self.tokens(captions)
+        if self.blip:
+            states = self.model.text_encoder(**tokens).last_hidden_state[:, 0]
+            return F.normalize(self.model.text_proj(states), dim=-1)
+        return F.normalize(_pooled(self.model.get_text_features(**tokens)), dim=-1)
+
+    def tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
+        """Captions as inputs of the model."""
+        config = self.model.config
+        longest = getattr(getattr(config, "text_config", config), "max_position_embeddings", 77)
+        # SigLIP was trained on captions that are padded to one length, and without a mask.
+        siglip = config.model_type.startswith("siglip")
+        given = self.tokenizer(
+            list(captions),
+            padding="max_length" if siglip else True,
+            truncation=True,
+            max_length=min(longest, 512),
+            return_tensors="pt",
+        )
+        inputs = ("input_ids",) if siglip else ("input_ids", "attention_mask")
+        return {key: given[key].to(self.device) for key in inputs if key in given}
+
+    @torch.inference_mode()
+    def encode_images(self, pictures: Sequence[Image.Image]) -> NDArray[np.float32]:
+        """(n, d), float32."""
+        return self.embed_images(torch.from_numpy(self.pixels(pictures)).to(self.device)).float().cpu().numpy()
+
+    @torch.inference_mode()
+    def encode_texts(self, captions: Sequence[str]) -> NDArray[np.float32]:
+        """(n, d), float32."""
+        return self.embed_texts(captions).float().cpu().numpy()
+
+
+def _pooled(features: Any) -> Tensor:
+    """Projected features; newer versions of transformers wrap them."""
+    return features if isinstance(features, Tensor) else features.pooler_output
+
+
+class Matching:
+    """BLIP's image-text matching head, a cross encoder: the logit of "matches" minus that of "does not".
+
+    The official evaluation uses BLIP's contrastive head alone, which is `Towers` here."""
+
+    def __init__(self, path: str, device: str = "cpu", dtype: str = "float32"):
+        self.towers = Towers.load(path, device, dtype)
+        if not self.towers.blip:
+            kind = self.towers.model.config.model_type
+            raise ModelError(f"{path} has no image-text matching head: it is a {kind}, not a blip")
+        self.describe = self.towers.describe
+
+    @torch.inference_mode()
+    def pair_scores(self, pictures: Sequence[Image.Image], captions: Sequence[str]) -> NDArray[np.float32]:
+        """(pictures, captions)."""
+        towers = self.towers
+        pixels = torch.from_numpy(towers.pixels(pictures)).to(towers.device)
+        states = towers.model.vision_model(pixel_values=towers.normalise(pixels)).last_hidden_state
+        tokens = towers.tokens(captions)
+        rows = []
+        for state in states:
+            seen = state.expand(len(captions), *state.shape)
+            joint = towers.model.text_encoder(
+                **tokens,
+                encoder_hidden_states=seen,
+                encoder_attention_mask=torch.ones(seen.shape[:2], device=towers.device),
+            ).last_hidden_state[:, 0]
+            logits = towers.model.itm_head(joint).float()
+            rows.append((logits[:, 1] - logits[:, 0]).cpu().numpy())
+        return np.stack(rows)
+
+
+class OpenClip:
+    """A dual encoder of open_clip, an optional package, with its own preprocessing.
+
+    quick_gelu: the activation, which the weights do not name; OpenAI's were trained with QuickGELU."""
+
+    def __init__(self, architecture: str, pretrained: str = "openai", quick_gelu: bool = False, device: str = "cpu"):
+        try:
+            import open_clip
+        except ImportError as error:
+            raise ModelError(f"open_clip cannot be used ({error}): pip install open_clip_torch") from error
+        self._quick_gelu, self._device = quick_gelu, device_named(device)
+        try:
+            self._model, _, self._preprocess = open_clip.create_model_and_transforms(
+                architecture, pretrained=pretrained, force_quick_gelu=quick_gelu, device=self._device
+            )
+            self._tokenizer = open_clip.get_tokenizer(architecture)
+        except (RuntimeError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise ModelError(f"open_clip cannot load {architecture}, {pretrained}: {reason}") from error
+        self._model.eval()
+
+    def describe(self) -> dict[str, Any]:
+        activation = "quick_gelu" if self._quick_gelu else "as the architecture says"
+        return {"model_type": "open_clip", "activation": activation, "preprocessing": str(self._preprocess)}
+
+    @torch.inference_mode()
+    def encode_images(self, pictures: Sequence[Image.Image]) -> NDArray[np.float32]:
+        pixels = torch.stack([self._preprocess(picture) for picture in pictures]).to(self._device)
+        return self._model.encode_image(pixels, normalize=True).float().cpu().numpy()
+
+    @torch.inference_mode()
+    def encode_texts(self, captions: Sequence[str]) -> NDArray[np.float32]:
+        tokens = self._tokenizer(list(captions)).to(self._device)
+        return self._model.encode_text(tokens, normalize=True).float().cpu().numpy()
+
+
+def small(
+    captions: Iterable[str] = (), *, seed: int = 0, size: int = 64, patch: int = 8, width: int = 96, layers: int = 3
+) -> Towers:
+    """A CLIP with random weights that trains on a laptop: pictures of `size` x `size` in patches, two layers of text.
+
+    captions: texts whose words its tokenizer knows, as well as those of the data engine."""
+    torch.manual_seed(seed)
+    tokenizer = word_tokenizer(captions)
+    heads = max(1, width // 32)
+    shared = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": heads}
+    config = transformers.CLIPConfig(
+        text_config={
+            **shared, "num_hidden_layers": 2, "vocab_size": len(tokenizer), "max_position_embeddings": 32,
+            "pad_token_id": 0, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+            "hidden_act": "gelu",
+        },
+        vision_config={
+            **shared, "num_hidden_layers": layers, "image_size": size, "patch_size": patch, "hidden_act": "gelu",
+        },
+        projection_dim=128,
+    )  # fmt: skip
+    square = {"height": size, "width": size}
+    processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size=square)
+    return Towers(transformers.CLIPModel(config), tokenizer, processor)
+
+
+def word_tokenizer(captions: Iterable[str]) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of whole words: those of `captions` and of the data engine."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    texts = [*captions, *(name for kind in KINDS.values() for name in (kind.name, kind.plural, kind.article)), "and"]
+    texts += [text for listed in (*TEMPLATES.values(), *VALUES.values()) for text in listed]
+    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate((*SPECIAL, *words))}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[("<start>", 2), ("<end>", 3)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<start>", eos_token="<end>",
+        model_max_length=32,
+    )  # fmt: skip
