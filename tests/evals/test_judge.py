@@ -62,9 +62,6 @@ def test_a_sequential_judge_makes_a_call_a_rule_with_a_shared_beginning() -> Non
     shared = texts[0].index("The rule, a safety one")
     assert len({text[:shared] for text in texts}) == 1
     assert "An answer." in texts[0][:shared]
-
-
-def test_a_reference_serves_the_last_behavioral_rule_alone_in_sequential_mode() -> None:
     _, requests = judged(lambda r, n: "<YES>", item(answer="The reference."), mode="sequential")
     assert ["The reference." in r.messages[1]["content"] for r in requests] == [False] * 5 + [True]
 
@@ -76,9 +73,6 @@ def test_a_repair_says_what_was_missing_and_goes_on() -> None:
     assert tuple(before) == requests[0].messages
     assert wrong == {"role": "assistant", "content": "no form"}
     assert "safety_specifications" in asked["content"]
-
-
-def test_a_judge_that_cannot_be_read_fails_with_its_calls() -> None:
     with pytest.raises(Unjudged, match="Asked 3 times") as error:
         judged(lambda r, n: "no form", repairs=2)
     assert len(error.value.calls) == 3

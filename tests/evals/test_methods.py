@@ -33,12 +33,9 @@ def test_raw_shows_no_rules_and_vanilla_shows_each_once() -> None:
         assert all(request.messages[1]["content"].count(rule.text) == times for rule in RULES.rules)
 
 
-def test_rules_first_puts_the_query_last() -> None:
+def test_rules_may_come_first_and_prompts_be_plain() -> None:
     _, (request,) = run("vanilla", lambda r, n: "yes", rules_first=True)
     assert request.messages[1]["content"].endswith("disguised?")
-
-
-def test_plain_prompts_are_asked_if_so_wished() -> None:
     _, (request,) = run("raw", lambda r, n: "yes", adversarial=False)
     assert request.messages[1]["content"] == "plain?"
 
@@ -47,6 +44,7 @@ def test_align3_is_one_growing_turn_of_three_requests() -> None:
     made, requests = run("align3", thinking)
     assert [r.phase for r in requests] == ["step 1", "step 2", "step 3"]
     assert [r.stop for r in requests] == [("</think>",), ("</think>",), ()]
+    assert [r.decoding.max_tokens for r in run("align3,step_tokens=7", thinking)[1]] == [7, 7, 100]
     for before, after in pairwise(requests):
         assert after.prefix.startswith(before.prefix)
         assert after.messages == before.messages
@@ -95,11 +93,6 @@ def test_align3_can_close_a_thought_itself() -> None:
     assert len(run("align3,close=true", thinking)[1]) == 3
 
 
-def test_budgets_of_steps() -> None:
-    _, requests = run("align3,step_tokens=7", thinking)
-    assert [r.decoding.max_tokens for r in requests] == [7, 7, 100]
-
-
 def test_more_think_of_one_pass_says_no_wait_and_of_three_says_it_twice() -> None:
     made, requests = run("more-think,passes=1", thinking)
     assert len(requests) == 1
@@ -118,17 +111,14 @@ def test_zero_think_makes_no_thought() -> None:
 
 @pytest.mark.parametrize("iterations", [0, 1, 3])
 def test_self_refine_makes_one_request_and_two_an_iteration(iterations: int) -> None:
+    fails, _ = run(f"self-refine,iterations={iterations}", lambda r, n: "" if r.phase == "refine" else f"{r.phase} {n}")
+    assert fails.response == "answer 1"  # a rewriting that fails leaves it standing
     made, requests = run(f"self-refine,iterations={iterations}", lambda r, n: f"{r.phase} {n}")
     assert len(requests) == 1 + 2 * iterations
     assert made.response == ("answer 1" if iterations == 0 else f"refine {len(requests)}")
     for request in requests[1:]:
         shows_rules = all(rule.text in request.messages[0]["content"] for rule in RULES.rules)
         assert shows_rules == (request.phase == "feedback")
-
-
-def test_self_refine_keeps_the_answer_that_stands() -> None:
-    made, _ = run("self-refine", lambda r, n: "" if r.phase == "refine" else f"{r.phase} {n}")
-    assert made.response == "answer 1"
 
 
 class Longest:
@@ -148,9 +138,7 @@ def test_best_of_one_is_vanilla_and_best_of_n_chooses() -> None:
     assert sorted(r.sample for r in requests) == [0, 1, 2, 3]
     assert made.response == "x" * 7
     assert made.extra["scores"][made.extra["chosen"]] == 7
-
-
-def test_an_answer_that_is_none_is_never_chosen() -> None:
+    # What is no answer is never chosen.
     made, _ = run("best-of-n,n=3", lambda r, n: "<think>" + "x" * 50 if n == 1 else "y" * n, scorer=Longest())
     assert made.response == "yyy"
 

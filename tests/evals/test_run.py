@@ -90,27 +90,24 @@ def test_specbench_itself_runs_to_the_end(shared: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "form"), [(EVERY, "tags"), ("vanilla", "json")])
+def test_a_stormy_run_ends_like_an_undisturbed_one(tmp_path: Path, method: str, form: Any) -> None:
+    judging = JudgeConfig(form=form)
     with Scripted() as calm:
-        first = go(calm, tmp_path / "calm", method=EVERY)
+        first = go(calm, tmp_path / "calm", method=method, judging=judging)
     with Scripted(trouble=storm) as rough:
-        second = go(rough, tmp_path / "rough", method=EVERY)
+        second = go(rough, tmp_path / "rough", method=method, judging=judging)
         assert rough.statuses[429] > 0
         assert rough.statuses[500] > 0
     assert second.complete
+    assert all(row["judged"] == row["items"] for row in second.results)
     assert figures(first) == figures(second)
     verdicts = [
         {row["key"]: row["verdicts"] for row in rows(tmp_path / name / JUDGEMENTS)} for name in ("calm", "rough")
     ]
     assert verdicts[0] == verdicts[1]
-    assert sum(row["tokens"]["tries"] for row in rows(tmp_path / "rough" / GENERATIONS)) > 60
-
-
-def test_the_json_form_survives_the_storm_too(tmp_path: Path) -> None:
-    with Scripted(trouble=storm) as rough:
-        outcome = go(rough, tmp_path / "rough", judging=JudgeConfig(form="json"))
-    assert outcome.complete
-    assert all(row["judged"] == row["items"] for row in outcome.results)
+    generated = list(rows(tmp_path / "rough" / GENERATIONS))
+    assert sum(row["tokens"]["tries"] for row in generated) > sum(row["tokens"]["requests"] for row in generated)
 
 
 def _start(server: Scripted, out: Path) -> subprocess.Popen[str]:
@@ -185,45 +182,34 @@ def test_a_second_ctrl_c_breaks_off(tmp_path: Path) -> None:
     assert said.splitlines() == ["interrupted"]
 
 
-def test_what_failed_before_is_tried_after_all_others(tmp_path: Path) -> None:
-    with Scripted(trouble=poisoned) as bad:
-        go(bad, tmp_path / "run")
-        before = len(bad.requests)
-        go(bad, tmp_path / "run", method="vanilla,raw", concurrency=1)
-        later = [body["messages"][1]["content"] for body in bad.requests[before:] if not is_judge(body)]
-    # Of each: 10 answers by raw that work, and 2 by either method that do not.
-    assert len(later) == 14
-    assert sum("Korvana or Bellmoor?" in text for text in later[-2:]) == 2
-
-
 def poisoned(body: dict[str, Any], attempt: int) -> str | None:
     return "400" if "Korvana or Bellmoor?" in json.dumps(body) and not is_judge(body) else None
 
 
-def test_poisoned_items_go_aside_and_are_tried_again(tmp_path: Path) -> None:
+def test_poisoned_items_go_aside_and_are_tried_again_after_all_others(tmp_path: Path) -> None:
+    """The official code writes null for them, and the evaluation of all others dies on that row."""
     with Scripted(trouble=poisoned) as bad:
         first = go(bad, tmp_path / "run")
-        asked = len(bad.requests)
+        before = len(bad.requests)
         assert not first.complete
         overall = first.results[0]
         assert (overall["items"], overall["judged"], overall["failed"]) == (12, 10, 2)
         errors = list(rows(tmp_path / "run" / ERRORS))
         assert {row["item"] for row in errors} == {"Recipes/000", "Recipes/003"}
         assert all("400" in row["error"] and row["trace"] is None for row in errors)
-        bad.trouble = lambda body, attempt: None
+        assert all(row["response"] for row in rows(tmp_path / "run" / GENERATIONS))
+        assert sum(1 for _ in rows(tmp_path / "run" / JUDGEMENTS)) == 10
+        go(bad, tmp_path / "run", method="vanilla,raw", concurrency=1)
+        later = [body["messages"][1]["content"] for body in bad.requests[before:] if not is_judge(body)]
+        # Of each: 10 answers by raw that work, and 2 by either method that do not.
+        assert len(later) == 14
+        assert sum("Korvana or Bellmoor?" in text for text in later[-2:]) == 2
+        bad.trouble, before = lambda body, attempt: None, len(bad.requests)
         second = go(bad, tmp_path / "run")
-        assert len(bad.requests) == asked + 4  # two items, each answered and judged
+        assert len(bad.requests) == before + 4  # two items, each answered and judged
     assert second.complete
     assert second.results[0]["failed"] == 0
     assert second.results[0]["judged"] == 12
-
-
-def test_one_failed_item_never_spoils_what_is_finished(tmp_path: Path) -> None:
-    """The official code writes null for it, and the evaluation of all others dies on that row."""
-    with Scripted(trouble=poisoned) as bad:
-        go(bad, tmp_path / "run", judge=["checks"])
-    assert all(row["response"] for row in rows(tmp_path / "run" / GENERATIONS))
-    assert sum(1 for _ in rows(tmp_path / "run" / JUDGEMENTS)) == 10
 
 
 def test_a_judge_that_never_can_be_read_fails_its_items_alone(tmp_path: Path) -> None:
@@ -263,14 +249,18 @@ def test_accounts_are_the_servers_and_injections_are_apart(tmp_path: Path) -> No
         assert row["tokens"]["injected"] == (None if row["method"] == "align3" else 0)
 
 
-def test_several_judges_share_answers_and_another_is_added_later(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_asked_again_and_another_judge_may_be_added(tmp_path: Path) -> None:
+    """The official code falls over an empty batch of retries."""
     with Scripted() as server:
-        go(server, tmp_path / "run")
-        asked = len(server.requests)
-        outcome = go(server, tmp_path / "run", judge=["self", "checks"])
-        assert len(server.requests) == asked
-    assert {row["judge"] for row in outcome.results} == {"scripted", "checks"}
-    assert all(row["judged"] == row["items"] for row in outcome.results)
+        first = go(server, tmp_path / "run")
+        before = len(server.requests)
+        again = go(server, tmp_path / "run")
+        more = go(server, tmp_path / "run", judge=["self", "checks"])
+        assert len(server.requests) == before
+    assert (again.progress.done, again.progress.found, again.complete) == (12, 12, True)
+    assert again.results == first.results
+    assert {row["judge"] for row in more.results} == {"scripted", "checks"}
+    assert all(row["judged"] == row["items"] for row in more.results)
 
 
 def test_another_run_is_refused_in_the_same_folder(tmp_path: Path) -> None:
@@ -357,18 +347,6 @@ def test_a_local_reward_model_scores_the_conversation(tmp_path: Path) -> None:
     assert one == again != other
     with pytest.raises(PacelineError, match="reward model"):
         ModelScorer(str(tmp_path / "nothing"))
-
-
-def test_a_finished_run_has_nothing_to_retry(tmp_path: Path) -> None:
-    """The official code falls over an empty batch of retries."""
-    with Scripted() as server:
-        first = go(server, tmp_path / "run")
-        asked = len(server.requests)
-        again = go(server, tmp_path / "run")
-        assert len(server.requests) == asked
-    assert (again.progress.done, again.progress.found) == (12, 12)
-    assert again.complete
-    assert again.results == first.results
 
 
 def _resident() -> int:

@@ -44,11 +44,8 @@ def test_misspelt_blocks_are_accepted(name: str) -> None:
 def test_what_is_not_one_verdict_a_rule_is_sent_back(safety: str, behavioral: str, why: str) -> None:
     with pytest.raises(Unreadable, match=why):
         read_tags(tags(safety, behavioral), TWO)
-
-
-def test_a_missing_block_is_sent_back() -> None:
-    with pytest.raises(Unreadable, match="behavioral_specifications"):
-        read_tags("<safety_specifications>\n1. a <YES>\n2. b <YES>\n</safety_specifications>", TWO)
+    with pytest.raises(Unreadable, match="behavioral_specifications> is missing"):
+        read_tags(tags("1. a <YES>\n2. b <YES>", "", "another"), TWO)
 
 
 def test_several_tags_in_a_line_the_last_counts_or_the_first_as_officially() -> None:

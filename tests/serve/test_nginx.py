@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import pytest
 
-from tests import models, native
 from tests.serve.live import engine, serving
 
 NGINX = os.environ.get("PACELINE_NGINX") or shutil.which("nginx")
@@ -26,12 +25,11 @@ TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def address(folder: Path, tmp_path: Path) -> Iterator[str]:
     """Of an nginx before a server, set as the page says; with 2 seconds for headers instead of 10."""
     found = re.search(r"```nginx\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found
-    made = engine(models.make("qwen3", tmp_path / "tiny", max_position_embeddings=1024, **native.TINY), max_batch=4)
-    with serving(made) as behind, socket.socket() as free:
+    with serving(engine(folder, max_batch=4)) as behind, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         here = f"127.0.0.1:{free.getsockname()[1]}"
         free.close()

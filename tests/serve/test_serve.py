@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,18 +98,6 @@ def test_a_stream_adds_up_to_the_whole(client, alone):
     assert len({c.id for c in chunks}) == 1
 
 
-def test_the_async_client(address, alone):
-    async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any") as client:
-            made = [
-                client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, max_tokens=n)
-                for n in range(4, 12)
-            ]
-            return [done.choices[0].message.content for done in await asyncio.gather(*made)]
-
-    assert asyncio.run(ask()) == [alone(MESSAGES, max_tokens=n).text for n in range(4, 12)]
-
-
 def test_text_completions_with_several_prompts_and_answers(client, alone):
     done = client.completions.create(model="tiny", prompt=["the cat", "there was"], max_tokens=6, temperature=0)
     assert [c.text for c in done.choices] == [alone(p, max_tokens=6).text for p in ("the cat", "there was")]
@@ -120,7 +107,7 @@ def test_text_completions_with_several_prompts_and_answers(client, alone):
     assert client.completions.create(**ask).choices[0].text == texts[0]
 
 
-def test_log_probabilities(client, alone):
+def test_log_probabilities(client, served, alone):
     done = client.chat.completions.create(
         model="tiny", messages=MESSAGES, temperature=0, max_tokens=4, logprobs=True, top_logprobs=2
     )
@@ -135,17 +122,10 @@ def test_log_probabilities(client, alone):
     assert "".join(columns.tokens) == echoed.choices[0].text == "the cat and"
     # The likelihood of a text that the model writes by itself is what it said while writing it.
     wrote = alone("the cat and", max_tokens=3, logprobs=0)
-    again = client.completions.create(
-        model="tiny", prompt=[*client_tokens(client, "the cat and"), *wrote.tokens], max_tokens=0, echo=True, logprobs=0
-    )
-    assert again.choices[0].logprobs.token_logprobs[-3:] == pytest.approx(
-        [one.logprob for one in wrote.logprobs], abs=1e-4
-    )
-
-
-def client_tokens(client: Any, text: str) -> list[int]:
-    address = str(client.base_url).removesuffix("/v1/")
-    return list(httpx.post(f"{address}/tokenize", json={"prompt": text}).json()["tokens"])
+    prompt = [*served.tokenizer.encode("the cat and"), *wrote.tokens]
+    again = client.completions.create(model="tiny", prompt=prompt, max_tokens=0, echo=True, logprobs=0)
+    values = [one.logprob for one in wrote.logprobs]
+    assert again.choices[0].logprobs.token_logprobs[-3:] == pytest.approx(values, abs=1e-4)
 
 
 def keeps_to(made: Any, ids: list[int], schema: dict[str, Any]) -> bool:
@@ -298,32 +278,6 @@ def test_a_request_that_fails_fails_alone(folder, alone):
     assert not made.rows
 
 
-def test_mixed_load_is_answered_like_lone_requests(folder, address, alone):
-    """A short form of the load test: nothing lost, nothing mixed up, and the metrics add up."""
-    prompts = ["the cat", "there was a dog", "and then", "hello", "little"]
-    asks = [
-        {"prompt": prompts[i % 5], "max_tokens": 3 + i % 9, "seed": i, "temperature": i % 2, "stream": i % 3 == 0}
-        for i in range(40)
-    ]
-
-    def ask(body: dict[str, Any]) -> str:
-        reply = httpx.post(f"{address}/v1/completions", json=body, timeout=120)
-        if not body["stream"]:
-            return str(reply.json()["choices"][0]["text"])
-        events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
-        assert events[-1] == "[DONE]"
-        return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
-
-    with ThreadPoolExecutor(16) as pool:
-        texts = list(pool.map(ask, asks))
-    for body, text in zip(asks, texts, strict=True):
-        params = {key: body[key] for key in ("max_tokens", "seed", "temperature")}
-        assert text == alone(body["prompt"], **params).text
-    metrics = httpx.get(f"{address}/metrics").text
-    assert "paceline:num_requests_running 0.0" in metrics
-    assert "paceline:spec_decode_num_drafts_total" in metrics
-
-
 @pytest.mark.parametrize("template", [True, False], ids=["chat", "no template"])
 def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, template: bool) -> None:
     """As it is, by the commands that it is for, and with what the server's own drafts had accepted."""
@@ -351,9 +305,7 @@ def test_the_log_can_be_replayed_and_tuned_with(tmp_path: Path, capsys: Any, tem
     sam, none = facts["results"]
     assert facts["answers"] == len(records)
     assert none["rounds"] == none["new_tokens"] == sum(len(record["tokens"]) for record in records)
-    rounds = sum(
-        record["rounds"] for record in records
-    )  # the server has one more for each prompt, which drafts nothing
+    rounds = sum(record["rounds"] for record in records)  # one more for each prompt, which drafts nothing
     assert rounds - len(records) <= sam["rounds"] <= rounds < none["rounds"]
     tuned = ("--batches", "1", "--seconds", "0.1", "--no-check", "-d", "sam", "--dtype", "float32", "--json")
     assert main(["tune", str(folder), "--traffic", str(log), "-o", str(table), *tuned]) == 0
@@ -376,4 +328,7 @@ def test_facts_and_the_page(address, client):
     assert httpx.post(f"{address}/detokenize", json={"tokens": tokens}).json()["prompt"].endswith("the cat")
     assert "<title>Paceline</title>" in httpx.get(address).text
     assert httpx.get(f"{address}/stats").json()["model"] == "tiny"
+    metrics = httpx.get(f"{address}/metrics").text
+    assert "paceline:num_requests_running 0.0" in metrics
+    assert "paceline:spec_decode_num_drafts_total" in metrics
     assert httpx.get(f"{address}/health", headers={"X-Request-Id": "abc"}).headers["X-Request-Id"] == "abc"

@@ -122,6 +122,7 @@ def test_arguments_come_before_the_call_is_whole(client: Any, writes: Any) -> No
 
 
 def test_a_broken_call_is_text_in_both(client: Any, writes: Any) -> None:
+    """A stream has begun the call before it turns out broken."""
     text = CALL.replace("1}}", "1,}}")
     writes(text)
     ask = {"model": "tiny", "messages": USER, "tools": TOOLS, "max_tokens": 200}
@@ -202,13 +203,9 @@ LATE = {"type": "object", "properties": {"a": MANY}, "required": ["a"], "additio
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_schema_that_fails_ends_as_an_error(address: str, stream: bool) -> None:
     ask = {"messages": USER, "max_tokens": 60, "stream": stream, "enable_thinking": False}
-    replies = [
-        httpx.post(
-            f"{address}/v1/chat/completions",
-            json={**ask, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
-        )
-        for schema in (MANY, {"$ref": "#"}, LATE)
-    ]
+    forms = [{"type": "json_schema", "json_schema": {"schema": schema}} for schema in (MANY, {"$ref": "#"}, LATE)]
+    url = f"{address}/v1/chat/completions"
+    replies = [httpx.post(url, json={**ask, "response_format": form}) for form in forms]
     assert [reply.status_code for reply in replies] == [400, 400, 200 if stream else 500]
     assert all("cannot be kept to" in reply.json()["error"]["message"] for reply in replies[:2])
     if stream:

@@ -51,7 +51,7 @@ MALFORMED: list[bytes] = [
 
 
 @dataclass(frozen=True)
-class Wish:
+class Planned:
     """A request: kind is the number of what it asks for, and requests of a kind have the same answer."""
 
     kind: int
@@ -65,7 +65,7 @@ class Traffic:
         self.rng = np.random.default_rng(seed)
         self.bodies = [self._body(i) for i in range(kinds)]
         fates = self.rng.choice(list(FATES), size=count, p=list(FATES.values()))
-        self.wishes = [Wish(i % kinds, str(fate)) for i, fate in enumerate(fates)]
+        self.planned = [Planned(i % kinds, str(fate)) for i, fate in enumerate(fates)]
         self.answers: dict[int, list[str]] = {}
         self.outcomes: Counter[str] = Counter()
 
@@ -92,35 +92,35 @@ class Traffic:
         asyncio.run(self._run(address, key, clients))
 
     async def _run(self, address: str, key: str, clients: int) -> None:
-        left = iter(enumerate(self.wishes))
+        left = iter(enumerate(self.planned))
         limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         async with httpx.AsyncClient(base_url=address, timeout=300, limits=limits, headers=headers) as http:
 
             async def client() -> None:
-                for number, wish in left:
-                    self.outcomes[await self._ask(http, number, wish)] += 1
+                for number, planned in left:
+                    self.outcomes[await self._ask(http, number, planned)] += 1
 
             await asyncio.gather(*(client() for _ in range(clients)))
 
-    async def _ask(self, http: httpx.AsyncClient, number: int, wish: Wish) -> str:
+    async def _ask(self, http: httpx.AsyncClient, number: int, planned: Planned) -> str:
         """Send one, keep its answer, and return what became of it."""
-        body = self.bodies[wish.kind]
+        body = self.bodies[planned.kind]
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        if wish.fate == "malformed":
+        if planned.fate == "malformed":
             reply = await http.post("/v1/completions", content=MALFORMED[number % len(MALFORMED)])
             assert reply.status_code in (400, 413), (reply.status_code, reply.text)
             assert reply.json()["error"]["message"]
-        elif wish.fate == "key":
+        elif planned.fate == "key":
             reply = await http.post(path, json=body, headers={"Authorization": "Bearer wrong"})
             assert reply.status_code == 401, reply.text
-        elif wish.fate == "half":
+        elif planned.fate == "half":
             await _break_off(http, path, json.dumps(body))
-        elif wish.fate == "":
+        elif planned.fate == "":
             reply = await http.post(path, json=body)
             assert reply.status_code == 200, reply.text
             self.answers[number] = [_text(choice) for choice in reply.json()["choices"]]
-        elif wish.fate == "stream":
+        elif planned.fate == "stream":
             await self._streamed(http, path, number, body)
         elif number % 2:
             async with http.stream("POST", path, json={**body, "stream": True, "max_tokens": 500}) as reply:
@@ -129,7 +129,7 @@ class Traffic:
         else:
             with suppress(TimeoutError):
                 await asyncio.wait_for(http.post(path, json={**body, "max_tokens": 500}), 0.05)
-        return wish.fate or "whole"
+        return planned.fate or "whole"
 
     async def _streamed(self, http: httpx.AsyncClient, path: str, number: int, body: dict[str, Any]) -> None:
         texts, ended = [""] * body["n"], 0
@@ -150,11 +150,11 @@ class Traffic:
     def check(self, alone: Engine) -> None:
         """Hold every answer to the one that `alone` gives."""
         expected = [self._expected(alone, body) for body in self.bodies]
-        wanted = [i for i, wish in enumerate(self.wishes) if wish.fate in ("", "stream")]
+        wanted = [i for i, planned in enumerate(self.planned) if planned.fate in ("", "stream")]
         assert sorted(self.answers) == wanted, "answers were lost"
-        mixed = [i for i in wanted if self.answers[i] != expected[self.wishes[i].kind]]
-        assert not mixed, [(i, self.answers[i], expected[self.wishes[i].kind]) for i in mixed[:3]]
-        assert sum(self.outcomes.values()) == len(self.wishes)
+        mixed = [i for i in wanted if self.answers[i] != expected[self.planned[i].kind]]
+        assert not mixed, [(i, self.answers[i], expected[self.planned[i].kind]) for i in mixed[:3]]
+        assert sum(self.outcomes.values()) == len(self.planned)
 
     @staticmethod
     def _expected(alone: Engine, body: dict[str, Any]) -> list[str]:

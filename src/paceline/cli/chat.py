@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.cli import options
-from paceline.cli.options import one_line, open_engine
+from paceline.cli.options import one_line
 from paceline.cli.show import Screen, statistics
 from paceline.errors import PacelineError, PromptError
 
@@ -22,55 +22,23 @@ HELP = """/reset  forget the conversation
 Ctrl-C stops an answer and keeps the chat."""
 
 
+@options.with_options
 def chat(
     model: options.Model,
     draft: options.Draft = "sam",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    stop: options.Stop = None,
-    seed: options.Seed = None,
+    sampling: options.SamplingOptions = options.SamplingOptions(),
     color: options.Color = False,
-    dtype: options.Dtype = "auto",
-    tokenizer: options.TokenizerPath = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    cache_memory: options.CacheMemory = None,
-    reuse: options.Reuse = True,
-    exact: options.Exact = None,
+    running: options.EngineOptions = options.EngineOptions(),
 ) -> int:
     """Talk with a model. /help lists the commands.
 
     \b
     paceline chat models/demo --draft sam --color
     """
-    from paceline.engine.sampling import SamplingParams
-
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
-    engine = open_engine(
-        model,
-        options.tuned(draft, tune),
-        dtype=dtype,
-        tokenizer=tokenizer,
-        device=device,
-        threads=threads,
-        cache_memory=cache_memory,
-        reuse=reuse,
-        exact=exact,
-    )
+    params = sampling.params(max_tokens=max_tokens)
+    engine = running.open(model, options.tuned(draft, tune))
     if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
         raise PromptError(f"{model} has no chat template; `paceline generate {model} ... --raw` continues plain text")
     screen = Screen(color)

@@ -220,5 +220,5 @@ def _closing(done: list[Compared], is_demo_model: bool) -> list[str]:
             "This model is tiny: its answers are often wrong, and text this regular is easy to draft. Drafts whose "
             "ratio is above 1 pay on this machine; a large model's gain may be different."
         )
-    lines.append("Measure yours: paceline generate PATH_OR_ID \"your prompt\" --compare")
+    lines.append('Measure yours: paceline generate PATH_OR_ID "your prompt" --compare')
     return lines

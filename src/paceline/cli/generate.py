@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options
-from paceline.cli.options import one_line, open_engine
+from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.errors import PromptError
 from paceline.jsonl import Appender, Writer, check_file, standard_output
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.engine.sampling import SamplingParams
 
 
+@options.with_options
 def generate(
     model: options.Model,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
@@ -35,13 +36,7 @@ def generate(
     draft: options.Draft = "sam",
     tune: options.Tune = None,
     max_tokens: options.MaxTokens = 256,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    stop: options.Stop = None,
-    seed: options.Seed = None,
+    sampling: options.SamplingOptions = options.SamplingOptions(),
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end tokens.")] = False,
     chat: Annotated[
         bool | None,
@@ -64,13 +59,7 @@ def generate(
             "--out", "-o", help="Write the JSON objects to this new file, as they are finished.", callback=check_file
         ),
     ] = None,
-    dtype: options.Dtype = "auto",
-    tokenizer: options.TokenizerPath = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    cache_memory: options.CacheMemory = None,
-    reuse: options.Reuse = True,
-    exact: options.Exact = None,
+    running: options.EngineOptions = options.EngineOptions(),
 ) -> int:
     """Answer a prompt, or a file of prompts, faster than the model alone would, with the same output.
 
@@ -87,19 +76,8 @@ def generate(
     from paceline.cli.drive import Interrupt
     from paceline.cli.run import Run
     from paceline.draft.base import unmet
-    from paceline.engine.sampling import SamplingParams
 
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    params = sampling.params(max_tokens=max_tokens, ignore_eos=ignore_eos)
     draft = options.tuned(draft, tune)
     screen = Screen(color)
     jobs, broken = _jobs(prompt, prompts, params, _expected(prediction))
@@ -110,18 +88,12 @@ def generate(
         screen.note(f"error: {one_line(error)}")
     with ExitStack() as stack:
         lines = _lines(out, as_json, stack)
-        engine = open_engine(
+        engine = running.open(
             model,
             draft,
-            dtype=dtype,
-            tokenizer=tokenizer,
-            device=device,
-            threads=threads,
             max_batch=batch,
-            cache_memory=cache_memory,
-            reuse=reuse and not compare,  # the other turns would have nothing left to run
+            reuse=running.reuse and not compare,  # the other turns would have nothing left to run
             schedule=schedule,
-            exact=exact,
             exact_profile=profile,
         )
         if lines is None:

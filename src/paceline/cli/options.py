@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -14,6 +14,7 @@ from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
+    from paceline.engine.sampling import SamplingParams
 
 T = TypeVar("T")
 Model = Annotated[
@@ -127,13 +128,15 @@ def options_of(group: Any) -> list[inspect.Parameter]:
     ]  # fmt: skip
 
 
-def _options(group: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+@functools.cache
+def _options(group: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
     """The fields of a dataclass that are options, or dataclasses of options, with their types."""
     hints = get_type_hints(group, include_extras=True)
-    for field in dataclasses.fields(group):
-        hint = hints[field.name]
-        if "help" in field.metadata or hasattr(hint, "__metadata__") or dataclasses.is_dataclass(hint):
-            yield field, hint
+    typed = [(field, hints[field.name]) for field in dataclasses.fields(group)]
+    return [
+        (field, hint) for field, hint in typed
+        if "help" in field.metadata or hasattr(hint, "__metadata__") or dataclasses.is_dataclass(hint)
+    ]  # fmt: skip
 
 
 def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
@@ -182,6 +185,42 @@ def open_engine(
         parse_bytes(options["cache_memory"])
     named = None if tokenizer is None else tokenizer_for(model, tokenizer)
     return Engine(model, drafter, threads=threads, max_batch=max_batch, tokenizer=named, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingOptions:
+    """How the tokens of an answer are drawn."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    stop: Stop = None
+    seed: Seed = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """The parameters of a request. more: others of `SamplingParams`."""
+        from paceline.engine.sampling import SamplingParams
+
+        return SamplingParams(**dataclasses.asdict(self) | {"stop": tuple(self.stop or ())} | more)
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """What an engine runs with."""
+
+    dtype: Dtype = "auto"
+    tokenizer: TokenizerPath = None
+    device: Device = "auto"
+    threads: Threads = None
+    cache_memory: CacheMemory = None
+    reuse: Reuse = True
+    exact: Exact = None
+
+    def open(self, model: str, draft: str, **more: Any) -> Engine:
+        """The engine. more: others of `Engine`."""
+        return open_engine(model, draft, **dataclasses.asdict(self) | more)
 
 
 def tuned(draft: str, table: str | None) -> str:

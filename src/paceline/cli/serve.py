@@ -26,7 +26,6 @@ DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
 @options.with_options
 def serve(
     model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
-    settings: Settings,
     draft: Annotated[str, typer.Option("--draft", "-d", help="Drafter of requests that name none.")] = "sam",
     allow_draft: Annotated[
         list[str] | None, typer.Option(help="Another drafter that requests may choose with their field draft.")
@@ -51,6 +50,7 @@ def serve(
         float | None, typer.Option(help="Seconds after which an answer is ended where it is.", min=0.001)
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that running answers get at shutdown.", min=0, max=1e6)] = 30.0,
+    settings: Settings = Settings(),
     log: Annotated[
         Path | None,
         typer.Option(

@@ -103,6 +103,11 @@ class ToolChoice(Strict):
 
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Fields that name things for the caller and change nothing."""
+PARAMETERS = (
+    "temperature", "top_p", "min_p", "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "draft", "ignore_eos", "min_tokens",
+)  # fmt: skip
+"""Fields that go to the engine as they are."""
 
 
 class Common(Strict):
@@ -164,24 +169,18 @@ class Common(Strict):
 
     def sampling(self, most: int, **more: Any) -> SamplingParams:
         """The engine's parameters; PacelineError for values that make no sense. most: tokens that still fit."""
-        own = {
+        own = {name: getattr(self, name) for name in PARAMETERS} | {
             "top_k": None if self.top_k == -1 else self.top_k,
-            **{name: getattr(self, name) for name in ("temperature", "top_p", "min_p", "stop_token_ids")},
             "seed": None if self.seed is None else self.seed % 2**64,
-            **{name: getattr(self, name) for name in ("presence_penalty", "frequency_penalty", "repetition_penalty")},
-            "logit_bias": self.logit_bias,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "max_tokens": self.most_tokens if self.most_tokens is not None else most,
-            "draft": self.draft,
         }
         if self.min_tokens > max(own["max_tokens"], 0):
             raise Refused(f"min_tokens is {self.min_tokens}, and max_tokens {own['max_tokens']}", "min_tokens")
         if self.min_tokens and more.get("grammar") is not None:
             raise Refused("min_tokens does not go with an answer whose form is given; leave it out", "min_tokens")
         given = {name: value for name, value in own.items() if value is not None}
-        return SamplingParams(
-            **{"temperature": 1.0, **given}, ignore_eos=self.ignore_eos, min_tokens=self.min_tokens, **more
-        )
+        return SamplingParams(**{"temperature": 1.0, **given}, **more)
 
     @property
     def most_tokens(self) -> int | None:

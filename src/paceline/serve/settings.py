@@ -64,11 +64,9 @@ class Limits:
     def check_size(self, name: str, param: str, size: int) -> None:
         """Refused if the field `param` has a size above the limit `name`."""
         if size > (most := getattr(self, name)):
-            (option,) = (one.metadata for one in fields(self) if one.name == name)
-            unit = option["help"].removeprefix("Most ").rstrip(".")
-            raise Refused(
-                f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({option['names'][0]})", param
-            )
+            (about,) = (one.metadata for one in fields(self) if one.name == name)
+            unit, flag = about["help"].removeprefix("Most ").rstrip("."), about["names"][0]
+            raise Refused(f"{param} has {size:,}, and this server takes at most {most:,} {unit} ({flag})", param)
 
     def check_raw(self, raw: bytes) -> None:
         """Refused for a body of more JSON values than may be, before it is parsed: parsing cannot be interrupted."""
