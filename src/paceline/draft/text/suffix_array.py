@@ -335,43 +335,49 @@ def _speculate(text, ends, positions, context, most, factor, offset, min_prob, b
             break
         size = min(most, int(factor * length + offset))
         if size > 0:
-            draft = _likeliest(text, positions, lo, hi, length, size, min_prob, branch)
-            score = draft[2].sum()
-            if len(draft[0]) and score >= best_score:
-                best, match, best_score = draft, length, score
+            stop, depth = text[len(text) - 1 :].astype(np.int64), size  # nothing follows an end token
+            nodes, probs = likeliest(text, positions[lo:hi], length, size, depth, stop, min_prob, branch)
+            score = probs.sum()
+            if len(nodes) and score >= best_score:
+                best, match, best_score = (nodes[:, TOKEN].copy(), nodes[:, PARENT].copy(), probs), length, score
     return best[0], best[1], best[2], match
 
 
-_TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
+TOKEN, PARENT, _DEPTH, LO, HI = range(5)  # of a node: PARENT is 0 for the root, 1 for the first node
 
 
-@njit
-def _likeliest(text, positions, lo, hi, skip, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """One list in order of probability, read from the front: a node's children are put in after it.
+@njit(cache=True)
+def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # type: ignore[no-untyped-def]
+    """(nodes int64 [n, 5], their probabilities): at most `size` continuations of places whose key has `skip` tokens.
 
-    Places are sorted by what follows, so a token's places are a run. One that is likely enough is at least `stride`
-    long, and looking at every place that far from the last run finds all of them."""
+    The heaviest path, or with `branch` the likeliest nodes of all, at least `min_prob` likely, at most `deepest` deep,
+    and nothing after a token of `stop`. LO to HI of a node are the places that have it.
+
+    One list in order of probability, read from the front: a node's children are put in after it. Places are sorted by
+    what follows, so a token's places are a run. One that is likely enough is at least `stride` long, and looking at
+    every place that far from the last run finds all of them."""
     nodes, probs = np.empty((size, 5), np.int64), np.empty(size, np.float64)
-    num, read, prob, depth = 0, 0, 1.0, 0
-    while True:
+    num, read, prob, depth, lo, hi = 0, 0, 1.0, 0, 0, len(positions)
+    while lo < hi:
         stride = max(1, int(min_prob / prob * (hi - lo)))
         begin, heaviest = lo, (0, 0, 0)
         while begin + stride <= hi:
             token, first, begin = _run(text, positions, begin, begin + stride - 1, hi, skip + depth)
-            share = prob * (begin - first) / (hi - lo)
+            share = prob * ((begin - first) / (hi - lo))  # by a ratio: never above `prob`, however it is rounded
             if share >= min_prob and branch:
                 num = _insert(nodes, probs, num, (token, read, depth + 1, first, begin), share)
             elif begin - first > heaviest[2] - heaviest[1]:
                 heaviest = (token, first, begin)
-        share = prob * (heaviest[2] - heaviest[1]) / (hi - lo)
+        share = prob * ((heaviest[2] - heaviest[1]) / (hi - lo))
         if not branch and share >= min_prob:
             num = _insert(nodes, probs, num, (heaviest[0], read, depth + 1, heaviest[1], heaviest[2]), share)
-        while read < num and nodes[read, _TOKEN] == text[len(text) - 1]:  # nothing follows an end token
+        while read < num and (nodes[read, _DEPTH] >= deepest or (stop == nodes[read, TOKEN]).any()):
             read += 1
         if read == num:
-            return nodes[:num, _TOKEN], nodes[:num, _PARENT], probs[:num]
-        depth, lo, hi, prob = nodes[read, _DEPTH], nodes[read, _LO], nodes[read, _HI], probs[read]
+            break
+        depth, lo, hi, prob = nodes[read, _DEPTH], nodes[read, LO], nodes[read, HI], probs[read]
         read += 1
+    return nodes[:num], probs[:num]
 
 
 @njit
@@ -385,7 +391,10 @@ def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
             first = middle + 1
         else:
             last = middle
-    inside, outside = at, hi
+    step = 1
+    while at + step < hi and text[positions[at + step] + offset] == token:
+        step *= 2
+    inside, outside = at + step // 2, min(at + step, hi)
     while outside - inside > 1:
         middle = (inside + outside) // 2
         if text[positions[middle] + offset] == token:

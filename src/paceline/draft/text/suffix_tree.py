@@ -314,7 +314,7 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
         else:
             child = nodes[node, FIRST] if branch else _best(nodes, node)
             while child >= 0:
-                share = prob * nodes[child, COUNT] / nodes[node, COUNT]
+                share = prob * (nodes[child, COUNT] / nodes[node, COUNT])  # a ratio: never above `prob`
                 if share >= min_prob:
                     num = _insert(at, upto, parent, probs, num, child, 1, read, share)
                 child = nodes[child, NEXT] if branch else NONE
