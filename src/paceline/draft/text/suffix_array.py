@@ -1,8 +1,8 @@
-"""Sorts the suffixes of a text in O(n), by induced sorting.
+"""Suffix array of a corpus: every place where a run of tokens stands, as one range of a sorted array.
 
-Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure Induced-Sorting": a suffix that begins a
-rise (LMS) is sorted by recursion, all others by one pass up and one pass down the buckets. Takes about 13 bytes a token
-beside text and result.
+Sorting is in O(n), by induced sorting (Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure
+Induced-Sorting"): a suffix that begins a rise (LMS) is sorted by recursion, all others by one pass up and one pass down
+the buckets. It takes about 13 bytes a token, without text and result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.text.store import Store
-from paceline.draft.text.suffix_tree import Speculation
+from paceline.draft.text.suffix_tree import Speculator
 from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
@@ -164,7 +164,7 @@ def _same_piece(string, rises, a, b):  # type: ignore[no-untyped-def]
     return False
 
 
-# Suffix array of a corpus: every place where a run of tokens stands, as one range of a sorted array.
+# The array -----------------------------------------------------------------------------------------------------------
 
 MOST_TOKENS = 2**31 - 1
 
@@ -188,7 +188,7 @@ def build_part(
     return {"suffix_positions": positions}
 
 
-class SuffixArray:
+class SuffixArray(Speculator):
     """Finds runs of tokens in a corpus.
 
     text       int [n]; every document ends with the same token, the last one of the text.
@@ -228,24 +228,12 @@ class SuffixArray:
         _gather(self.text, self.ends, self.positions, lo, hi, skip, out)
         return out
 
-    def speculate(
-        self,
-        context: Sequence[int] | IntArray,
-        most: int,
-        factor: float = 1.0,
-        offset: float = 0.0,
-        min_prob: float = 0.1,
-        branch: bool = False,
-    ) -> Speculation:
-        """What `SuffixTree.speculate` would, had the corpus been put into a tree: the same counts, read off ranges.
+    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+        """What a tree of the corpus would say: the same counts, read off ranges.
 
         Nothing is speculated after the end of a document. All of `context` is looked up, so cut it to a tree's depth
         beforehand; of continuations of one count the smaller token goes first."""
-        key = np.asarray(context, np.int64)
-        tokens, parent, probs, match = _speculate(
-            self.text, self.ends, self.positions, key, most, float(factor), float(offset), float(min_prob), branch
-        )
-        return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
+        return _speculate(self.text, self.ends, self.positions, np.asarray(context, np.int64), *sizes)
 
 
 # Looking up ----------------------------------------------------------------------------------------------------------
@@ -263,18 +251,18 @@ def _longest(text, ends, positions, key, least):  # type: ignore[no-untyped-def]
             found, place, below = length, lo, length
         else:
             above = length - 1
-    return found, place, _behind(text, ends, positions, key[len(key) - found :], place) if found else 0
+    return found, place, _end_of(text, ends, positions, key[len(key) - found :], place) if found else 0
 
 
 @njit(cache=True)
 def _find(text, ends, positions, key):  # type: ignore[no-untyped-def]
     """Range of the suffixes that begin with `key`."""
     lo = _first(text, ends, positions, key, 0, len(positions), 0)
-    return lo, _behind(text, ends, positions, key, lo)
+    return lo, _end_of(text, ends, positions, key, lo)
 
 
 @njit
-def _behind(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
+def _end_of(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
     """Where the range that begins at `lo` ends. Most ranges are short, so the search strides from there."""
     step = 1
     while lo + step < len(positions) and _compare(text, ends, positions[lo + step], key) < 1:
@@ -325,7 +313,7 @@ def _gather(text, ends, positions, lo, hi, skip, out):  # type: ignore[no-untype
 
 @njit(cache=True)
 def _speculate(text, ends, positions, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """SuffixArray.speculate: tokens, parents, probabilities and the length of the match."""
+    """As Speculator._speculate."""
     best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
     if len(text) == 0 or (len(context) and context[len(context) - 1] == text[len(text) - 1]):
         return best[0], best[1], best[2], match
