@@ -37,7 +37,7 @@ class SuffixConfig(Options):
     depth: int = option(24, "longest run counted, match and draft together, tokens; vLLM: 24, Arctic: 64", least=2)
     draft: int = option(24, "most tokens a draft holds; vLLM: its depth", least=1)
     factor: float = option(1.0, "tokens drafted for each token matched; paper: 1", least=0)
-    offset: float = option(0.0, "tokens drafted beside those; paper: 0", least=0)
+    offset: float = option(0.0, "tokens drafted in addition to those; paper: 0", least=0)
     min_prob: float = option(0.1, "least probability of a drafted token; paper: 0.1", least=0, most=1)
     shape: Literal["path", "tree"] = option("path", "the heaviest path, or the likeliest nodes of all; vLLM: path")
     past: int = option(0, "tokens of finished requests to learn from, the oldest forgotten first; 0: off", least=0)

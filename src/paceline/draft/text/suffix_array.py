@@ -112,31 +112,31 @@ def _induce(string, rises, buckets, bottoms, order):  # type: ignore[no-untyped-
     """Sort all suffixes into `order` (all -1), given the `bottoms` in order: falling ones first, then rising ones."""
     if len(string) == 0:
         return
-    room = buckets[1].copy()
+    free = buckets[1].copy()
     for bottom in bottoms:
-        order[room[string[bottom]]] = bottom
-        room[string[bottom]] += 1
-    room[:] = buckets[0]
+        order[free[string[bottom]]] = bottom
+        free[string[bottom]] += 1
+    free[:] = buckets[0]
     last = len(string) - 1
-    order[room[string[last]]] = last
-    room[string[last]] += 1
+    order[free[string[last]]] = last
+    free[string[last]] += 1
     for i in range(len(string)):
         before = order[i] - 1
         if before >= 0 and not rises[before]:
-            order[room[string[before]]] = before
-            room[string[before]] += 1
-    room[:] = buckets[0]
+            order[free[string[before]]] = before
+            free[string[before]] += 1
+    free[:] = buckets[0]
     for i in range(len(string) - 1, -1, -1):
         before = order[i] - 1
         if before >= 0 and rises[before]:
-            room[string[before] + 1] -= 1
-            order[room[string[before] + 1]] = before
+            free[string[before] + 1] -= 1
+            order[free[string[before] + 1]] = before
 
 
 @njit(cache=True)
 def _names(string, rises, order, bottoms):  # type: ignore[no-untyped-def]
     """int32 [m]: the rank of the piece from each bottom to the next one, equal pieces alike; and how many ranks."""
-    # Bottoms are two apart at least, so half the room will do.
+    # Bottoms are two apart at least, so half the length will do.
     rank_at = np.empty(len(string) // 2 + 1, np.int32)
     rank, previous = -1, -1
     for begin in order:
