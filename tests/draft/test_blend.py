@@ -9,13 +9,10 @@ import pytest
 from paceline.draft.blend import CORPUS_DOUBT, ENOUGH, OWN_DOUBT, Blend, BlendConfig
 from paceline.draft.text.frozen import build_part
 from paceline.draft.text.store import writing
-from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
-from paceline.errors import MethodError, StoreError
 from tests.draft.rows import letters, row, tokens
-from tests.fakes import TableTarget
 
 
 def corpus(folder: Path, documents: list[list[int]], eos: int = 0) -> str:
@@ -130,78 +127,3 @@ def test_what_was_said_most_often_comes_first_and_copies_go_on() -> None:
     drafter.start(chain)
     (tree,) = drafter.propose([chain])
     assert letters(tree.tokens[1:]) == "abc"
-
-
-def test_nothing_is_drafted_behind_an_end_or_beyond_the_room() -> None:
-    drafter = Blend(BlendConfig(nodes=10))
-    drafter.bind(with_tokenizer(eos="."))
-    ended = row("ab.ab.ab")
-    drafter.start(ended)
-    assert letters(drafter.propose([ended])[0].tokens[1:]) == "."
-    short = row("abcdabcdab", room=3)
-    drafter.start(short)
-    assert drafter.propose([short])[0].max_depth == 2
-    full = row("abcdabcdab", room=1)
-    drafter.start(full)
-    assert drafter.propose([full])[0].num_drafted == 0
-
-
-def test_finished_requests_are_remembered_and_forgotten() -> None:
-    drafter = Blend(BlendConfig(nodes=2, past=60))
-    drafter.bind(with_tokenizer())
-
-    def finish(text: str, id: int, reason: str = "stop") -> None:
-        one = row(text, id=id)
-        drafter.start(one)
-        one.finish_reason = reason  # type: ignore[assignment]
-        drafter.drop(one)
-
-    def draft(text: str) -> str:
-        one = row(text, id=99)
-        drafter.start(one)
-        (tree,) = drafter.propose([one])
-        drafter._counts.pop(99)
-        return letters(tree.tokens[1:])
-
-    finish("hello world", 1)
-    finish("never heard", 2, reason="abort")
-    assert draft("zhe") == "ll"
-    assert draft("never"[:3]) == ""
-    for i in range(8):
-        finish(f"{i}{i}{i}{i}{i}{i}{i}{i}{i}{i}", 3 + i)
-    assert draft("zhe") == ""
-
-
-def test_rows_do_not_see_each_other() -> None:
-    drafter = Blend()
-    drafter.bind(with_tokenizer())
-    first, second = row("secret secret sec", id=1), row("no such thing: sec", id=2)
-    drafter.start(first)
-    drafter.start(second)
-    one, other = drafter.propose([first, second])
-    assert letters(one.tokens[1:4]) == "ret"
-    assert "r" not in letters(other.tokens[1:2])
-
-
-def test_bad_options_and_a_wrong_store_are_refused(tmp_path: Path) -> None:
-    for options in ({"nodes": 0}, {"longest": 9}, {"least": 1.5}, {"past": -1}):
-        with pytest.raises(MethodError, match="BlendConfig: "):
-            BlendConfig(**options)  # type: ignore[arg-type]
-    path = corpus(tmp_path, [tokens("abc")])
-    with pytest.raises(StoreError, match="there is no store"):
-        Blend(BlendConfig(corpus=path + "x")).bind(with_tokenizer())
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("batch", [1, 8])
-def test_lossless_with_a_corpus_and_a_past(tmp_path: Path, temperature: float, batch: int) -> None:
-    fake = TableTarget(vocab_size=8, order=2, seed=4)
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
-    prompts = [[1], [3, 3], [1, 2, 3, 1, 2], [5, 4, 0, 7] * 9]
-    plain = [fake.plain(prompt, params).new_tokens.tolist() for prompt in prompts]
-    store = corpus(tmp_path, [answer[:40] for answer in plain])
-    engine = Engine(fake, f"blend,corpus={store},past=200,nodes=12", max_batch=batch)
-    for _ in range(2):  # the second time with what the first one left in memory
-        done = engine.generate(prompts, params)
-        assert [one.tokens for one in done] == plain
-    assert sum(one.new_tokens for one in done) > 1.2 * sum(one.rounds for one in done)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paceline.draft.cost import DEFAULT_SIZE, RoundTimes, best_size, best_sizes, choose, term_names, time_forwards
+from paceline.draft.cost import (
+    DEFAULT_SIZE,
+    RoundTimes,
+    _nonnegative,
+    best_size,
+    best_sizes,
+    choose,
+    term_names,
+    time_forwards,
+)
 from tests import native
 from tests.draft.head_worlds import World
 
@@ -45,6 +55,25 @@ def test_a_batch_that_never_drafted_guesses_low_what_a_node_costs() -> None:
         times.note(8, 8, 1, 0, 4e-3)
     assert times.seconds(8, 8, 1) == pytest.approx(4e-3, rel=0.02)
     assert 0 < times.slope(8, 8) < 0.05 * 4e-3
+
+
+def test_the_terms_are_the_best_of_all_that_are_not_below_zero() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        factors, targets = rng.normal(size=(8, 5)), rng.normal(size=5)
+        products = factors.T @ factors + 1e-3 * np.eye(5)
+
+        def loss(x: np.ndarray) -> float:
+            return float(x @ products @ x / 2 - targets @ x)  # noqa: B023
+
+        best = 0.0
+        for chosen in itertools.product([False, True], repeat=5):
+            x, some = np.zeros(5), np.array(chosen)
+            x[some] = np.linalg.solve(products[np.ix_(some, some)], targets[some])
+            best = min(best, loss(x)) if (x >= 0).all() else best
+        found = _nonnegative(products, targets)
+        assert (found >= 0).all()
+        assert loss(found) == pytest.approx(best)
 
 
 def test_times_survive_a_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from paceline.draft.text.suffix_array import SuffixArray
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
-from paceline.errors import MethodError, StoreError
+from paceline.errors import StoreError
 from tests.draft.rows import letters, row, target, tokens
 from tests.fakes import TableTarget
 from tests.lossless_statistics import fit
@@ -81,15 +81,6 @@ def test_the_context_alone_says_what_followed_newest_first():
     assert sequences(bound(), "a1234a5678a") == ["5678", "1234"]
     assert sequences(bound(k=1), "a1234a5678a") == ["5678"]
     assert sequences(bound(n=3), "a1234a5678a") == ["56", "12"]
-
-
-@pytest.mark.parametrize("text", ["a", "ab", "abcd", "abcde"])
-def test_nothing_to_say(text):
-    one = row(text)
-    drafter = bound()
-    drafter.start(one)
-    (tree,) = drafter.propose([one])
-    assert tree.num_drafted == 0
 
 
 def test_the_model_s_most_frequent_follow_the_context(tmp_path):
@@ -325,23 +316,6 @@ def test_a_round_in_which_all_matches_gives_n_tokens(tmp_path, order):
     assert done.stats.accepted == [1, 0, 0, 0, 6]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_with_stores_the_answers_are_plain_decoding_s(tmp_path, temperature):
-    random = np.random.default_rng(0)
-    store = corpus(tmp_path / "c", [[*random.integers(0, 5, 40).tolist(), 5] for _ in range(5)])
-    made = TableTarget(6, order=2, seed=3, eos=(5,), scale=1.0)
-    prompts = [random.integers(0, 5, n).tolist() for n in (1, 2, 3, 9, 30)]
-    params = [SamplingParams(max_tokens=60, temperature=temperature, seed=seed) for seed in range(5)]
-    expected = [made.plain(p, wish).new_tokens.tolist() for p, wish in zip(prompts, params, strict=True)]
-    for spec in (f"model={store},corpus={store}", f"corpus={store},order=LSW,k=2", f"corpus={store},past=100,nodes=3"):
-        for batch in (1, 8):
-            engine = Engine(made, f"hierarchy,{spec}", max_batch=batch)
-            for _ in range(2):
-                done = engine.generate(prompts, params)
-                assert [one.tokens for one in done] == expected
-            assert sum(sum(one.stats.accepted[1:]) for one in done) > 0
-
-
 def test_the_first_three_tokens_have_the_target_s_law():
     """A draft stands behind the prompt from the first round on that follows it."""
     made = TableTarget(3, order=1, seed=7, scale=1.0)
@@ -366,20 +340,6 @@ def test_the_first_three_tokens_have_the_target_s_law():
 # Requests ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_does_not_see_another_s_context():
-    drafter = bound()
-    first, second = row("a1234a", id=0), row("xxa", id=1)
-    drafter.start(first)
-    drafter.start(second)
-    trees = drafter.propose([first, second])
-    assert [tree.num_drafted for tree in trees] == [4, 0]
-    drafter.drop(first)
-    assert drafter.propose([second])[0].num_drafted == 0
-    drafter.drop(second)
-    drafter.drop(second)
-    assert not drafter._contexts
-
-
 def test_finished_requests_are_learned_from():
     drafter = bound(past=100)
     done = row("xa1234", id=0)
@@ -393,59 +353,7 @@ def test_finished_requests_are_learned_from():
     assert sequences(bound(past=100, order="W"), "za") == []
 
 
-def test_given_up_requests_are_not_learned_from_and_nothing_is_by_default():
-    for drafter, reason in ((bound(past=100), "abort"), (bound(), "stop")):
-        done = row("xa1234")
-        drafter.start(done)
-        done.finish_reason = reason  # type: ignore[assignment]
-        drafter.drop(done)
-        assert not any(map(len, drafter._past.halves))
-        assert sequences(drafter, "za") == []
-
-
-def test_a_request_asked_late_is_caught_up():
-    asked, late = bound(), bound()
-    one = row("abcdab")
-    for drafter in (asked, late):
-        drafter.start(one)
-    for gained in ["cd", "a", "xcdab", "c"]:
-        asked.propose([one])
-        one.extend(tokens(gained))
-    assert asked.collect(one).tolist() == late.collect(one).tolist()
-    assert len(late.collect(one)) == 2
-
-
-def test_the_same_again_gives_the_same_drafts(tmp_path):
-    random = np.random.default_rng(1)
-    store = corpus(tmp_path / "c", [[*random.integers(0, 5, 60).tolist(), 5] for _ in range(9)])
-    rows = [row("".join(map(chr, random.integers(0, 5, 30))), id=i) for i in range(20)]
-    first, second = bound(corpus=store), bound(corpus=store)
-    for drafter in (first, second):
-        for one in rows:
-            drafter.start(one)
-    for one, other in zip(first.propose(rows), second.propose(rows), strict=True):
-        assert one.num_drafted > 0
-        assert (one.tokens.tolist(), one.parent.tolist()) == (other.tokens.tolist(), other.parent.tolist())
-
-
 # What can go wrong ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"order": ""}, "order is ''; it must be one or more of W, S and L, each once"),
-        ({"order": "WX"}, "order is 'WX'"),
-        ({"order": "WW"}, "order is 'WW'"),
-        ({"k": 0}, "k is 0"),
-        ({"n": 1}, "n is 1; it must be 2 or more"),
-        ({"nodes": 0}, "nodes is 0"),
-        ({"past": -1}, "past is -1"),
-    ],
-)
-def test_impossible_options(options, says):
-    with pytest.raises(MethodError, match=f"(HierarchyConfig|hierarchy): {says}"):
-        HierarchyConfig(**options)
 
 
 def test_stores_that_do_not_fit(tmp_path):

@@ -10,7 +10,6 @@ from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree, ancestors
-from paceline.errors import MethodError
 from tests.draft.rows import letters, row, target, tokens
 from tests.fakes import TableTarget
 
@@ -128,17 +127,6 @@ def test_finished_requests_are_remembered_if_asked():
     assert len(made._past) <= 6
     assert len(made.propose([second])[0]) == 1
     assert set(made._pools) == {2}
-
-
-def test_by_default_nothing_is_remembered():
-    made, one = drafter(level=2), row("xabx")
-    made.start(one)
-    one.finish_reason = "stop"
-    made.drop(one)
-    assert len(made._past) == 0
-    assert not made._pools
-    assert not made._windows
-    assert not made._known
 
 
 # The window ----------------------------------------------------------------------------------------------------------
@@ -269,9 +257,3 @@ def test_two_runs_are_one():
     prompts, params = [[1], [2, 3]], SamplingParams(max_tokens=60)
     first, second = (Engine(toy, "ngram-pool").generate(prompts, params) for _ in range(2))
     assert [(one.tokens, one.rounds) for one in first] == [(one.tokens, one.rounds) for one in second]
-
-
-@pytest.mark.parametrize("options", [{"level": 1}, {"window": -1}, {"guesses": 0}, {"past": -1}])
-def test_impossible_options(options):
-    with pytest.raises(MethodError, match=r"NgramPoolConfig: [a-z]+ is -?\d; it must be \d or more\."):
-        NgramPoolConfig(**options)

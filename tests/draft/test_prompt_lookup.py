@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from paceline.draft.prompt_lookup import PromptLookup, PromptLookupConfig
-from paceline.errors import MethodError
 from tests.draft.rows import draft_of, row, target
 
 
@@ -140,12 +139,6 @@ def test_only_transformers_stops_before_an_end_token():
     assert draft_of(drafter, text, ignore_eos=True) == ".cdab"
 
 
-def test_no_more_than_the_row_has_room_for():
-    drafter = PromptLookup()
-    text = "abcdefghijklmnabc"
-    assert [draft_of(drafter, text, room) for room in (5, 2, 1)] == ["defg", "d", ""]
-
-
 def past(variant, requests, text, memory=100, finish="stop", **options):
     """What is offered behind `text` after `requests` have ended."""
     drafter = PromptLookup(PromptLookupConfig(variant, past=memory, **options))
@@ -181,22 +174,3 @@ def test_what_is_remembered_is_bounded():
         drafter.drop(one)
         assert len(drafter._past) <= 10
     assert drafter._past.tolist() == [*map(ord, "abcdef"), -1, *map(ord, "abc")]
-
-
-@pytest.mark.parametrize("text", ["a", "ab"])
-def test_nothing_to_copy(text):
-    for variant in ("published", "transformers", "vllm"):
-        assert lookup(text, variant=variant) == ""
-
-
-@pytest.mark.parametrize(
-    "options", [{"draft": 0}, {"max_ngram": 0}, {"min_ngram": 0}, {"min_ngram": 4}, {"variant": "vllm", "max_ngram": 0}]
-)
-def test_impossible_options(options):
-    with pytest.raises(MethodError, match=r"(PromptLookupConfig: [a-z_]+|prompt-lookup: min_ngram) is"):
-        PromptLookupConfig(**options)
-
-
-def test_impossible_memory():
-    with pytest.raises(MethodError, match="past is -1; it must be 0 or more"):
-        PromptLookupConfig(past=-1)

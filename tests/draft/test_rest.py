@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 
 from paceline.draft.registry import create
 from paceline.draft.rest import Rest, RestConfig
-from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError, StoreError
 from tests.draft.rows import row, target, tokens
 from tests.draft.stores import corpus
-from tests.fakes import TableTarget
 
 DOCUMENTS = ["the cat sat", "the cat ran", "the cat sat", "a cat sat", "the dog"]
 
@@ -82,11 +79,6 @@ def test_nothing_is_drafted_behind_an_end_token(store):
     assert draft(bound(store), "the d", stop_token_ids=tokens("o")) == ["o"]
 
 
-def test_no_deeper_than_the_row_has_room_for(store):
-    drafter = bound(store)
-    assert [max(map(len, draft(drafter, "the c", room)), default=0) for room in (9, 3, 2, 1)] == [7, 2, 1, 0]
-
-
 def trie(documents, key, length):
     """Weight of every path of up to `length` tokens behind a place of `key`."""
     weights = Counter()
@@ -145,43 +137,8 @@ def test_an_empty_corpus_drafts_nothing(tmp_path):
     assert draft(bound(corpus(tmp_path / "s", [])), "abab") == []
 
 
-def test_a_store_of_another_tokenizer_is_refused(store):
-    bound(store, fingerprint="letters")
-    with pytest.raises(StoreError, match=r"was built with another tokenizer \(letters\)"):
-        bound(store, fingerprint="words")
-
-
 def test_a_place_without_a_store():
     with pytest.raises(StoreError, match="there is no store nowhere"):
         bound("nowhere")
     with pytest.raises(MethodError, match="rest needs a checkpoint: write rest:PATH"):
         create("rest")
-
-
-@pytest.mark.parametrize("options", [{"nodes": 0}, {"hits": 0}, {"length": 0}, {"shortest": 0}, {"longest": 1}])
-def test_impossible_options(options):
-    with pytest.raises(MethodError, match=r"(RestConfig: [a-z]+|rest: shortest) is"):
-        RestConfig("x", **options)
-
-
-@pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("eos", [(), (3,)])
-def test_answers_are_plain_decoding_s(tmp_path, temperature, batch, eos):
-    model = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
-    prompts = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9, [2], [6, 5], [7, 1, 7]]
-    plain = [model.plain(prompt, params).new_tokens.tolist() for prompt in prompts]
-    # The corpus is what the model says itself: some of it is accepted.
-    store = corpus(tmp_path / "s", ["".join(map(chr, one)) for one in plain], end="\x03")
-    done = Engine(model, draft=f"rest:{store},shortest=1", max_batch=batch).generate(prompts, params)
-    assert [one.tokens for one in done] == plain
-    assert sum(one.new_tokens for one in done) > 1.3 * sum(one.rounds for one in done)
-    assert {who for one in done for who, _ in one.runs} == {"", "rest"}
-
-
-def test_rows_share_the_corpus_and_nothing_else(store):
-    drafter = bound(store)
-    rows = [row(text, id=i) for i, text in enumerate(["the c", "a cat", "zz"])]
-    for one, tree in zip(rows, drafter.propose(rows), strict=True):
-        assert paths(tree) == draft(bound(store), "".join(map(chr, one.tokens)))

@@ -12,11 +12,7 @@ from paceline.draft.sam import Sam, SamConfig
 from paceline.draft.text import automaton, frozen
 from paceline.draft.text.frozen import build_part
 from paceline.draft.text.store import writing
-from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
-from paceline.errors import MethodError, StoreError
 from tests.draft.rows import draft_of, letters, row, target, tokens
-from tests.fakes import TableTarget
 
 
 def drafts(text: str, **options: object) -> str:
@@ -87,76 +83,12 @@ def test_a_short_match_is_left_to_others():
     assert drafts("abcdxabc", min_match=3, draft=2) == "dx"
 
 
-@pytest.mark.parametrize("text", ["a", "abcde"])
-def test_nothing_occurred_before(text):
-    assert drafts(text) == ""
-
-
 def test_nothing_is_drafted_behind_an_end_token():
     drafter = Sam(SamConfig(grow=0, draft=6))
     drafter.bind(target(eos="."))
     assert draft_of(drafter, "ab.cdefab") == "."
     assert draft_of(drafter, "ab.cdefab", ignore_eos=True) == ".cdefa"
     assert draft_of(drafter, "ab.cdefab", ignore_eos=True, stop_token_ids=tokens("d")) == ".cd"
-
-
-def test_no_more_than_the_row_has_room_for():
-    drafter = Sam()
-    assert [draft_of(drafter, "abcdefabc", room) for room in (9, 3, 1)] == ["defabcde", "de", ""]
-
-
-def test_rows_together_and_alone_get_the_same():
-    texts = ["abcabc", "xxyxxyxx", "hello, hello"]
-    together = Sam()
-    rows = [row(text, id=i) for i, text in enumerate(texts)]
-    for one in rows:
-        together.start(one)
-    for gained in ["", "a", "bc", "lo"]:
-        for one in rows:
-            one.extend(tokens(gained))
-        for one, tree in zip(rows, together.propose(rows), strict=True):
-            assert letters(tree.tokens[1:]) == draft_of(Sam(), letters(one.tokens), one.max_draft + 1)
-
-
-def test_a_row_that_was_not_asked_for_a_while_is_caught_up():
-    asked, late = Sam(), Sam()
-    one = row("abcdab")
-    for drafter in (asked, late):
-        drafter.start(one)
-    for gained in ["cd", "abx", "cdab"]:
-        asked.propose([one])
-        one.extend(tokens(gained))
-    both = [letters(drafter.propose([one])[0].tokens) for drafter in (asked, late)]
-    assert both == ["bxcdabxcdabxcdabxcdabxcda"] * 2
-
-
-def test_an_ended_row_is_forgotten():
-    drafter = Sam()
-    first = row("abab", id=3)
-    drafter.start(first)
-    drafter.propose([first])
-    drafter.drop(first)
-    drafter.drop(first)
-    assert not drafter._automata
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"draft": 0},
-        {"min_match": 0},
-        {"grow": -1},
-        {"grow": float("nan")},
-        {"bias": -1},
-        {"past": -1},
-        {"width": 0},
-        {"width": 9},
-    ],
-)
-def test_impossible_options(options):
-    ((name, value),) = options.items()
-    with pytest.raises(MethodError, match=rf"^SamConfig: {name} is {value}; it must be \d (or more|to 8)\.$"):
-        SamConfig(**options)
 
 
 def corpus(folder: Path, *documents: str, tokenizer: str = "letters") -> str:
@@ -282,53 +214,12 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
     assert all(len(past.automaton) <= 20 for past in drafter._past.halves)
 
 
-def test_an_aborted_request_is_not_remembered():
-    drafter, one = bound("sam,past=100"), row("the sea is blue")
-    drafter.start(one)
-    one.finish_reason = "abort"
-    drafter.drop(one)
-    assert draft_of(drafter, "#sea i") == ""
-
-
 def test_the_row_s_own_text_comes_first_and_the_newest_next():
     drafter = bound("sam,past=100")
     for text in ["uvwA", "uvwB"]:
         draft_of(drafter, text)
     assert draft_of(drafter, "#uvw")[0] == "B"
     assert draft_of(drafter, "uvwC_uvw")[0] == "C"
-
-
-@pytest.mark.parametrize("spec", ["sam,corpus={}", "sam,corpus={},shape=chain,past=64", "sam,corpus={}+prompt-lookup"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_lossless_with_a_corpus_and_a_past(tmp_path, spec, temperature):
-    fake = TableTarget(vocab_size=8, order=2, seed=4)
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
-    prompts = [[1], [3, 3], [1, 2, 3, 1, 2], [5, 4, 0, 7] * 9]
-    rows = [fake.plain(prompt, params) for prompt in prompts]
-    text = np.concatenate([row.tokens for row in rows] + [[0]]).astype(np.uint16)
-    with writing(tmp_path / "store", kind="corpus", tokenizer="", eos=0) as store:
-        store.add("text", text)
-        for name, array in build_part(text, np.array([len(text)]), 8).items():
-            store.add(name, array)
-    for batch in (1, 8):
-        engine = Engine(fake, draft=spec.format(tmp_path / "store"), max_batch=batch)
-        for _ in range(2):
-            done = engine.generate(prompts, params)
-            assert [one.tokens for one in done] == [row.new_tokens.tolist() for row in rows]
-            assert [one.finish_reason for one in done] == [row.finish_reason for row in rows]
-    assert sum(one.new_tokens for one in done) > 1.2 * sum(one.rounds for one in done)
-
-
-def test_a_corpus_of_another_tokenizer_is_refused(tmp_path):
-    met = target()
-    met.tokenizer = type("", (), {"fingerprint": "other"})
-    with pytest.raises(StoreError, match="another tokenizer"):
-        create(f"sam,corpus={corpus(tmp_path, 'abc')}").bind(met)  # type: ignore[arg-type]
-
-
-def test_a_corpus_that_is_not_there(tmp_path):
-    with pytest.raises(StoreError, match="there is no store"):
-        bound(f"sam,corpus={tmp_path}/nothing")
 
 
 def test_bind_compiles_what_a_corpus_needs(tmp_path):

@@ -2,17 +2,12 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from paceline.draft.suffix import Suffix, SuffixConfig
-from paceline.draft.text.copying import tree_up_to_ends
-from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
-from paceline.errors import MethodError, StoreError
+from paceline.errors import StoreError
 from tests.draft.rows import draft_of, letters, row, target, tokens
 from tests.draft.stores import corpus
-from tests.fakes import TableTarget
 
 
 def drafts(text, **options):
@@ -86,47 +81,11 @@ def test_a_tree_holds_the_likeliest_nodes():
     assert tree.source == "suffix"
 
 
-@pytest.mark.parametrize("text", ["a", "abcde"])
-def test_nothing_occurred_before(text):
-    assert drafts(text) == ""
-
-
 def test_nothing_is_drafted_behind_an_end_token():
     drafter = bound(eos=".")
     assert draft_of(drafter, "ab.cdefab") == "."
     assert draft_of(drafter, "ab.cdefab", ignore_eos=True) == ".c"
     assert draft_of(drafter, "ab.cdefab", ignore_eos=True, stop_token_ids=tokens(".")) == "."
-
-
-def test_a_tree_is_cut_behind_an_end_token():
-    # 1 -> (2 -> (4 -> 6, 5), 3 -> 4)
-    drafted, parent = np.array([2, 3, 4, 5, 4, 6]), np.array([0, 0, 1, 1, 2, 3])
-    for ends, kept, above in [
-        ({9}, [2, 3, 4, 5, 4, 6], [0, 0, 1, 1, 2, 3]),
-        ({2}, [2, 3, 4], [0, 0, 2]),
-        ({4}, [2, 3, 4, 5, 4], [0, 0, 1, 1, 2]),
-        ({2, 3}, [2, 3], [0, 0]),
-    ]:
-        found = tree_up_to_ends(drafted, parent, frozenset(ends))
-        assert [one.tolist() for one in found] == [kept, above]
-
-
-def test_no_more_than_the_row_has_room_for():
-    drafter = Suffix(SuffixConfig(offset=9))
-    assert [len(draft_of(drafter, "abcdefghijklmabc", room)) for room in (20, 3, 2, 1)] == [12, 2, 1, 0]
-
-
-def test_rows_together_and_alone_get_the_same():
-    texts = ["abcabc", "xxyxxyxx", "hello, hello"]
-    together = Suffix()
-    rows = [row(text, id=i) for i, text in enumerate(texts)]
-    for one in rows:
-        together.start(one)
-    for gained in ["", "a", "bc", "lo"]:
-        for one in rows:
-            one.extend(tokens(gained))
-        for one, tree in zip(rows, together.propose(rows), strict=True):
-            assert letters(tree.tokens[1:]) == draft_of(Suffix(), letters(one.tokens), one.max_draft + 1)
 
 
 def test_finished_requests_are_learned_from():
@@ -150,15 +109,6 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
     assert [offered(drafter, text) for text in ["9mn", "x12", "xAB"]] == ["", "", "CD"]
 
 
-def test_nothing_is_learned_from_aborted_requests_or_without_being_asked():
-    drafter, forgetful = Suffix(SuffixConfig(past=100)), Suffix()
-    finish(drafter, "abcdef", reason="abort")
-    finish(forgetful, "abcdef")
-    assert offered(drafter, "xyab") == offered(forgetful, "xyab") == ""
-    assert not drafter._trees
-    assert not forgetful._trees
-
-
 def test_a_corpus_is_a_source_too(tmp_path):
     drafter = bound(corpus=corpus(tmp_path / "s", ["abcd", "abcd", "abxx"]), past=100)
     assert offered(drafter, "9ab") == "cd"
@@ -167,39 +117,3 @@ def test_a_corpus_is_a_source_too(tmp_path):
         bound(corpus=str(tmp_path / "s"), fingerprint="words")
     with pytest.raises(StoreError, match="there is no store nowhere"):
         bound(corpus="nowhere")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"depth": 1},
-        {"draft": 0},
-        {"past": -1},
-        {"factor": -1},
-        {"factor": 0},
-        {"offset": -1},
-        {"min_prob": 0},
-        {"min_prob": 1.5},
-        {"factor": float("nan")},
-    ],
-)
-def test_impossible_options(options):
-    with pytest.raises(MethodError, match=r"(SuffixConfig: [a-z_]+|suffix: factor) is"):
-        SuffixConfig(**options)
-
-
-@pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("spec", ["suffix,past=150", "suffix,past=1000,shape=tree,factor=3"])
-def test_with_a_past_answers_are_plain_decoding_s(spec, batch, temperature):
-    model = TableTarget(vocab_size=8, order=2, seed=4, eos=(0,))
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
-    prompts = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9, [2], [6, 5], [7, 1, 7]]
-    plain = [model.plain(prompt, params).new_tokens.tolist() for prompt in prompts]
-    engine = Engine(model, draft=spec, max_batch=batch)
-    rounds = []
-    for _ in range(2):
-        done = engine.generate(prompts, params)
-        assert [one.tokens for one in done] == plain
-        rounds.append(sum(one.rounds for one in done))
-    assert rounds[1] < rounds[0], "the same questions again are answered faster"

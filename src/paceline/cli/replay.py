@@ -34,7 +34,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 @dataclass(kw_only=True)
 class ReplayOptions:
-    """What is replayed, with which drafters, and what is said of it."""
+    """What is replayed, with which drafters, and what is reported."""
 
     traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")]
     tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
@@ -71,7 +71,7 @@ class ReplayOptions:
 def replay(asked: ReplayOptions) -> int:
     """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
 
-    Drafters that read tokens alone propose the same on a recording of the model's greedy answers as beside the model,
+    Drafters that read tokens alone propose the same on a recording of the model's greedy answers as with the model,
     and have the same accepted.
 
     \b

@@ -1,8 +1,9 @@
-"""The latency law of drafting beside the target (`mirror`): what a second device saves, and from which size on it pays.
+"""The latency model of `mirror`, which drafts while the target runs: what a second device saves, and from which size
+of the target on it pays.
 
 Bhendawade et al. 2025 (arXiv 2510.13161), with the term that the paper leaves out: a window that was not drafted ahead
 is drafted while the target waits; and with one for two sides that share caches and memory, as the cores of a processor
-do. Plain numbers in, plain numbers out; times are in seconds. `beside.py` measures them.
+do. Times are in seconds; `beside.py` measures them.
 
     law = Law(before=0.02, after=0.02, ahead=0.03, fresh=0.012, hit=0.6)
     law.round, law.plain_round, law.speedup
@@ -58,11 +59,11 @@ class Law:
 
     @property
     def speedup(self) -> float:
-        """Over plain speculation with the same windows: they have the same law, so tokens a round are the same."""
+        """Over plain speculation with the same windows: tokens a round have the same distribution."""
         return self.plain_round / self.round
 
     def times_larger(self, factor: float) -> Law:
-        """The same draft beside a target that takes `factor` times as long."""
+        """The same draft with a target that takes `factor` times as long."""
         return replace(self, before=self.before * factor, after=self.after * factor, proxy=self.proxy * factor)
 
 
@@ -81,7 +82,7 @@ def law_on(
     machine: Machine, beside: Machine, target: Size, draft: Size, *, hit: float, window: int = 5, branches: int = 24,
     context: int = 0, rendezvous: float = 50e-6,
 ) -> Law:  # fmt: skip
-    """The law by datasheets: `target` on one machine and `draft` on another, which share nothing; one row.
+    """The latency model by datasheets: `target` on one machine and `draft` on another, which share nothing; one row.
 
     Drafting ahead runs the window's last token, and then all `branches` together, a token a step; without a second
     device the draft would run on the target's."""
@@ -94,7 +95,7 @@ def law_on(
 def size_that_pays(
     machine: Machine, beside: Machine, target: Size, draft: Size, gain: float = 1.0, **law: float
 ) -> float | None:
-    """Parameters of the smallest target, of the family of `target`, beside which drafting on a second device gives more
+    """Parameters of the smallest target, of the family of `target`, for which drafting on a second device gives more
     than `gain`; None if no size does."""
     for step in range(-100, 101):
         factor = 10 ** (step / 25)

@@ -90,7 +90,7 @@ DEVICES = _devices(
 
 @dataclass(frozen=True)
 class Machine:
-    """A device with the part of its figures that programs reach, and the host beside it. Times are in seconds.
+    """A device with the part of its figures that programs reach, and its host. Times are in seconds.
 
     bandwidth_share, compute_share  of the datasheet's figures. compute_share None: 0.40 for up to 8 tokens, because
               kernels are not built for so few, rising to 0.60 from 64.
@@ -224,8 +224,8 @@ def predict(
     batch: int = 1,
     context: int = 0,
 ) -> Prediction:
-    """The speed-up of recorded rounds on `machine`: tokens, tree sizes and the drafter's time are kept, forwards are
-    computed anew."""
+    """The speed-up of recorded rounds on `machine`, from their tokens, tree sizes and drafting time; forwards take what
+    `forward_seconds` says."""
     plain = forward_seconds(size, machine, 1, batch=batch, context=context) + machine.step
 
     def forward(nodes: Floats) -> Floats:

@@ -410,7 +410,7 @@ class Auto(Fallback):
         self._shape = None
 
     def disturbed(self) -> None:
-        """What the round since the last `propose` takes says nothing: something else ran beside it."""
+        """Leave out the time of the round since the last `propose`: something else ran at the same time."""
         self._shape = None
 
     def _book(self, tokens: int, drafting: float) -> None:

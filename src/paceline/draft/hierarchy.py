@@ -219,10 +219,10 @@ def _collect_paths(seen, drafts, size):  # type: ignore[no-untyped-def]
         for depth in range(deep):
             count[path[depth]] += 1
     # A prefix is counted at least as often as what it begins and stands before it, so it is kept with it.
-    kept = np.argsort(-count[:num], kind="mergesort")[: drafts.size]
+    frequent = np.argsort(-count[:num], kind="mergesort")[: drafts.size]
     inner = np.zeros(num + 1, np.bool_)
-    inner[above[kept]] = True
-    for node in kept:
+    inner[above[frequent]] = True
+    for node in frequent:
         if inner[node]:
             continue
         if size == len(drafts):

@@ -24,13 +24,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
-from paceline.draft.shapes import Template, compile_template, template_of
+from paceline.draft.shapes import compile_template, template_of
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import HEADER, open_for, writing
 from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
 from paceline.engine.round import Round
-from paceline.engine.tree import DraftTree, IntArray
+from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, StoreError
 from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
@@ -82,19 +82,24 @@ class Recycling(Drafter):
 
     def __init__(self, config: RecyclingConfig = RecyclingConfig()):
         self.config = config
-        self.template = _template(config)
+        if config.tree in TREES:
+            paths = [tuple(map(int, word)) for word in TREES[int(config.tree)].split()]
+            self.template = compile_template([path for path in paths if max(path) < config.k], config.k)
+        else:
+            self.template = template_of(str(config.tree), config.k, "recycling", ", ".join(map(str, TREES)))
         self.matrix: NDArray[np.int32] = np.empty((0, config.k), np.int32)
         self._target: Facts | None = None
         self._head: Decoder | None = None
         self._matrices: dict[int, NDArray[np.int32]] = {}
-        self._ends: dict[int, IntArray] = {}
 
     # What it knows --------------------------------------------------------------------------------------------
 
     def bind(self, target: Facts) -> None:
         """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
         super().bind(target)
-        _warm_up()
+        matrix, one = np.full((1, 1), -1, np.int32), np.zeros(1, np.int64)
+        _grow(matrix, 0, one, one, 1, one)
+        _update(matrix, one, one, one, np.zeros((1, 1), np.int64))
         k = min(self.config.k, target.vocab_size)
         self.needs = Needs(top_k=k)
         if self.config.prompt:
@@ -127,7 +132,6 @@ class Recycling(Drafter):
     # The round ------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
-        self._ends[row.id] = np.array(sorted(self.end_tokens(row)), np.int64)
         if self.config.scope == "row":
             self._matrices[row.id] = self.matrix.copy()
 
@@ -145,17 +149,17 @@ class Recycling(Drafter):
 
     def drop(self, row: Request) -> None:
         self._matrices.pop(row.id, None)
-        self._ends.pop(row.id, None)
 
     def draft(self, row: Request) -> DraftTree:
         template = self.template
         size = template.within(row.max_draft)
         matrix = self._matrices.get(row.id, self.matrix)
-        tokens, above = _grow(matrix, row.last_token, template.parent, template.rank, size, self._ends[row.id])
+        ends = np.array([*self.end_tokens(row)], np.int64)
+        tokens, above = _grow(matrix, row.last_token, template.parent, template.rank, size, ends)
         return DraftTree(tokens, above, source=self.name)
 
     def _learn_prompt(self, row: Request, round: Round, i: int) -> None:
-        """The same for row i's piece of prompt, but for its last token if that has logits: `observe` learns from it."""
+        """Learn from every token of row i's piece of prompt but one that has logits: `observe` learns from that."""
         assert self._head is not None
         segment = round.segments[i]
         count = len(segment.tokens) - len(round.logits(i))
@@ -166,17 +170,6 @@ class Recycling(Drafter):
         # A prompt is a path: all of it stands, and what came last is what counts.
         reverse = np.arange(len(tokens))[::-1].copy()
         _update(self._matrices.get(row.id, self.matrix), np.array(tokens), np.zeros_like(reverse), reverse, best)
-
-
-# The shape -----------------------------------------------------------------------------------------------------------
-
-
-def _template(config: RecyclingConfig) -> Template:
-    """The shape that the options ask for; MethodError for a tree that is not one."""
-    if config.tree in TREES:
-        paths = [tuple(map(int, word)) for word in TREES[int(config.tree)].split()]
-        return compile_template([path for path in paths if max(path) < config.k], config.k)
-    return template_of(str(config.tree), config.k, "recycling", ", ".join(map(str, TREES)))
 
 
 # The matrix ----------------------------------------------------------------------------------------------------------
@@ -196,13 +189,6 @@ def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]
     if matrix.min() < -1 or matrix.max() >= shape[0]:
         raise StoreError(f"the matrix {path} holds tokens that do not exist; learn it anew with this model")
     return matrix
-
-
-def _warm_up() -> None:
-    """Compile, or load from the cache of earlier runs, so that no later call has to."""
-    matrix, one = np.full((1, 1), -1, np.int32), np.zeros(1, np.int64)
-    _grow(matrix, 0, one, one, 1, one)
-    _update(matrix, one, one, one, np.zeros((1, 1), np.int64))
 
 
 @njit(cache=True)

@@ -23,7 +23,7 @@ from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import tree_up_to_ends
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
-from paceline.draft.text.suffix_tree import Speculation, SuffixTree, warm_up
+from paceline.draft.text.suffix_tree import Speculator, SuffixTree, warm_up
 from paceline.engine.request import Request
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
@@ -37,7 +37,7 @@ class SuffixConfig(Options):
     depth: int = option(24, "longest run counted, match and draft together, tokens; vLLM: 24, Arctic: 64", least=2)
     draft: int = option(24, "most tokens a draft holds; vLLM: its depth", least=1)
     factor: float = option(1.0, "tokens drafted for each token matched; paper: 1", least=0)
-    offset: float = option(0.0, "tokens drafted beside those; paper: 0", least=0)
+    offset: float = option(0.0, "tokens drafted in addition to those; paper: 0", least=0)
     min_prob: float = option(0.1, "least probability of a drafted token; paper: 0.1", least=0, most=1)
     shape: Literal["path", "tree"] = option("path", "the heaviest path, or the likeliest nodes of all; vLLM: path")
     past: int = option(0, "tokens of finished requests to learn from, the oldest forgotten first; 0: off", least=0)
@@ -64,7 +64,7 @@ class Suffix(Drafter):
         self.config = config
         self._trees: dict[int, SuffixTree] = {}
         self._past = SuffixTree(config.depth)
-        self._shared: list[SuffixTree | SuffixArray] = [self._past] if config.past else []
+        self._shared: list[Speculator] = [self._past] if config.past else []
 
     def bind(self, target: Facts) -> None:
         """Open the corpus; compile. Raises StoreError if the corpus is not one for this model."""
@@ -96,16 +96,8 @@ class Suffix(Drafter):
         most = min(self.config.draft, row.max_draft)
         if most < 1:
             return DraftTree.root(row.last_token)
-        best = max((self._speculate(source, row, most) for source in (tree, *self._shared)), key=lambda s: s.score)
+        config, context = self.config, row.tokens[1 - self.config.depth :]
+        sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
+        best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda found: found.score)
         tokens, parent = tree_up_to_ends(best.tokens, best.parent, self.end_tokens(row))
         return self.tree_after(row, tokens, parent)
-
-    def _speculate(self, source: SuffixTree | SuffixArray, row: Request, most: int) -> Speculation:
-        return source.speculate(
-            row.tokens[1 - self.config.depth :],
-            most,
-            self.config.factor,
-            self.config.offset,
-            self.config.min_prob,
-            self.config.shape == "tree",
-        )

@@ -31,7 +31,7 @@ def page(report: dict[str, Any], bases: Sequence[str]) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((files("paceline.pages") / "replay.html.jinja").read_text("utf-8"))
     return template.render(
-        told=report,
+        report=report,
         style=style(),
         name=PurePath(report["trace"]).name,
         overall=overall,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -126,16 +126,22 @@ class Tuning:
         for row in [*engine.rows, *engine.waiting]:
             engine.abort(row)
 
+    @property
+    def recording(self) -> Recording:
+        """The target as drafters meet it here: it cannot run."""
+        facts = {field.name: getattr(self.target, field.name) for field in fields(Recording)}
+        return Recording(**facts | {"tokenizer": self.tokenizer})
+
     def check(self) -> None:
         """MethodError for a drafter that does not exist or cannot be replayed."""
         for spec in self.drafts:
-            replayable(spec, _recording(self.target, self.tokenizer))
+            replayable(spec, self.recording)
 
     def _replayed(
         self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any]
     ) -> tuple[DraftTimes, list[float]]:
         """A drafter's time by rows, and how its drafts survive from depth to depth."""
-        drafter, tally = replayable(spec, _recording(self.target, self.tokenizer)), Tally()
+        drafter, tally = replayable(spec, self.recording), Tally()
         timed = _Timed(Candidate(spec, drafter))
         for batch in (1, 8, 1, 8):
             predict(table, answers, timed, batch, max(batch + 8, 12), self.stopped)
@@ -231,21 +237,6 @@ def _again(answers: Sequence[RecordedAnswer]) -> Iterator[RecordedAnswer]:
     """The answers, from the beginning when they are at an end."""
     while True:
         yield from answers
-
-
-def _recording(target: Target, tokenizer: Tokenizer) -> Recording:
-    return Recording(
-        tokenizer,
-        target.eos_token_ids,
-        target.vocab_size,
-        target.name,
-        target.weights_fingerprint,
-        target.max_context,
-        target.num_layers,
-        target.hidden_size,
-        target.dtype,
-        target.device,
-    )
 
 
 def _shown(times: RoundTimes, batches: Sequence[int]) -> dict[str, dict[str, float]]:

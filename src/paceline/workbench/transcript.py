@@ -53,7 +53,7 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"the tokenizer {path} names no end token, and a replay must know how an answer ends; "
-            "put the eos_token into the tokenizer_config.json beside it"
+            "put the eos_token into the tokenizer_config.json next to it"
         )
     return tokenizer
 
@@ -101,10 +101,10 @@ class Transcriber:
 
     def _turn(self, messages: Sequence[Message], at: int) -> RecordedAnswer:
         before = self._render(messages[:at], True)
-        said = self._lead + messages[at]["content"]
-        prompt, whole = self._encode(before), self._encode(before + said)
-        # Where prompt and answer melt into one token the model read the prompt's own tokens all the same.
-        answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.tokenizer.encode_text(said)
+        reply = self._lead + messages[at]["content"]
+        prompt, whole = self._encode(before), self._encode(before + reply)
+        # Where prompt and answer meet in one token, the model has still read the prompt's own tokens.
+        answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.tokenizer.encode_text(reply)
         return RecordedAnswer(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
 
     @cached_property

@@ -244,21 +244,21 @@ def _walk(tokens, parent, probe, text, at, accepted, depths, sizes):  # type: ig
     if tokens[0] != text[at - 1]:
         return -1, 0
     depth = np.zeros(n, np.int64)
-    node, kept, deepest = 0, 0, 0
+    node, count, deepest = 0, 0, 0
     for child in range(1, n):
         above = parent[child]
         depth[child] = depth[above] + 1
         deepest = max(deepest, depth[child])
-        if above == node and at + kept < len(text) and tokens[child] == text[at + kept]:
+        if above == node and at + count < len(text) and tokens[child] == text[at + count]:
             if len(probe) > 0 and probe[child]:
                 continue
             node = child
-            kept += 1
+            count += 1
     last = len(accepted) - 1
-    accepted[min(kept, last)] += 1
+    accepted[min(count, last)] += 1
     depths[min(deepest, last)] += 1
     sizes[min(n, last)] += 1
-    return kept, node
+    return count, node
 
 
 def warm_up() -> None:

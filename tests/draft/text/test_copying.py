@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.draft.text.copying import Generations
+from paceline.draft.text.copying import Generations, tree_up_to_ends
 from paceline.errors import MethodError
 
 
@@ -43,3 +43,16 @@ def test_of_a_long_request_the_end_is_remembered() -> None:
 def test_more_than_there_is_memory_for_is_one_line() -> None:
     with pytest.raises(MethodError, match="there is no memory for that many tokens"):
         Generations(1 << 62, lambda tokens: np.empty(tokens, np.int64))  # type: ignore[type-var, arg-type]
+
+
+def test_a_tree_is_cut_after_end_tokens() -> None:
+    # 1 -> (2 -> (4 -> 6, 5), 3 -> 4)
+    drafted, parent = np.array([2, 3, 4, 5, 4, 6]), np.array([0, 0, 1, 1, 2, 3])
+    for ends, left, above in [
+        ({9}, [2, 3, 4, 5, 4, 6], [0, 0, 1, 1, 2, 3]),
+        ({2}, [2, 3, 4], [0, 0, 2]),
+        ({4}, [2, 3, 4, 5, 4], [0, 0, 1, 1, 2]),
+        ({2, 3}, [2, 3], [0, 0]),
+    ]:
+        found = tree_up_to_ends(drafted, parent, frozenset(ends))
+        assert [one.tolist() for one in found] == [left, above]

@@ -160,6 +160,16 @@ def test_it_speculates_as_a_tree_of_the_same_documents_does(documents, context, 
     assert found.score == pytest.approx(sum(found.probs))
 
 
+def test_a_token_is_never_likelier_than_the_one_before_it_however_shares_are_rounded():
+    """(1 / 5) * 3 / 3 is above 1 / 5 in floating point."""
+    array, _ = array_of([[1, 10 + i, 20 + i] for i in range(5) for _ in range(3)])
+    found = array.speculate([1], 20, 20, 0, 0.1, True)
+    paths = [()]
+    for token, above in zip(found.tokens.tolist(), found.parent.tolist(), strict=True):
+        paths.append((*paths[above], token))
+    assert set(paths[1:]) == {path for i in range(10, 15) for path in ((i,), (i, i + 10), (i, i + 10, END))}
+
+
 def test_nothing_is_speculated_behind_the_end_of_a_document():
     array, _ = array_of([[1, 2], [3, 4]])
     assert array.speculate([1], 5, 5).tokens.tolist() == [2, END]

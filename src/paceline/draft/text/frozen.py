@@ -1,6 +1,11 @@
-"""Builds the arrays of a `FrozenAutomaton`: grows a `SuffixAutomaton`, counts, and renumbers its states.
+"""The suffix automaton of a text that is complete: read-only arrays, saved in a store and shared by every row.
 
-What the arrays hold is said in `frozen.py`.
+Most states have one successor, in `targets`; the others, the *blocks*, have numbers from 0 and a range of `edges`.
+
+    states   int32 [S, 3]: length, suffix link, where its strings end for the first time
+    targets  int32 [S - B]: the successor of state B + i, by the token text[first end]
+    blocks   int32 [B + 1, 3]: first edge, how often its strings occur, where they end for the last time
+    edges    int32 [E, 3]: token, target, how often; the FRONT most frequent of a block first, the rest by token
 """
 
 from __future__ import annotations
@@ -187,7 +192,7 @@ def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
                 edges[front + i, column] = rest[order[i], column]
 
 
-# The suffix automaton of a text that is complete: read-only arrays, saved in a store and shared by every row.
+# Reading -------------------------------------------------------------------------------------------------------------
 
 _ARRAYS = ("states", "targets", "blocks", "edges")
 

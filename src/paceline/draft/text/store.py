@@ -56,20 +56,20 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
     out = Path(out)
     if out.exists() and not (out / HEADER).exists() and (out.is_file() or any(out.iterdir())):
         raise StoreError(f"{out} exists and is not a store; choose another place, nothing was written")
-    beside = out.with_name(out.name + ".part")
-    shutil.rmtree(beside, ignore_errors=True)
+    part = out.with_name(out.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
     try:
-        beside.mkdir(parents=True)
-        writer = StoreWriter(beside, kind, tokenizer, dict(facts))
+        part.mkdir(parents=True)
+        writer = StoreWriter(part, kind, tokenizer, dict(facts))
         yield writer
         header = {"version": VERSION, "kind": kind, "tokenizer": tokenizer, **writer.facts, "arrays": writer.arrays}
-        (beside / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
+        (part / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
         shutil.rmtree(out, ignore_errors=True)
-        beside.rename(out)
+        part.rename(out)
     except OSError as error:  # NumPy's own has a text and no errno
         raise StoreError(f"{out} cannot be written: {error.strerror or error}; nothing of it is left") from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Sorts the suffixes of a text in O(n), by induced sorting.
+"""Suffix array of a corpus: every place where a run of tokens stands, as one range of a sorted array.
 
-Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure Induced-Sorting": a suffix that begins a
-rise (LMS) is sorted by recursion, all others by one pass up and one pass down the buckets. Takes about 13 bytes a token
-beside text and result.
+Sorting is in O(n), by induced sorting (Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure
+Induced-Sorting"): a suffix that begins a rise (LMS) is sorted by recursion, all others by one pass up and one pass down
+the buckets. It takes about 13 bytes a token, without text and result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from paceline.draft.text.store import Store
-from paceline.draft.text.suffix_tree import Speculation
+from paceline.draft.text.suffix_tree import Speculator
 from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
@@ -112,31 +112,31 @@ def _induce(string, rises, buckets, bottoms, order):  # type: ignore[no-untyped-
     """Sort all suffixes into `order` (all -1), given the `bottoms` in order: falling ones first, then rising ones."""
     if len(string) == 0:
         return
-    room = buckets[1].copy()
+    free = buckets[1].copy()
     for bottom in bottoms:
-        order[room[string[bottom]]] = bottom
-        room[string[bottom]] += 1
-    room[:] = buckets[0]
+        order[free[string[bottom]]] = bottom
+        free[string[bottom]] += 1
+    free[:] = buckets[0]
     last = len(string) - 1
-    order[room[string[last]]] = last
-    room[string[last]] += 1
+    order[free[string[last]]] = last
+    free[string[last]] += 1
     for i in range(len(string)):
         before = order[i] - 1
         if before >= 0 and not rises[before]:
-            order[room[string[before]]] = before
-            room[string[before]] += 1
-    room[:] = buckets[0]
+            order[free[string[before]]] = before
+            free[string[before]] += 1
+    free[:] = buckets[0]
     for i in range(len(string) - 1, -1, -1):
         before = order[i] - 1
         if before >= 0 and rises[before]:
-            room[string[before] + 1] -= 1
-            order[room[string[before] + 1]] = before
+            free[string[before] + 1] -= 1
+            order[free[string[before] + 1]] = before
 
 
 @njit(cache=True)
 def _names(string, rises, order, bottoms):  # type: ignore[no-untyped-def]
     """int32 [m]: the rank of the piece from each bottom to the next one, equal pieces alike; and how many ranks."""
-    # Bottoms are two apart at least, so half the room will do.
+    # Bottoms are two apart at least, so half the length will do.
     rank_at = np.empty(len(string) // 2 + 1, np.int32)
     rank, previous = -1, -1
     for begin in order:
@@ -164,7 +164,7 @@ def _same_piece(string, rises, a, b):  # type: ignore[no-untyped-def]
     return False
 
 
-# Suffix array of a corpus: every place where a run of tokens stands, as one range of a sorted array.
+# The array -----------------------------------------------------------------------------------------------------------
 
 MOST_TOKENS = 2**31 - 1
 
@@ -188,7 +188,7 @@ def build_part(
     return {"suffix_positions": positions}
 
 
-class SuffixArray:
+class SuffixArray(Speculator):
     """Finds runs of tokens in a corpus.
 
     text       int [n]; every document ends with the same token, the last one of the text.
@@ -228,24 +228,12 @@ class SuffixArray:
         _gather(self.text, self.ends, self.positions, lo, hi, skip, out)
         return out
 
-    def speculate(
-        self,
-        context: Sequence[int] | IntArray,
-        most: int,
-        factor: float = 1.0,
-        offset: float = 0.0,
-        min_prob: float = 0.1,
-        branch: bool = False,
-    ) -> Speculation:
-        """What `SuffixTree.speculate` would, had the corpus been put into a tree: the same counts, read off ranges.
+    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+        """What a tree of the corpus would say: the same counts, read off ranges.
 
         Nothing is speculated after the end of a document. All of `context` is looked up, so cut it to a tree's depth
         beforehand; of continuations of one count the smaller token goes first."""
-        key = np.asarray(context, np.int64)
-        tokens, parent, probs, match = _speculate(
-            self.text, self.ends, self.positions, key, most, float(factor), float(offset), float(min_prob), branch
-        )
-        return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
+        return _speculate(self.text, self.ends, self.positions, np.asarray(context, np.int64), *sizes)
 
 
 # Looking up ----------------------------------------------------------------------------------------------------------
@@ -263,18 +251,18 @@ def _longest(text, ends, positions, key, least):  # type: ignore[no-untyped-def]
             found, place, below = length, lo, length
         else:
             above = length - 1
-    return found, place, _behind(text, ends, positions, key[len(key) - found :], place) if found else 0
+    return found, place, _end_of(text, ends, positions, key[len(key) - found :], place) if found else 0
 
 
 @njit(cache=True)
 def _find(text, ends, positions, key):  # type: ignore[no-untyped-def]
     """Range of the suffixes that begin with `key`."""
     lo = _first(text, ends, positions, key, 0, len(positions), 0)
-    return lo, _behind(text, ends, positions, key, lo)
+    return lo, _end_of(text, ends, positions, key, lo)
 
 
 @njit
-def _behind(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
+def _end_of(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
     """Where the range that begins at `lo` ends. Most ranges are short, so the search strides from there."""
     step = 1
     while lo + step < len(positions) and _compare(text, ends, positions[lo + step], key) < 1:
@@ -325,7 +313,7 @@ def _gather(text, ends, positions, lo, hi, skip, out):  # type: ignore[no-untype
 
 @njit(cache=True)
 def _speculate(text, ends, positions, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """SuffixArray.speculate: tokens, parents, probabilities and the length of the match."""
+    """As Speculator._speculate."""
     best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
     if len(text) == 0 or (len(context) and context[len(context) - 1] == text[len(text) - 1]):
         return best[0], best[1], best[2], match
@@ -335,43 +323,49 @@ def _speculate(text, ends, positions, context, most, factor, offset, min_prob, b
             break
         size = min(most, int(factor * length + offset))
         if size > 0:
-            draft = _likeliest(text, positions, lo, hi, length, size, min_prob, branch)
-            score = draft[2].sum()
-            if len(draft[0]) and score >= best_score:
-                best, match, best_score = draft, length, score
+            stop, depth = text[len(text) - 1 :].astype(np.int64), size  # nothing follows an end token
+            nodes, probs = likeliest(text, positions[lo:hi], length, size, depth, stop, min_prob, branch)
+            score = probs.sum()
+            if len(nodes) and score >= best_score:
+                best, match, best_score = (nodes[:, TOKEN].copy(), nodes[:, PARENT].copy(), probs), length, score
     return best[0], best[1], best[2], match
 
 
-_TOKEN, _PARENT, _DEPTH, _LO, _HI = range(5)
+TOKEN, PARENT, _DEPTH, LO, HI = range(5)  # of a node: PARENT is 0 for the root, 1 for the first node
 
 
-@njit
-def _likeliest(text, positions, lo, hi, skip, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """One list in order of probability, read from the front: a node's children are put in after it.
+@njit(cache=True)
+def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # type: ignore[no-untyped-def]
+    """(nodes int64 [n, 5], their probabilities): at most `size` continuations of places whose key has `skip` tokens.
 
-    Places are sorted by what follows, so a token's places are a run. One that is likely enough is at least `stride`
-    long, and looking at every place that far from the last run finds all of them."""
+    The heaviest path, or with `branch` the likeliest nodes of all, at least `min_prob` likely, at most `deepest` deep,
+    and nothing after a token of `stop`. LO to HI of a node are the places that have it.
+
+    One list in order of probability, read from the front: a node's children are put in after it. Places are sorted by
+    what follows, so a token's places are a run. One that is likely enough is at least `stride` long, and looking at
+    every place that far from the last run finds all of them."""
     nodes, probs = np.empty((size, 5), np.int64), np.empty(size, np.float64)
-    num, read, prob, depth = 0, 0, 1.0, 0
-    while True:
+    num, read, prob, depth, lo, hi = 0, 0, 1.0, 0, 0, len(positions)
+    while lo < hi:
         stride = max(1, int(min_prob / prob * (hi - lo)))
         begin, heaviest = lo, (0, 0, 0)
         while begin + stride <= hi:
             token, first, begin = _run(text, positions, begin, begin + stride - 1, hi, skip + depth)
-            share = prob * (begin - first) / (hi - lo)
+            share = prob * ((begin - first) / (hi - lo))  # by a ratio: never above `prob`, however it is rounded
             if share >= min_prob and branch:
                 num = _insert(nodes, probs, num, (token, read, depth + 1, first, begin), share)
             elif begin - first > heaviest[2] - heaviest[1]:
                 heaviest = (token, first, begin)
-        share = prob * (heaviest[2] - heaviest[1]) / (hi - lo)
+        share = prob * ((heaviest[2] - heaviest[1]) / (hi - lo))
         if not branch and share >= min_prob:
             num = _insert(nodes, probs, num, (heaviest[0], read, depth + 1, heaviest[1], heaviest[2]), share)
-        while read < num and nodes[read, _TOKEN] == text[len(text) - 1]:  # nothing follows an end token
+        while read < num and (nodes[read, _DEPTH] >= deepest or (stop == nodes[read, TOKEN]).any()):
             read += 1
         if read == num:
-            return nodes[:num, _TOKEN], nodes[:num, _PARENT], probs[:num]
-        depth, lo, hi, prob = nodes[read, _DEPTH], nodes[read, _LO], nodes[read, _HI], probs[read]
+            break
+        depth, lo, hi, prob = nodes[read, _DEPTH], nodes[read, LO], nodes[read, HI], probs[read]
         read += 1
+    return nodes[:num], probs[:num]
 
 
 @njit
@@ -385,7 +379,10 @@ def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
             first = middle + 1
         else:
             last = middle
-    inside, outside = at, hi
+    step = 1
+    while at + step < hi and text[positions[at + step] + offset] == token:
+        step *= 2
+    inside, outside = at + step // 2, min(at + step, hi)
     while outside - inside > 1:
         middle = (inside + outside) // 2
         if text[positions[middle] + offset] == token:

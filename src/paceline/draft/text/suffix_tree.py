@@ -1,4 +1,4 @@
-"""The arrays of a suffix tree of bounded depth, and the compiled code that grows, prunes and reads them.
+"""Suffix tree of bounded depth: how often any run of tokens has been seen, and what goes on from it.
 
 Every place of a sequence puts a path of up to `depth` tokens into the tree, and the paths of the last `depth` places
 grow with each token. Edges hold runs of tokens (where in the text, how long). Every path ends at a node, so a node's
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -32,7 +32,7 @@ ROOT, NONE, GONE, STALE = 0, -1, -2, -2
 
 @njit(cache=True)
 def append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyped-def]
-    """Every growing path, the longest first, goes on by each token."""
+    """Extend every growing path, the longest first, by each token."""
     for token in tokens:
         at = counts[TEXT]
         text[at] = token
@@ -280,7 +280,7 @@ def walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def speculate(nodes, heads, text, active, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """SuffixTree.speculate: tokens, parents, probabilities and the length of the match."""
+    """As Speculator._speculate."""
     best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
     for length in range(1, len(context) + 1):
         node, used = walk(nodes, heads, text, context[len(context) - length :])
@@ -314,7 +314,7 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
         else:
             child = nodes[node, FIRST] if branch else _best(nodes, node)
             while child >= 0:
-                share = prob * nodes[child, COUNT] / nodes[node, COUNT]
+                share = prob * (nodes[child, COUNT] / nodes[node, COUNT])  # a ratio: never above `prob`
                 if share >= min_prob:
                     num = _insert(at, upto, parent, probs, num, child, 1, read, share)
                 child = nodes[child, NEXT] if branch else NONE
@@ -341,7 +341,8 @@ def _insert(at, upto, parent, probs, num, node, used, above, prob):  # type: ign
     return num + 1 if num < len(at) else num
 
 
-# Suffix tree of bounded depth with counts: how often any run of tokens has been seen, and what goes on from it.
+# The tree and what it is asked -----------------------------------------------------------------------------------
+
 
 class Speculation(NamedTuple):
     """What may follow a context.
@@ -357,7 +358,33 @@ class Speculation(NamedTuple):
     match: int
 
 
-class SuffixTree:
+class Speculator:
+    """Text that knows how often any run of tokens stands in it, and what goes on from there."""
+
+    def speculate(
+        self,
+        context: Sequence[int] | IntArray,
+        most: int,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        min_prob: float = 0.1,
+        branch: bool = False,
+    ) -> Speculation:
+        """The continuation of the highest score, of all that begin after a suffix of `context`, of equals that of the
+        longest suffix.
+
+        After m matched tokens min(most, floor(factor * m + offset)) tokens, each at least `min_prob` likely: the
+        heaviest path, or the likeliest nodes of all with `branch`."""
+        sizes = most, float(factor), float(offset), float(min_prob), branch
+        tokens, parent, probs, match = self._speculate(context, *sizes)
+        return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
+
+    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+        """Tokens, parents, probabilities and the length of the match."""
+        raise NotImplementedError
+
+
+class SuffixTree(Speculator):
     """Counts of all runs of up to `depth` tokens in the sequences it holds.
 
     depth     longest run that is counted; a context and what is drafted after it share it.
@@ -401,27 +428,10 @@ class SuffixTree:
         start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
         remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
 
-    def speculate(
-        self,
-        context: Sequence[int] | IntArray,
-        most: int,
-        factor: float = 1.0,
-        offset: float = 0.0,
-        min_prob: float = 0.1,
-        branch: bool = False,
-    ) -> Speculation:
-        """The continuation of the highest score, of all that begin after a suffix of `context`, of equals that of the
-        longest suffix.
-
-        After m matched tokens min(most, floor(factor * m + offset)) tokens, each at least `min_prob` likely: the
-        heaviest path, or the likeliest nodes of all with `branch`. A match at the very end of the open sequence is not
-        counted, for nothing has followed it yet."""
+    def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
+        """A match at the very end of the open sequence is not counted, for nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
-        sizes = float(factor), float(offset), float(min_prob)
-        tokens, parent, probs, match = speculate(
-            self._nodes, self._heads, self._text, self._active, key, most, *sizes, branch
-        )
-        return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
+        return speculate(self._nodes, self._heads, self._text, self._active, key, *sizes)
 
     def _make_room(self, more: int) -> None:
         """Room for `more` tokens; the text of sequences that were taken out goes."""

@@ -1,0 +1,194 @@
+"""What holds for every drafter that copies, whatever its rule: bounds, end tokens, memory, exactness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.draft.base import Drafter
+from paceline.draft.registry import create
+from paceline.draft.text import frozen, ngrams, suffix_array
+from paceline.draft.text.store import writing
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
+from paceline.errors import MethodError, StoreError
+from tests.draft.rows import row, tokens
+from tests.fakes import TableTarget
+
+ALONE = ["sam", "suffix", "suffix,shape=tree", "hierarchy", "blend", "prompt-lookup,variant=transformers,past={past}"]
+"""{past}: tokens of finished requests."""
+POOL = "ngram-pool,window=0,level=3,past={past}"
+TEXTS = [*(f"{spec},past={{past}}" if "past" not in spec else spec for spec in ALONE), POOL]
+WITH_CORPUS = [
+    "sam,corpus={corpus}", "sam,corpus={corpus},shape=chain", "suffix,corpus={corpus}", "hierarchy,corpus={corpus}",
+    "blend,corpus={corpus}", "rest:{corpus}",
+]  # fmt: skip
+
+
+def store(folder: Path, documents: list[list[int]], eos: int) -> str:
+    """A corpus of these documents with every part; of a tokenizer called "letters"."""
+    text = np.array([token for document in documents for token in [*document, eos]], np.int32)
+    ends = np.cumsum([len(document) + 1 for document in documents])
+    with writing(folder, kind="corpus", tokenizer="letters", tokenizer_name="letters", eos=eos) as made:
+        made.add("text", text)
+        made.add("ends", ends)
+        for part in (frozen, ngrams, suffix_array):
+            for name, array in part.build_part(text, ends, 256).items():
+                made.add(name, array)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return store(tmp_path_factory.mktemp("corpus") / "c", [*map(tokens, ("the cat sat", "the cat ran", "a dog"))], 46)
+
+
+def bound(spec: str, corpus: str = "", eos: str = "", past: int = 0, fingerprint: str | None = None) -> Drafter:
+    drafter = create(spec.format(corpus=corpus, past=past))
+    tokenizer = SimpleNamespace(fingerprint=fingerprint) if fingerprint else None
+    drafter.bind(SimpleNamespace(eos_token_ids=tuple(tokens(eos)), tokenizer=tokenizer, vocab_size=256))  # type: ignore
+    return drafter
+
+
+def offered(drafter: Drafter, one: Row, reason: str = "abort") -> DraftTree:
+    """What a fresh row is offered, which then ends for this reason."""
+    drafter.start(one)
+    (tree,) = drafter.propose([one])
+    assert tree.tokens[0] == one.last_token
+    one.finish_reason = reason  # type: ignore[assignment]
+    drafter.drop(one)
+    return tree
+
+
+def paths(tree: DraftTree) -> set[str]:
+    """Every path from the root, as letters."""
+    found = [""]
+    for token, above in zip(tree.tokens[1:].tolist(), tree.parent[1:].tolist(), strict=True):
+        found.append(found[above] + chr(token))
+    return set(found[1:])
+
+
+@pytest.mark.parametrize("spec", TEXTS)
+def test_nothing_occurred_before(spec: str) -> None:
+    for text in ("a", "ab", "abcde"):
+        assert offered(bound(spec), row(text)).num_drafted == 0
+
+
+@pytest.mark.parametrize("spec", [*TEXTS, *WITH_CORPUS])
+def test_no_deeper_than_the_row_has_room_for(spec: str, corpus: str) -> None:
+    drafter = bound(spec, corpus)
+    depths = [offered(drafter, row("the catx the catx the c", room)).max_depth for room in (100, 3, 2, 1)]
+    assert depths[0] >= 2
+    assert depths[1:] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in TEXTS if "lookup" not in spec] + WITH_CORPUS)
+def test_nothing_is_drafted_after_an_end_token(spec: str, corpus: str) -> None:
+    text = "the cat sat the cat sat the c"
+    assert any(path.startswith("at") for path in paths(offered(bound(spec, corpus), row(text))))
+    for drafter, params in ((bound(spec, corpus, "a"), {}), (bound(spec, corpus), {"stop_token_ids": tokens("a")})):
+        found = paths(offered(drafter, row(text, **params)))
+        assert "a" in found
+        assert not any("a" in path[:-1] for path in found)
+
+
+@pytest.mark.parametrize("spec", [*TEXTS, *WITH_CORPUS])
+def test_rows_do_not_see_each_other_and_a_late_one_catches_up(spec: str, corpus: str) -> None:
+    together, late = bound(spec, corpus), bound(spec, corpus)
+    rows = [row(text, id=i) for i, text in enumerate(("abcabc", "xxyxxyxx", "hello, hello", "no such: sec"))]
+    for one in rows:
+        together.start(one)
+        late.start(one)
+    for gained in ("", "a", "bc", "lo the c"):
+        for one in rows:
+            one.extend(tokens(gained))
+        trees = together.propose(rows)
+        for one, tree in zip(rows, trees, strict=True):
+            fresh = Row(9, one.tokens, one.params, max_context=1 << 20)
+            fresh.params = SamplingParams(max_tokens=one.max_draft + 1)
+            assert paths(tree) == paths(offered(bound(spec, corpus), fresh))
+    for tree, other in zip(trees, late.propose(rows), strict=True):
+        assert (tree.tokens.tolist(), tree.parent.tolist()) == (other.tokens.tolist(), other.parent.tolist())
+    for one in rows:
+        together.drop(one)
+        together.drop(one)
+    kept = {name: value for name, value in vars(together).items() if isinstance(value, dict) and set(value) & {0, 1, 2}}
+    assert not kept, "what ended is forgotten"
+
+
+@pytest.mark.parametrize("spec", TEXTS)
+def test_finished_requests_are_remembered_if_asked_and_given_up_ones_are_not(spec: str) -> None:
+    cases = ((200, "stop", True), (200, "length", True), (200, "abort", False), (0, "stop", False))
+    for past, reason, is_known in cases:
+        drafter = bound(spec, past=past)
+        offered(drafter, row("abcdefghij", id=1), reason)
+        found = paths(offered(drafter, row("xyzbcd", id=2)))
+        assert (any(path.startswith("ef"[: 1 + (spec != POOL)]) for path in found)) == is_known, (past, reason)
+    drafter = bound(spec, past=40)
+    offered(drafter, row("abcdefghij", id=1), "stop")
+    for i in range(8):
+        offered(drafter, row("".join(map(chr, range(1000 + 20 * i, 1018 + 20 * i))), id=3 + i), "stop")
+    assert not paths(offered(drafter, row("xyzbcd", id=2))), "the oldest is forgotten"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(f"sam,{option}" for option in ("draft=0", "min_match=0", "grow=-1", "grow=nan", "bias=-1", "past=-1")),
+        *("sam,width=0", "sam,width=9", "suffix,depth=1", "suffix,draft=0", "suffix,past=-1", "suffix,factor=-1"),
+        *("suffix,factor=0", "suffix,offset=-1", "suffix,min_prob=0", "suffix,min_prob=1.5", "suffix,factor=nan"),
+        *("blend,nodes=0", "blend,longest=9", "blend,least=1.5", "blend,past=-1"),
+        *("prompt-lookup,draft=0", "prompt-lookup,max_ngram=0", "prompt-lookup,min_ngram=0", "prompt-lookup,past=-1"),
+        *("prompt-lookup,min_ngram=4", "prompt-lookup,variant=vllm,max_ngram=0"),
+        *("ngram-pool,level=1", "ngram-pool,window=-1", "ngram-pool,guesses=0", "ngram-pool,past=-1"),
+        *("hierarchy,order=", "hierarchy,order=WX", "hierarchy,order=WW", "hierarchy,k=0", "hierarchy,n=1"),
+        *("hierarchy,nodes=0", "hierarchy,past=-1"),
+        *("rest:x,nodes=0", "rest:x,hits=0", "rest:x,length=0", "rest:x,shortest=0", "rest:x,longest=1"),
+    ],
+)
+def test_impossible_options_are_one_line(spec: str) -> None:
+    name = spec.partition(",")[0].partition(":")[0]
+    with pytest.raises(MethodError, match=rf"^{name}: \w+ is .*must be") as error:
+        create(spec)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("spec", WITH_CORPUS)
+def test_a_corpus_that_does_not_fit_is_refused(spec: str, corpus: str, tmp_path: Path) -> None:
+    bound(spec, corpus, fingerprint="letters")
+    with pytest.raises(StoreError, match=r"was built with another tokenizer \(letters\)"):
+        bound(spec, corpus, fingerprint="words")
+    with pytest.raises(StoreError, match="there is no store"):
+        bound(spec, str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("sam,corpus={corpus}", "sam,corpus={corpus},shape=chain,past=64", "sam,corpus={corpus}+prompt-lookup"),
+        *("suffix,past=150", "suffix,past=1000,shape=tree,factor=3", "suffix,corpus={corpus}"),
+        *("hierarchy,model={corpus},corpus={corpus}", "hierarchy,corpus={corpus},order=LSW,k=2"),
+        *("hierarchy,corpus={corpus},past=100,nodes=3", "blend,corpus={corpus},past=200,nodes=12"),
+        *("rest:{corpus},shortest=1", "prompt-lookup,past=100", "ngram-pool,past=100"),
+    ],
+)
+@pytest.mark.parametrize("eos", [(), (3,)])
+def test_answers_are_plain_decodings(spec: str, eos: tuple[int, ...], temperature: float, tmp_path: Path) -> None:
+    """With a corpus of the model's own text, and twice, so that there are finished requests to copy from."""
+    model = TableTarget(vocab_size=8, order=2, seed=4, eos=eos)
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
+    prompts = [[1], [3, 3], [1, 2, 3, 1, 2], [0, 0, 0, 0, 0, 0, 0], [5, 4, 0, 7] * 9, [2], [6, 5], [7, 1, 7]]
+    plain = [model.plain(prompt, params).new_tokens.tolist() for prompt in prompts]
+    own = store(tmp_path / "own", plain, 3)
+    for batch in (1, 8):
+        engine = Engine(model, draft=spec.format(corpus=own), max_batch=batch)
+        for _ in range(2):
+            done = engine.generate(prompts, params)
+            assert [one.tokens for one in done] == plain
+    assert sum(one.new_tokens for one in done) > 1.15 * sum(one.rounds for one in done)
