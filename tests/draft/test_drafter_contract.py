@@ -44,6 +44,7 @@ EVERY = {
     **{f"{name}, chain": f"{SPECS[name]},tree=0,stop=heuristic" for name in MODELS},
     **{f"{name}, tree": f"{SPECS[name]},tree=9,width=3,stop=fixed,draft=4" for name in MODELS},
     **{f"{name}, one node": f"{SPECS[name]},tree=1" for name in (*MODELS, *HEADS)},
+    **{f"{name}, auto": f"{SPECS[name]},tree=auto" for name in (*MODELS, *HEADS)},
     **{f"{name}, adaptive": f"{SPECS[name]},stop=adaptive" for name in MODELS},
     "s2d, mixed": "s2d:{model},exits=1,2,4,thresholds=0.3,0.2,stop=heuristic",
     "model, context": "model:{model},context=6",
@@ -53,6 +54,7 @@ EVERY = {
 DRAWN = {
     "mirror": "mirror:{model},where=line",
     **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
+    "s2d, mixed": EVERY["s2d, mixed"],
 }
 """Their drafts are drawn from a distribution, so that seeds give other samples than plain decoding's."""
 GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not in DRAWN} | {
@@ -166,13 +168,6 @@ def test_rows_that_are_preempted_are_run_again(folders: Folders, name: str) -> N
     assert [done.tokens for done in out] == expected(folders, GREEDY)
 
 
-class Idle(drafters.Oracle):
-    """Drafts only in some rounds, and several tokens then."""
-
-    def _draft(self, row: Row) -> DraftTree:
-        return super()._draft(row) if drafters.dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_rows_that_another_drafter_drafted_meanwhile(
     folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +178,7 @@ def test_rows_that_another_drafter_drafted_meanwhile(
     }
     for chunk in (pending.CHUNK, 3):
         monkeypatch.setattr(pending, "CHUNK", chunk)
-        both = Fallback([Idle(answers, error=0.3, branches=1), made(folders, EVERY[name])])
+        both = Fallback([drafters.Idle(answers, error=0.3, branches=1), made(folders, EVERY[name])])
         for batch in (1, 3):
             assert answered(folders, both, GREEDY, max_batch=batch, prefill_chunk=8)[1] == expected(folders, GREEDY)
 

@@ -6,7 +6,7 @@ some target, trained so that the final norm and the head fit after several of th
 
     run the layers up to exit k -> is the best token likelier than threshold k? -> draft from here, or go deeper
 
-Layers that a token did not reach have no keys and values of it. Its state is kept, and goes through them with the first
+Layers that a token did not reach have no keys and values of it. Its state waits, and goes through them with the first
 later token that needs them. So the exit of one token changes the cost of the next one, never its distribution. The exit
 depends on a distribution, never on the token drawn from it, so the token is drawn from the q of the exit it left at,
 and that q is what verification compares.

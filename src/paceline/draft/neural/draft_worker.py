@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 from weakref import finalize
 
 import torch
@@ -48,43 +49,25 @@ class Fingerprint(NamedTuple):
     eos_token_id: int | None = None
 
 
-@dataclass
-class RemoteTarget:
-    """The facts of a target that runs in another process."""
-
-    name: str
-    vocab_size: int
-    max_context: int
-    eos_token_ids: tuple[int, ...]
-    weights_fingerprint: str
-    tokenizer: Any
-    num_layers: int
-    hidden_size: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, target: Facts, device: torch.device) -> RemoteTarget:
-        """The facts of `target`. device: where the draft model runs."""
-        tokenizer = target.tokenizer and Fingerprint(target.tokenizer.fingerprint, target.tokenizer.name)
-        return cls(
-            target.name, target.vocab_size, target.max_context, tuple(target.eos_token_ids), target.weights_fingerprint,
-            tokenizer, target.num_layers, target.hidden_size, target.dtype, device,
-        )  # fmt: skip
+def facts_to_send(target: Facts, device: torch.device) -> Facts:
+    """The facts of `target` for a process in which the draft model runs on `device`."""
+    facts = {name: getattr(target, name) for name in Facts.__annotations__}
+    tokenizer = target.tokenizer and Fingerprint(target.tokenizer.fingerprint, target.tokenizer.name)
+    return cast(Facts, SimpleNamespace(**facts | {"tokenizer": tokenizer, "device": device}))
 
 
 @dataclass(frozen=True)
 class Setup:
     """What the process needs to begin.
 
-    drafter  its spec. ahead: the options of `Ahead`.
+    drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
     own      whether the draft's own candidates are all there are, so that the process looks ahead without waiting for
              others. joined: whether others are added to its own.
     threads  processor threads; cores: those it may run on, none: all.
     limit_s  seconds that an answer may take."""
 
     drafter: str
-    facts: RemoteTarget
+    facts: Facts
     ahead: Mapping[str, Any]
     own: bool = True
     joined: bool = False

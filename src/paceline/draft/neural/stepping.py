@@ -60,7 +60,7 @@ class Stepping(Drafter):
     columns       tokens int64 [K] of the logits' columns, set in `bind`; None: all tokens.
     drafts_ahead  whether it can draft for outcomes that have not come yet: `arrange` works, and nothing of the target's
                   forward is needed.
-    watch         told of the logits [R, K] that a token of each of R chains is drawn from."""
+    watch         called with the logits [R, K] that a token of each of R chains is drawn from."""
 
     drafts_ahead = False
 
@@ -90,7 +90,7 @@ class Stepping(Drafter):
         """Commit `nodes` (ascending, from 0), of those of `draft` that were run, and forget the others."""
         raise NotImplementedError
 
-    def room(self, row: Request) -> int:
+    def draft_limit(self, row: Request) -> int:
         """Most tokens that may be drafted for a row; 0: none, and its model is not run."""
         return row.max_draft
 
@@ -115,7 +115,7 @@ class Stepping(Drafter):
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         self.rule.begin([row.id for row in rows])
         self._asked = {row.id for row in rows}
-        able = [row for row in rows if min(self.rule.most(row.id), self.room(row)) > 0]
+        able = [row for row in rows if min(self.rule.most(row.id), self.draft_limit(row)) > 0]
         for row in able:
             self.catch_up(row)
         drafts = [Draft.of(row, self.cached(row), self.end_tokens(row)) for row in able]
@@ -129,7 +129,7 @@ class Stepping(Drafter):
 
     def most(self, draft: Draft) -> int:
         """Most tokens to draft, by the stop rule and the row."""
-        return min(self.rule.most(draft.row.id), self.room(draft.row) - draft.ahead)
+        return min(self.rule.most(draft.row.id), self.draft_limit(draft.row) - draft.ahead)
 
     def hand_over(self) -> dict[int, Draft]:
         """The drafts just made, by row id, to a caller that will call `keep` in the place of `observe`."""
@@ -197,8 +197,8 @@ class Stepping(Drafter):
 
     def _fit(self, growths: Sequence[Growth]) -> None:
         """Let as many of the candidates be verified as pay together, with whatever else runs in the round."""
-        beside = self.beside + len(self._asked) - len(growths)
-        sizes = best_sizes([growth.chances() for growth in growths], self._seconds, beside)
+        others = self.beside + len(self._asked) - len(growths)
+        sizes = best_sizes([growth.chances() for growth in growths], self._seconds, others)
         for growth, size in zip(growths, sizes, strict=True):
             growth.size = size
 
