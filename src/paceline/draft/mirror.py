@@ -147,7 +147,8 @@ class Mirror(Drafter):
             self.needs = Needs(callback_layer=self._exit.layer)
         spec, drafter = stateless_drafter(self.config)
         c = self.config
-        options = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout, "fresh": c.miss == "fresh"}
+        options: dict[str, Any] = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout}
+        options["fresh"] = c.miss == "fresh"
         self.side = self._start_worker(target, spec, options) if c.where == "process" else None
         if self.side is None:
             drafter.bind(target)

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -105,8 +105,8 @@ class DraftWorker:
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
         """As `Ahead.windows`."""
-        windows: list[Window] = self._ask("windows", asks)
-        return [replace(one, probs=[torch.from_numpy(q) for q in one.probs]) for one in windows]
+        answer = self._ask("windows", asks)
+        return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in answer]
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
         """Hand over candidates. Without any the process looks ahead by itself."""
@@ -270,12 +270,13 @@ def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, m
         ahead.drop(*message)
     elif kind == "windows":
         windows = ahead.windows(*message)
-        plain = [replace(one, probs=[q.float().cpu().numpy() for q in one.probs]) for one in windows]
-        pipe.send((number, plain))
+        arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
+        pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))
         if setup.own and not pipe.poll():
             ahead.look_ahead()
     elif kind == "look_ahead":
-        ahead.look_ahead(*message, setup.joined)
+        (given,) = message
+        ahead.look_ahead(given, setup.joined)
     elif kind == "work":
         _work(*message)
         pipe.send((number, None))

@@ -11,7 +11,8 @@ drafter drafted in between. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -54,13 +55,15 @@ class SteppingConfig(Options):
     )
 
 
+Watch = Callable[[Sequence[Draft], torch.Tensor], None]
+
+
 class Stepping(Drafter):
     """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`.
 
     columns       tokens int64 [K] of the logits' columns, set in `bind`; None: all tokens.
     drafts_ahead  whether it can draft for outcomes that have not come yet: `arrange` works, and nothing of the target's
-                  forward is needed.
-    watch         called with the logits [R, K] that a token of each of R chains is drawn from."""
+                  forward is needed."""
 
     drafts_ahead = False
 
@@ -68,7 +71,7 @@ class Stepping(Drafter):
         self.options = config
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
-        self.watch: Callable[[Sequence[Draft], torch.Tensor], None] | None = None
+        self._watch: Watch | None = None
         self._vocab_size = 0
         self._seconds: Mapping[int, float] = {}  # of a forward of the target by its number of nodes
         self._asked: set[int] = set()
@@ -131,6 +134,15 @@ class Stepping(Drafter):
         """Most tokens to draft, by the stop rule and the row."""
         return min(self.rule.most(draft.row.id), self.draft_limit(draft.row) - draft.ahead)
 
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Meanwhile call `watch` with the logits [R, K] that a token of each of R chains is drawn from."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
+
     def hand_over(self) -> dict[int, Draft]:
         """The drafts just made, by row id, to a caller that will call `keep` in the place of `observe`."""
         drafts, self._drafts, self._asked = self._drafts, {}, set()
@@ -146,8 +158,8 @@ class Stepping(Drafter):
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
         """Add a token to every chain from its row of logits [R, K]; those that go on."""
-        if self.watch is not None:
-            self.watch(drafts, logits)
+        if self._watch is not None:
+            self._watch(drafts, logits)
         signals = self.rule.signals(logits)
         drew = self._draw(drafts, logits)
         return [
