@@ -122,9 +122,10 @@ class Model(Streaming):
         return max(0, min(row.expected_length - self._first[row.id], self.model.max_context))
 
     def close(self, row: Request) -> None:
-        """Forget what was read of a row."""
-        self.model.drop_row(self._slots.pop(row.id))
-        del self._first[row.id]
+        """Forget what was read of a row, which may have found no memory to start."""
+        if row.id in self._slots:
+            self.model.drop_row(self._slots.pop(row.id))
+        self._first.pop(row.id, None)
 
     def draft_limit(self, row: Request) -> int:
         if self.model.vocab_size < self._vocab_size and row.tokens.max() >= self.model.vocab_size:

@@ -166,8 +166,10 @@ class Sorted(Model):
             section.start(slot)
 
     def close(self, row: Request) -> None:
+        slot = self._slots.get(row.id, -1)
         for section in self.sections[1:]:
-            section.cache.drop_row(self._slots[row.id])
+            if slot in section.cache.held:  # all of them, unless the row found no memory to start
+                section.cache.drop_row(slot)
         super().close(row)
 
     def drop(self, row: Request) -> None:
