@@ -2,6 +2,7 @@
 
     Random          random trees, often deeper than the row has room for
     Oracle          knows the answers, and gets tokens wrong at a given rate; chains, or trees full of distractors
+    Idle            an oracle that drafts only in some rounds
     Drawing         draws from a q of its own; chains, or trees with and without replacement
     Probing         hangs probe nodes on another drafter's trees, some of them with the right token
     EarlyExit       drafts with the target's own first layers and hands their states back
@@ -102,6 +103,13 @@ class Oracle(Drafter):
             parent.append(node - 1 if at else node)  # a grandchild or a nephew
             tokens.append(int(rng.integers(self.vocab_size)))
         return DraftTree.of(row.last_token, tokens, parent, source=self.name)
+
+
+class Idle(Oracle):
+    """Drafts only in some rounds, and several tokens then."""
+
+    def _draft(self, row: Row) -> DraftTree:
+        return super()._draft(row) if dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
 
 
 class Drawing(Drafter):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests import models
-from tests.draft.eagles import forgetful, knowing_head
+from tests.draft.answered import weakened
+from tests.draft.eagles import knowing_head
 from tests.draft.head_worlds import HEADS, World
 from transformers import AutoModelForCausalLM
 
@@ -139,7 +140,7 @@ def test_a_draft_that_cannot_grow_is_named(small: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_a_head(small: Path, tmp_path: Path, method: str) -> None:
     """One that knows the small target's next token knows the large one's."""
-    model = forgetful(AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32), 0.02)
+    model = weakened(AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32), 0.02)
     model.save_pretrained(small)
     head, facts = knowing_head(tmp_path / "head", method, model), TargetFacts.of(opened(small))
     config = json.loads((head / "config.json").read_text())

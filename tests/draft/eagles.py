@@ -7,7 +7,6 @@ has layers that add nothing: its next token then depends on the last one alone.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,9 @@ from transformers import PreTrainedModel
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
-from paceline.engine.engine import Engine
-from paceline.engine.request import Completion
-from paceline.engine.sampling import SamplingParams
-from paceline.target.decoder import Decoder
-from tests import models, native
-from tests.plain import generate, texts, up_to
+from tests import models
+from tests.draft.answered import Answered, weakened
 
-NEW = 16
 METHODS = ("eagle", "eagle3")
 Tensors = dict[str, torch.Tensor]
 
@@ -150,7 +144,7 @@ def random_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
 
 
 def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
-    """A head that knows the next token of a `forgetful` model.
+    """A head that knows the next token of a model whose layers are `weakened` to nothing.
 
     EAGLE-1's passes the embedding on, with the target's final norm in its product. EAGLE-3's attention finds every
     token by its own embedding and writes it far above everything else; its own vocabulary is the whole one."""
@@ -174,51 +168,18 @@ def knowing_head(folder: Path, method: str, model: PreTrainedModel) -> Path:
     return write(folder, described(model, norm_output=True, **own), tensors)
 
 
-def forgetful(model: PreTrainedModel, share: float) -> PreTrainedModel:
-    """`model` with layers that add only a share of what they would: at 0 only the last token counts."""
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight *= share
-            layer.mlp.down_proj.weight *= share
-    return model
-
-
-@dataclass
-class World:
-    """A target, random and knowing heads for it in folders, prompts, and what transformers writes after them."""
-
-    model: PreTrainedModel
-    target: Decoder
-    folder: Path
-    prompts: list[list[int]]
-    answers: dict[tuple[int, ...], list[int]]
+class World(Answered):
+    """With random and knowing heads in folders."""
 
     @classmethod
     def make(cls, folder: Path, family: str = "llama2", share: float = 0.02) -> World:
-        model = forgetful(models.model(family, num_hidden_layers=4, tie_word_embeddings=False), share)
-        model.generation_config.eos_token_id = None
-        rng = np.random.default_rng(1)
-        prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 34, 1, 60, 8)]
-        free = [generate(model, prompt, NEW, ()) for prompt in prompts]
-        late = [token for prompt, text in zip(prompts, free, strict=True) for token in text[len(prompt) + 5 :]]
-        eos = int(np.bincount(late).argmax())
-        answers = {tuple(p): up_to(text, eos, len(p)) for p, text in zip(prompts, free, strict=True)}
+        here = cls.of(weakened(models.model(family, num_hidden_layers=4, tie_word_embeddings=False), share), folder)
         for method in METHODS:
-            random_head(folder / f"{method}-random", method, model)
-            knowing_head(folder / f"{method}-knowing", method, model)
-        return cls(model, native.of(model, eos=(eos,)), folder, prompts, answers)
+            random_head(folder / f"{method}-random", method, here.model)
+            knowing_head(folder / f"{method}-knowing", method, here.model)
+        return here
 
     def drafter(self, method: str, kind: str = "knowing", **options: object) -> Drafter:
         """`kind` is a folder's ending; options as on the command line."""
         given = "".join(f",{key}={value}" for key, value in options.items())
         return registry.create(f"{method}:{self.folder / f'{method}-{kind}'}{given}")
-
-    def answer(self, drafter: Drafter, batch: int = 8, new: int = NEW, chunk: int = 512) -> list[Completion]:
-        engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
-        return engine.generate(self.prompts, SamplingParams(max_tokens=new))
-
-    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
-        """Answers, which must be the target's own."""
-        out = self.answer(drafter, batch, NEW, chunk)
-        assert texts(self.prompts, out) == list(self.answers.values())
-        return out

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.networks import Switches
@@ -16,7 +15,8 @@ from paceline.draft.registry import describe, names
 from paceline.engine.sampling import SamplingParams
 from paceline.train.kangaroo import no_adapter
 from tests import models, native
-from tests.draft.eagles import forgetful, knowing_head
+from tests.draft.answered import weakened
+from tests.draft.eagles import knowing_head
 from tests.draft.head_worlds import HEADS
 from tests.draft.head_worlds import World as Heads
 from tests.draft.stores import corpus
@@ -64,9 +64,8 @@ class Folders(Heads):
 
     def __init__(self, folder: Path, share: float = 0.02):
         self.folder, self._made = folder, dict[str, str]()
-        self.model = forgetful(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), share)
-        with torch.no_grad():
-            self.model.lm_head.weight *= 8  # surer of itself, as its heads then are
+        model = models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False)
+        self.model = weakened(model, share, sureness=8)  # so are its heads
         self.target = native.of(self.model)
         rng = np.random.default_rng(1)
         self.prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 1, 12)]

@@ -6,7 +6,9 @@ The oracle is transformers, one forward over the whole text for every token, wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
+from paceline.target.cache import RaggedCache
 from tests import drafters, models, native
 from tests.draft.folders import SILENT, SPECS, Folders, specs
 from tests.preempting import preempt_often
@@ -44,6 +47,7 @@ EVERY = {
     **{f"{name}, chain": f"{SPECS[name]},tree=0,stop=heuristic" for name in MODELS},
     **{f"{name}, tree": f"{SPECS[name]},tree=9,width=3,stop=fixed,draft=4" for name in MODELS},
     **{f"{name}, one node": f"{SPECS[name]},tree=1" for name in (*MODELS, *HEADS)},
+    **{f"{name}, auto": f"{SPECS[name]},tree=auto" for name in (*MODELS, *HEADS)},
     **{f"{name}, adaptive": f"{SPECS[name]},stop=adaptive" for name in MODELS},
     "s2d, mixed": "s2d:{model},exits=1,2,4,thresholds=0.3,0.2,stop=heuristic",
     "model, context": "model:{model},context=6",
@@ -53,6 +57,7 @@ EVERY = {
 DRAWN = {
     "mirror": "mirror:{model},where=line",
     **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
+    "s2d, mixed": EVERY["s2d, mixed"],
 }
 """Their drafts are drawn from a distribution, so that seeds give other samples than plain decoding's."""
 GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not in DRAWN} | {
@@ -93,9 +98,9 @@ def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str) ->
     """Alone, with rows joining and leaving and prompts in pieces, and all at once."""
     drafted = 0
     for params, batch, chunk in ((GREEDY, 1, 512), (GREEDY, 2, 8), (PENALISED, 8, 512)):
-        _, tokens, count = answered(folders, made(folders, EVERY[name]), params, max_batch=batch, prefill_chunk=chunk)
+        _, tokens, new = answered(folders, made(folders, EVERY[name]), params, max_batch=batch, prefill_chunk=chunk)
         assert tokens == expected(folders, params)
-        drafted += count
+        drafted += new
     assert drafted > 0 or name in (*SILENT, "past-answer")  # that has seen no answer yet
 
 
@@ -166,13 +171,6 @@ def test_rows_that_are_preempted_are_run_again(folders: Folders, name: str) -> N
     assert [done.tokens for done in out] == expected(folders, GREEDY)
 
 
-class Idle(drafters.Oracle):
-    """Drafts only in some rounds, and several tokens then."""
-
-    def _draft(self, row: Row) -> DraftTree:
-        return super()._draft(row) if drafters.dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
-
-
 @pytest.mark.parametrize("name", EVERY)
 def test_rows_that_another_drafter_drafted_meanwhile(
     folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch
@@ -183,22 +181,22 @@ def test_rows_that_another_drafter_drafted_meanwhile(
     }
     for chunk in (pending.CHUNK, 3):
         monkeypatch.setattr(pending, "CHUNK", chunk)
-        both = Fallback([Idle(answers, error=0.3, branches=1), made(folders, EVERY[name])])
+        both = Fallback([drafters.Idle(answers, error=0.3, branches=1), made(folders, EVERY[name])])
         for batch in (1, 3):
             assert answered(folders, both, GREEDY, max_batch=batch, prefill_chunk=8)[1] == expected(folders, GREEDY)
 
 
 def held(part: Any, depth: int = 4) -> int:
-    """Entries of all dictionaries that a drafter or its parts hold by row, and rows in its caches."""
-    if depth == 0 or (isinstance(part, torch.Tensor | np.ndarray | str | Drafter) and depth < 4):
-        return 0
+    """Entries that a drafter and its parts hold by row, and rows in their caches."""
+    if isinstance(part, RaggedCache):
+        return len(part.held)
     if isinstance(part, dict):
         return sum(isinstance(key, int) for key in part) + sum(held(value, depth - 1) for value in part.values())
-    if isinstance(part, list | tuple):
-        return sum(held(value, depth - 1) for value in part) if len(part) < 100 else 0
-    if hasattr(part, "held") and hasattr(part, "_kv"):
-        return len(part.held)
-    return held(vars(part), depth) if hasattr(part, "__dict__") and not isinstance(part, type) else 0
+    if isinstance(part, list) and len(part) < 100:
+        return sum(held(value, depth - 1) for value in part)
+    if depth and hasattr(part, "__dict__") and not isinstance(part, type | torch.Tensor | torch.nn.Module):
+        return held(vars(part), depth)
+    return 0
 
 
 @pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS)])
@@ -217,6 +215,33 @@ def test_rows_that_have_left_leave_nothing_behind(folders: Folders, name: str) -
     assert first == second
     assert held(drafter) == after
     assert during > after or name == "rest", "the test sees what is held of a row"
+
+
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("rest", "medusa")])
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_row_that_found_no_memory_to_start_is_dropped(
+    folders: Folders, name: str, fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter's first or second cache has none; afterwards it holds nothing, and rows can start again."""
+    drafter = made(folders, SPECS[name])
+    drafter.bind(folders.target)
+    row = Row(0, folders.prompts[0], GREEDY, max_context=models.MAX_CONTEXT)
+    usual, calls = RaggedCache.add_row, count(1)
+
+    def failing(cache: RaggedCache, expected_length: int) -> int:
+        if next(calls) == fails:
+            raise MemoryError
+        return usual(cache, expected_length)
+
+    before = held(drafter)
+    with monkeypatch.context() as patched:
+        patched.setattr(RaggedCache, "add_row", failing)
+        with suppress(MemoryError):
+            drafter.start(row)
+    drafter.drop(row)
+    assert held(drafter) == before
+    drafter.start(row)
+    drafter.drop(row)
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -21,10 +21,8 @@ from paceline.draft import registry
 from paceline.draft.amphista import Amphista
 from paceline.draft.base import Drafter
 from paceline.draft.cost import RoundTimes
-from paceline.draft.neural import pending
 from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.neural.static_heads import StaticHeads, planted
-from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
 from paceline.engine.request import Completion, Row
@@ -132,51 +130,6 @@ def test_every_network_is_lossless(made: Any, name: str) -> None:
         out = answer(f"{spec},tree=9", params, max_batch=batch, prefill_chunk=chunk)
         assert texts(world().prompts, out) == plain(params)
         assert sum(done.stats.draft_tokens for done in out) > 0
-
-
-@pytest.mark.parametrize("name", ["medusa", "hydra++", "amphista"])
-@pytest.mark.parametrize("tree", ["1", "chain", "63", "auto"])
-def test_every_tree_is_lossless(made: Any, name: str, tree: str, tmp_path: Path) -> None:
-    spec, _ = made(name)
-    (tmp_path / "chain").write_text("0 00 000")
-    option = tmp_path / "chain" if tree == "chain" else tree
-    out = answer(f"{spec},tree={option}", GREEDY)
-    assert texts(world().prompts, out) == plain(GREEDY)
-
-
-@pytest.mark.parametrize("name", ["medusa", "hydra++", "amphista"])
-def test_after_another_drafter_and_with_a_small_vocabulary(made: Any, name: str, tmp_path: Path) -> None:
-    spec, _ = made(name)
-    out = answer(f"sam+{spec},tree=6", GREEDY, max_batch=3)
-    assert texts(world().prompts, out) == plain(GREEDY)
-    keep = torch.arange(5, models.VOCAB_SIZE, 3)
-    save_vocabulary(tmp_path / "few.safetensors", Vocabulary(keep))
-    trimmed = registry.create(f"{spec},tree=6,vocab={tmp_path}/few.safetensors")
-    seen: list[DraftTree] = []
-    trimmed.propose = spy(trimmed.propose, seen)  # type: ignore[method-assign]
-    assert texts(world().prompts, answer(trimmed, GREEDY)) == plain(GREEDY)
-    drafted = {token for tree in seen for token in tree.tokens[1:].tolist()}
-    assert drafted
-    assert drafted <= set(keep.tolist())
-
-
-def spy(propose: Any, seen: list[DraftTree]) -> Any:
-    def watched(rows: Sequence[Row]) -> list[DraftTree]:
-        trees: list[DraftTree] = propose(rows)
-        seen.extend(trees)
-        return trees
-
-    return watched
-
-
-@pytest.mark.parametrize("name", ["medusa", "hydra++", "amphista"])
-def test_long_prompts_are_read_as_they_come(made: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "CHUNK", 7)
-    spec, _ = made(name)
-    want = [done.stats.accepted for done in answer(f"{spec},tree=9", GREEDY)]
-    out = answer(f"{spec},tree=9", GREEDY, prefill_chunk=16)
-    assert texts(world().prompts, out) == plain(GREEDY)
-    assert [done.stats.accepted for done in out] == want
 
 
 def test_heads_without_layers_draft_for_any_target(made: Any) -> None:
@@ -385,16 +338,9 @@ def test_nothing_hangs_below_an_end_token() -> None:
 # Heads for another target --------------------------------------------------------------------------------------------
 
 
-def test_heads_for_another_target_are_refused(made: Any) -> None:
-    other = World(hidden_size=48, num_attention_heads=4, head_dim=12)
-    for name in ("medusa", "hydra++", "amphista"):
-        with pytest.raises(MethodError, match="hidden size 64 there, 48 here"):
-            Engine(other.target, made(name)[0])
+def test_heads_for_other_weights_are_refused(made: Any) -> None:
     with pytest.raises(MethodError, match="same shape, other weights"):
-        Engine(
-            World(attention_dropout=0.0, rms_norm_eps=1e-4, vocab_size=models.VOCAB_SIZE, seed=9).target,
-            made("medusa")[0],
-        )
+        Engine(World(rms_norm_eps=1e-4, seed=9).target, made("medusa")[0])
 
 
 def test_an_unknown_switch_is_refused(made: Any, tmp_path: Path) -> None:

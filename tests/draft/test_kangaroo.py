@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,15 +20,12 @@ from transformers import LlamaConfig, PreTrainedModel
 
 import paceline.draft.kangaroo as kangaroo
 from paceline.draft import registry
-from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
 from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
-from paceline.draft.neural import pending, stop
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.drafts import Draft, chain_tree
-from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.engine.engine import Engine
-from paceline.engine.request import Completion, Row
+from paceline.engine.request import Row
 from paceline.engine.round import Round, Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
@@ -36,41 +34,22 @@ from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.kangaroo import AdapterModule, no_adapter
-from tests import drafters, models, native, plain
+from tests import drafters, models, native
+from tests.draft.answered import NEW, Answered, weakened
 from tests.enumerated import law, plainly
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import largest_difference
-from tests.plain import generate, texts, up_to
-from tests.preempting import preempt_often
-
-NEW = 16
+from tests.plain import generate
 
 
 @dataclass
-class World:
-    """A target, adapters for it in folders, prompts, and what transformers writes behind them."""
+class World(Answered):
+    """With adapters in folders that leave the target after layer `exit`."""
 
-    model: PreTrainedModel
-    target: Decoder
-    exit: int
-    folder: Path
-    prompts: list[list[int]]
-    answers: dict[tuple[int, ...], list[int]]
+    exit: int = 0
 
     def drafter(self, weights: str = "trained", **options: object) -> Kangaroo:
         return Kangaroo(KangarooConfig(checkpoint=str(self.folder / weights), **options))  # type: ignore[arg-type]
-
-    def answer(self, drafter: Drafter, batch: int = 8, new: int = NEW, chunk: int = 512) -> list[Completion]:
-        engine = Engine(self.target, drafter, max_batch=batch, prefill_chunk=chunk)
-        if batch == 3:
-            preempt_often(engine)
-        return engine.generate(self.prompts, SamplingParams(max_tokens=new))
-
-    def check(self, drafter: Drafter, batch: int = 8, chunk: int = 512) -> list[Completion]:
-        """Answers, which must be the target's own."""
-        out = self.answer(drafter, batch, NEW, chunk)
-        assert texts(self.prompts, out) == list(self.answers.values())
-        return out
 
 
 def adapters(model: PreTrainedModel, seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
@@ -85,16 +64,6 @@ def adapters(model: PreTrainedModel, seed: int = 0) -> dict[str, dict[str, torch
     return {"random": random, "zero": {name: torch.zeros(s) for name, s in shapes.items()}, "trained": trained}
 
 
-def weak(model: PreTrainedModel, exit: int, share: float) -> PreTrainedModel:
-    """`model` with layers from `exit` on that add only a share of what they would."""
-    with torch.no_grad():
-        model.lm_head.weight *= 4  # surer of itself, so that confidences differ
-        for layer in model.model.layers[exit:]:
-            layer.self_attn.o_proj.weight *= share
-            layer.mlp.down_proj.weight *= share
-    return model
-
-
 def save(folder: Path, target: Decoder, exit: int, tensors: dict[str, torch.Tensor]) -> None:
     save_drafter(folder, "kangaroo", config={"exit_layer": exit}, tensors=tensors, target=TargetFacts.of(target))
 
@@ -105,21 +74,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., World]:
 
     @cache
     def make(family: str = "llama2", exit: int = 2, share: float = 0.3) -> World:
-        model = weak(models.model(family, num_hidden_layers=4, tie_word_embeddings=False), exit, share)
-        model.generation_config.eos_token_id = None
-        rng = np.random.default_rng(1)
-        prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 34, 1, 60, 8)]
-        free = [generate(model, prompt, NEW, ()) for prompt in prompts]
-        late = [token for prompt, text in zip(prompts, free, strict=True) for token in text[len(prompt) + 5 :]]
-        eos = int(np.bincount(late).argmax())
-        answers = {tuple(p): up_to(text, eos, len(p)) for p, text in zip(prompts, free, strict=True)}
-        assert len({len(text) - len(prompt) for prompt, text in answers.items()}) > 1
-        target = native.of(model, eos=(eos,))
-        folder = tmp_path_factory.mktemp("adapters")
-        for name, tensors in adapters(model).items():
-            save(folder / name, target, exit, tensors)
-        save(folder / "perfect", target, exit, no_adapter(model))
-        return World(model, target, exit, folder, prompts, answers)
+        model = models.model(family, num_hidden_layers=4, tie_word_embeddings=False)
+        here = World.of(weakened(model, share, exit, sureness=4), tmp_path_factory.mktemp("adapters"))
+        here.exit = exit
+        for name, tensors in {**adapters(model), "perfect": no_adapter(model)}.items():
+            save(here.folder / name, here.target, exit, tensors)
+        return here
 
     return make
 
@@ -173,53 +133,29 @@ def test_without_an_output_projection_the_adapter_is_its_norm(world: Callable[..
 # Losslessness -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("draft", "threshold"), [(1, 0.15), (2, 0.0), (2, 0.5), (7, 0.0), (7, 0.15), (7, 1.0)])
-def test_greedy_text_is_the_targets_whatever_the_lengths(
-    world: Callable[..., World], draft: int, threshold: float
+@pytest.mark.parametrize(
+    ("family", "exit", "weights", "options"),
+    [
+        *((family, 2, "trained", {"threshold": 0.3}) for family in ("llama1", "llama3", "qwen2", "qwen3")),
+        ("mistral-window", 2, "trained", {"threshold": 0.3}),
+        *(
+            ("llama2", exit, "random", {"threshold": 0.1, "tree": tree, "width": 3})
+            for exit in (0, 1, 3)
+            for tree in (0, 9)
+        ),
+        ("llama2", 2, "random", {"threshold": 0.0}),
+        ("llama2", 2, "zero", {"threshold": 0.0}),
+        ("llama2", 2, "trained", {"threshold": 0.2, "tree": 20, "width": 3}),
+        ("llama2", 2, "trained", {"threshold": 1.0, "draft": 7}),
+    ],
+)
+def test_greedy_text_is_transformers_in_every_family_at_every_exit(
+    world: Callable[..., World], family: str, exit: int, weights: str, options: dict[str, Any]
 ) -> None:
-    out = world().check(world().drafter(draft=draft, threshold=threshold), batch={1: 3, 2: 1}.get(draft, 8))
-    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
-
-
-@pytest.mark.parametrize("family", ["llama1", "llama3", "qwen2", "qwen3", "mistral-window"])
-def test_greedy_text_is_the_targets_in_every_family(world: Callable[..., World], family: str) -> None:
-    here = world(family)
-    out = here.check(here.drafter(threshold=0.3), chunk=24)
-    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
-
-
-@pytest.mark.parametrize("weights", ["random", "zero"])
-def test_greedy_text_is_the_targets_whatever_the_adapter_says(world: Callable[..., World], weights: str) -> None:
-    here = world()
-    here.check(here.drafter(weights, threshold=0.0))
-
-
-@pytest.mark.parametrize("exit", [0, 1, 3])
-@pytest.mark.parametrize("tree", [0, 9])
-def test_any_exit_layer_will_do(world: Callable[..., World], exit: int, tree: int) -> None:
-    here = world(exit=exit)
-    here.check(here.drafter("random", threshold=0.1, tree=tree, width=3))
-
-
-@pytest.mark.parametrize("rule", stop.names())
-@pytest.mark.parametrize("tree", [0, 7])
-def test_every_stop_rule_chain_and_tree(world: Callable[..., World], rule: str, tree: int) -> None:
-    here = world()
-    out = here.check(here.drafter(stop=rule, tree=tree, width=3))
-    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
-
-
-@pytest.mark.parametrize("tree", [1, 2, 20])
-def test_trees_of_any_size(world: Callable[..., World], tree: int) -> None:
-    here = world()
-    here.check(here.drafter(tree=tree, width=3, threshold=0.2), batch=1 if tree == 2 else 3)
-
-
-def test_a_tree_of_width_one_is_the_chain(world: Callable[..., World]) -> None:
-    here = world()
-    chain = here.answer(here.drafter(threshold=0.4))
-    tree = here.answer(here.drafter(threshold=0.4, tree=30, width=1))
-    assert [done.stats.accepted for done in tree] == [done.stats.accepted for done in chain]
+    """Rows give way, and prompts come in pieces."""
+    here = world(family, exit)
+    out = here.check(here.drafter(weights, **options), batch=3, chunk=24)
+    assert sum(done.stats.draft_tokens for done in out) > 0
 
 
 def test_a_wider_tree_accepts_more(world: Callable[..., World]) -> None:
@@ -228,90 +164,7 @@ def test_a_wider_tree_accepts_more(world: Callable[..., World]) -> None:
     assert tree < chain
 
 
-SAMPLED = [
-    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW, seed=seed, repetition_penalty=1.1 if seed % 2 else 1.0)
-    for seed in range(6)
-]
-
-
-@pytest.mark.parametrize("tree", [0, 9])
-def test_plain_guesses_give_plain_samples_seed_for_seed(world: Callable[..., World], tree: int) -> None:
-    """What is not drawn from q: the most probable tokens, as a chain or as a tree."""
-    here = world()
-    drafter = here.drafter(sample="best", tree=tree, width=3, threshold=0.2)
-    for batch in (1, 8):
-        out = Engine(here.target, drafter, max_batch=batch).generate(here.prompts[:3], SAMPLED[:3])
-        for prompt, wish, done in zip(here.prompts, SAMPLED, out, strict=False):
-            assert done.tokens == plain.decode(here.model, prompt, wish, eos=here.target.eos_token_ids).tokens
-
-
-@pytest.mark.parametrize("options", [{"threshold": 0.2}, {"stop": "heuristic"}], ids=str)
-def test_drawn_drafts_are_the_rows_own_and_the_seeds(world: Callable[..., World], options: dict[str, object]) -> None:
-    here = world()
-
-    def answer(batch: int, every: int = 1000) -> list[list[int]]:
-        engine = preempt_often(Engine(here.target, here.drafter(**options), max_batch=batch), every)
-        out = engine.generate(here.prompts, SAMPLED)
-        assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
-        return [done.tokens for done in out]
-
-    assert answer(1) == answer(4) == answer(4, every=3)
-
-
-def test_drawn_drafts_are_greedy_at_temperatures_near_zero(world: Callable[..., World]) -> None:
-    here = world()
-    cold = SamplingParams(temperature=1e-4, max_tokens=NEW, seed=1)
-    out = Engine(here.target, here.drafter(threshold=0.2)).generate(here.prompts, cold)
-    assert texts(here.prompts, out) == list(here.answers.values())
-
-
-class Idle(drafters.Oracle):
-    """Drafts only in some rounds, and several tokens then."""
-
-    def _draft(self, row: Row) -> DraftTree:
-        return super()._draft(row) if drafters.dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
-
-
-@pytest.mark.parametrize("tree", [0, 9])
-@pytest.mark.parametrize("chunk", [pending.CHUNK, 3])
-def test_rows_that_another_drafter_drafted_meanwhile(
-    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, tree: int, chunk: int
-) -> None:
-    monkeypatch.setattr(pending, "CHUNK", chunk)
-    here = world()
-    for batch in (1, 8):
-        mine = here.drafter(tree=tree, width=3, threshold=0.2)
-        out = here.check(Fallback([Idle(here.answers, error=0.3, branches=1), mine]), batch, chunk=16)
-        sources = {who for done in out for who, _ in done.runs}
-        assert sources == {"", "oracle", "kangaroo"}
-
-
-def test_behind_a_drafter_by_name(world: Callable[..., World]) -> None:
-    here = world()
-    here.check(registry.create(f"sam+kangaroo:{here.folder / 'trained'},threshold=0.3"))
-
-
 # Ends ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("new", [1, 2, 3, 5, 8])
-def test_the_budget_ends_inside_a_draft(world: Callable[..., World], new: int) -> None:
-    here = world(share=0.0)
-    out = here.answer(here.drafter("perfect", threshold=0.0, draft=4), new=new)
-    for prompt, done in zip(here.prompts, out, strict=True):
-        assert done.tokens == here.answers[tuple(prompt)][len(prompt) :][:new]
-    if new == 1:
-        assert {done.stats.draft_tokens for done in out} == {0}
-
-
-def test_the_context_ends_inside_a_draft(world: Callable[..., World]) -> None:
-    here = world(share=0.0)
-    prompt = [*here.prompts[4], *range(5, 5 + 61)]
-    wish = SamplingParams(max_tokens=99, ignore_eos=True)
-    [done] = Engine(here.target, here.drafter("perfect", threshold=0.0)).generate([prompt], wish)
-    [alone] = Engine(here.target).generate([prompt], wish)
-    assert (done.tokens, done.finish_reason) == (alone.tokens, "context")
-    assert len(prompt) + done.new_tokens == models.MAX_CONTEXT
 
 
 def test_a_perfect_draft_is_accepted_whole_and_ends_with_the_end(world: Callable[..., World]) -> None:
@@ -411,7 +264,7 @@ def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
 ) -> None:
     here = world(share=0.5)
     drafter = here.drafter("trained", threshold=0.2, **options)
-    other = Idle(here.answers, error=0.3, branches=1)
+    other = drafters.Idle(here.answers, error=0.3, branches=1)
     engine = Engine(here.target, Fallback([other, drafter]) if behind else drafter)
     rows = [engine.add(prompt, SamplingParams(max_tokens=NEW)) for prompt in here.prompts[:3]]
     checked = 0
@@ -437,16 +290,6 @@ def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
             checked += 1
     assert checked >= 6
     assert sum(sum(row.stats.accepted[1:]) for row in rows) > 5
-
-
-def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World]) -> None:
-    here = world()
-    drafter = here.drafter(threshold=0.3)
-    first, second = here.answer(drafter), here.answer(drafter)
-    assert [done.rounds for done in first] == [done.rounds for done in second]
-    assert not drafter.pending._states
-    assert not drafter.pending.cache.held
-    assert not drafter._drafts
 
 
 # The draft itself ---------------------------------------------------------------------------------------------------
@@ -507,20 +350,6 @@ def test_rounds_are_monotone_in_threshold_and_length(world: Callable[..., World]
     assert (rounds[-1] == rounds[-1, 0]).all()  # a threshold of 1 drafts one token
 
 
-def test_extreme_thresholds_draft_one_token_or_all(world: Callable[..., World]) -> None:
-    here = world()
-    one = here.answer(here.drafter(threshold=1.0))
-    assert all(len(done.stats.drafted) <= 2 for done in one)
-    wish = SamplingParams(max_tokens=NEW, ignore_eos=True)
-    engine = Engine(here.target, here.drafter("random", threshold=0.0, draft=4))
-    engine.add(here.prompts[0], wish)
-    depths = []
-    while engine.has_work:
-        depths += [(delta.depth, len(delta.row)) for delta in engine.step()]
-    ends = len(here.prompts[0]) + NEW
-    assert all(depth == 4 or length + 4 >= ends for depth, length in depths[1:])
-
-
 # The distribution ---------------------------------------------------------------------------------------------------
 
 FEW = 5
@@ -543,7 +372,7 @@ class Dropping(Kangaroo):
 def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Path]:
     """A target of few tokens, on which half the drafts are wrong."""
     model = models.model("llama1", num_hidden_layers=2, vocab_size=FEW, seed=3, **native.TINY)
-    target = native.of(weak(model, 1, 0.7), eos=())
+    target = native.of(weakened(model, 0.7, 1, sureness=4), eos=())
     folder = tmp_path_factory.mktemp("few") / "adapter"
     save(folder, target, 1, adapters(model)["trained"])
     return target, folder
@@ -590,32 +419,6 @@ def test_what_does_not_fit_is_refused_in_one_line(world: Callable[..., World], t
     assert "threshold is 1.5" in refusal(here.target, here.folder / "trained", threshold=1.5)
     with pytest.raises(MethodError, match="needs a checkpoint: write kangaroo:PATH"):
         registry.create("kangaroo")
-
-
-def test_a_trimmed_vocabulary_drafts_what_it_keeps(world: Callable[..., World], tmp_path: Path) -> None:
-    here = world()
-    said = np.concatenate([text[len(prompt) :] for prompt, text in here.answers.items()])
-    keep = torch.from_numpy(np.unique(said)[::2].astype(np.int64))
-    save_vocabulary(tmp_path / "half.safetensors", Vocabulary(keep))
-    drafter = here.drafter(threshold=0.2, vocab=str(tmp_path / "half.safetensors"))
-    out = here.check(drafter)
-    assert sum(sum(done.stats.accepted[1:]) for done in out) > 0
-    whole = here.drafter()
-    whole.bind(here.target)
-    assert whole.weight_bytes - drafter.weight_bytes == (models.VOCAB_SIZE - len(keep)) * 64 * 4
-    engine = Engine(here.target, drafter)
-    for prompt in here.prompts:
-        engine.add(prompt, SamplingParams(max_tokens=NEW, temperature=1.0, seed=1))
-    drafted = set()
-    while engine.has_work:
-        rows = [row for row in engine.rows if row.is_decoding]
-        if rows:
-            trees = drafter.propose(rows)
-            drafted |= {token for tree in trees for token in tree.tokens[1:].tolist()}
-            assert all(float(tree.draft_probs[0, keep].sum()) == pytest.approx(1) for tree in trees if len(tree) > 1)
-        engine.step()
-    assert drafted
-    assert drafted <= set(keep.tolist())
 
 
 def test_reports_know_its_weights(world: Callable[..., World]) -> None:

@@ -18,14 +18,15 @@ import torch
 from paceline.draft.mirror import Mirror, MirrorConfig
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural.branches import Ahead, Ask, Hazard
-from paceline.draft.neural.draft_worker import Closed, DraftWorker, RemoteTarget, Setup
+from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, facts_to_send
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
-from tests import models, native
+from tests import models
+from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import DraftTable, OnModel, drafter, like
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import drawn, largest_difference, plain, speculative
@@ -39,14 +40,7 @@ GREEDY = SamplingParams(max_tokens=NEW)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target, and a draft model that is nearly the same."""
     at = tmp_path_factory.mktemp("models")
-    made = {"target": models.make("qwen3", at / "target", **native.TINY), "close": at / "close"}
-    close = models.model("qwen3", **native.TINY)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        for weight in close.parameters():
-            weight += 0.05 * torch.randn(weight.shape, generator=generator)
-    close.save_pretrained(made["close"])
-    models.tokenizer().save_pretrained(made["close"])
+    made = target_and_close_draft(at, 0.05)
     made["few"] = at / "few.safetensors"
     save_vocabulary(made["few"], Vocabulary(torch.arange(0, models.VOCAB_SIZE, 3)))
     return made
@@ -260,7 +254,7 @@ def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(
 def worker(folders):
     """The draft's process, whose answers may take half a second."""
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
-    facts = RemoteTarget.of(target, target.device)
+    facts = facts_to_send(target, target.device)
     made = DraftWorker(Setup(f"model:{folders['close']},stop=fixed", facts, {"num_candidates": 1}, limit_s=0.5))
     yield made
     made.close()
@@ -296,7 +290,7 @@ def test_messages_to_a_process_that_hangs_come_to_an_end(worker):
 def test_a_process_that_cannot_load_its_drafter_says_why(folders):
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
     with pytest.raises(Closed, match="there is no folder"):
-        DraftWorker(Setup("model:/nowhere", RemoteTarget.of(target, target.device), {"num_candidates": 1}))
+        DraftWorker(Setup("model:/nowhere", facts_to_send(target, target.device), {"num_candidates": 1}))
 
 
 # The law -------------------------------------------------------------------------------------------------------------

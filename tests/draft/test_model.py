@@ -24,6 +24,7 @@ from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 from paceline.target.tokenizer import Tokenizer
 from tests import drafters, models, native
+from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import SPECS, DraftTable, drafter, like
 from tests.draft.prompts import PROMPTS, plain
 from tests.fakes import TableTarget
@@ -39,22 +40,13 @@ RULES = ["fixed", "svip", "heuristic", "adaptive", "fixed,tree=9,width=3"]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target, a draft model that is nearly the same, and one of an architecture that only transformers runs."""
     at = tmp_path_factory.mktemp("models")
-    made = {
-        "target": models.make("qwen3", at / "target", **native.TINY),
+    return {
+        **target_and_close_draft(at, 0.03),
         "foreign": models.make("gpt2", at / "foreign", n_embd=16, n_layer=2, n_head=2),
         "short": models.make("llama2", at / "short", max_position_embeddings=24, **native.TINY),
         "narrow": models.make("llama2", at / "narrow", vocab_size=288, **native.TINY),
         "wide": models.make("llama2", at / "wide", vocab_size=384, **native.TINY),
     }
-    close = models.model("qwen3", **native.TINY)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        for weight in close.parameters():
-            weight += 0.03 * torch.randn(weight.shape, generator=generator)
-    made["close"] = at / "close"
-    close.save_pretrained(made["close"])
-    models.tokenizer().save_pretrained(made["close"])
-    return made
 
 
 def written(target: Path | str, draft: str, params: SamplingParams | Sequence[SamplingParams] = GREEDY, **options: int):
@@ -95,14 +87,6 @@ def test_the_pairs_are_run_by_what_the_test_says(folders):
     assert engine.drafter.weight_bytes == engine.drafter.model.weight_bytes > 0
 
 
-@pytest.mark.parametrize("rule", ["fixed", "svip", "fixed,tree=9,width=3"])
-def test_samples_with_guessed_drafts_are_plain_ones_seed_for_seed(folders, rule):
-    params = [SamplingParams(max_tokens=NEW, temperature=0.8, top_p=0.95, seed=i) for i in range(len(TEXTS))]
-    expected = [done.tokens for done in written(folders["target"], "none", params)]
-    out = written(folders["target"], f"model:{folders['close']},stop={rule},sample=best", params)
-    assert [done.tokens for done in out] == expected
-
-
 def test_a_close_draft_saves_forwards(folders):
     plainly = written(folders["target"], "none")
     for rule in RULES:
@@ -118,12 +102,6 @@ def test_the_target_drafts_for_itself(folders, temperature):
     for done in written(folders["target"], f"model:{folders['target']},stop=fixed,draft=4", params):
         assert done.rounds == 5
         assert done.stats.accepted == [1, 0, 0, 0, 4]
-
-
-def test_in_front_of_and_behind_another_drafter(folders):
-    expected = alone(folders["target"])
-    for spec in (f"sam,min_match=1+model:{folders['close']}", f"model:{folders['close']}+sam"):
-        assert [done.tokens for done in written(folders["target"], spec)] == expected
 
 
 # A context and a vocabulary that are not the target's -----------------------------------------------------------------
@@ -297,11 +275,6 @@ def test_a_folder_without_weights(folders, tmp_path):
     models.tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError):
         Engine(str(folders["target"]), f"model:{tmp_path}", dtype="float32")
-
-
-def test_no_checkpoint():
-    with pytest.raises(MethodError, match="model needs a checkpoint: write model:PATH"):
-        create("model")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.neural.drafts import Draft
-from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.draft.s2d import LAG, Sorted, exits_in_use
 from paceline.engine.engine import Engine
@@ -369,54 +368,6 @@ def test_greedy_text_is_plain_decodings_whatever_the_options(world: World) -> No
         assert tokens(world.engine(options, int(rng.integers(1, 9))).generate(prompts, params)) == expected, options
 
 
-def test_a_tree_one_node_wide_is_the_chain(world: World) -> None:
-    chain, tree = (
-        world.engine(f"{MIXED},stop=fixed,draft=4{shape}").generate(world.prompts, GREEDY)
-        for shape in ("", ",tree=4,width=1")
-    )
-    assert [(d.rounds, d.stats.accepted, d.stats.draft_tokens) for d in tree] == [
-        (d.rounds, d.stats.accepted, d.stats.draft_tokens) for d in chain
-    ]
-
-
-def test_with_a_trimmed_vocabulary(world: World, tmp_path: Path) -> None:
-    keep = torch.arange(0, models.VOCAB_SIZE, 2)
-    save_vocabulary(tmp_path / "vocab.safetensors", Vocabulary(keep, tokenizer=world.tokenizer.fingerprint))
-    drafted: list[int] = []
-    for options in (MIXED, f"{MIXED},{TREE}"):
-        engine = world.engine(f"{options},vocab={tmp_path / 'vocab.safetensors'}")
-        propose = engine.drafter.propose
-
-        def watched(rows: Sequence[Row], propose: Any = propose) -> list[DraftTree]:
-            trees: list[DraftTree] = propose(rows)
-            drafted.extend(token for tree in trees for token in tree.tokens[1:].tolist())
-            return trees
-
-        engine.drafter.propose = watched  # type: ignore[method-assign]
-        assert tokens(engine.generate(world.prompts, GREEDY)) == world.plain(GREEDY)
-        assert min(left(drafter_of(engine))) > 0
-    assert drafted
-    assert all(token % 2 == 0 for token in drafted)
-
-
-@pytest.mark.parametrize("options", [f"{MIXED},sample=best", f"{MIXED},{TREE}"])
-def test_plain_guesses_give_plain_samples_seed_for_seed(world: World, options: str) -> None:
-    wishes = [SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24, seed=seed) for seed in range(8)]
-    expected = world.plain(wishes)
-    for batch in (1, 8):
-        assert tokens(world.engine(options, batch).generate(world.prompts, wishes)) == expected
-
-
-@pytest.mark.parametrize("options", [MIXED, f"{MIXED},context=7"])
-def test_drawn_drafts_are_the_rows_own_whatever_runs_beside(world: World, options: str) -> None:
-    wishes = [SamplingParams(temperature=0.9, top_k=50, max_tokens=24, seed=seed) for seed in range(8)]
-    alone = world.engine(options, 1).generate(world.prompts, wishes)
-    assert sum(sum(one.stats.accepted[1:]) for one in alone) > 0
-    for batch in (3, 8):
-        beside = world.engine(options, batch, prefill_chunk=24).generate(world.prompts, wishes)
-        assert [(one.tokens, one.rounds) for one in beside] == [(one.tokens, one.rounds) for one in alone]
-
-
 def tiny(folder: Path, seed: int, vocab_size: int = 4) -> Path:
     """A draft over a handful of tokens, sure enough at times to leave early."""
     made = models.model(
@@ -501,27 +452,6 @@ def test_an_exit_chosen_by_the_token_that_was_drawn_is_noticed(tmp_path: Path) -
 # Rows' ends, and company ------------------------------------------------------------------------------------------
 
 
-def test_an_end_inside_a_draft_and_every_budget(world: World) -> None:
-    free = world.plain(GREEDY)
-    end = max({t for text in free for t in text[3:]}, key=lambda t: sum(t in text for text in free))
-    for budget in (1, 2, 3, 7, 24):
-        params = SamplingParams(max_tokens=budget, stop_token_ids=[end])
-        for options in (MIXED, f"{MIXED},{TREE}"):
-            out = world.engine(options).generate(world.prompts, params)
-            assert tokens(out) == world.plain(params)
-    assert "stop" in {one.finish_reason for one in out}
-
-
-def test_the_end_of_the_context(world: World) -> None:
-    params = SamplingParams(max_tokens=500, ignore_eos=True)
-    prompts = [world.prompts[2] + world.prompts[5][:n] for n in (0, 10, 30)]
-    expected = tokens(Engine(world.target, tokenizer=world.tokenizer).generate(prompts, params))
-    for options in (MIXED, f"{MIXED},{TREE}"):
-        out = world.engine(options, 2).generate(prompts, params)
-        assert tokens(out) == expected
-        assert {one.finish_reason for one in out} == {"context"}
-
-
 def test_after_a_whole_acceptance_two_tokens_are_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[int] = []
 
@@ -539,28 +469,6 @@ def test_after_a_whole_acceptance_two_tokens_are_run(world: World, monkeypatch: 
     assert known[0] == len(world.prompts[0]) + 1
     assert set(known[1:]) <= {1, 2}
     assert known.count(2) in (whole, whole - 1)  # there is no round after the last
-
-
-@pytest.mark.parametrize("options", [MIXED, f"{MIXED},{TREE}"])
-def test_behind_another_drafter(world: World, options: str) -> None:
-    prompts = [[*prompt[:6], *prompt[:6], 9, *prompt[:6]] for prompt in world.prompts]
-    wishes = [SamplingParams(max_tokens=40, seed=seed) for seed in range(8)]
-    expected = tokens(Engine(world.target, tokenizer=world.tokenizer).generate(prompts, wishes))
-    for batch in (1, 8):
-        spec = f"sam,min_match=2+s2d:{world.draft},{options}"
-        out = Engine(world.target, spec, tokenizer=world.tokenizer, max_batch=batch).generate(prompts, wishes)
-        assert tokens(out) == expected
-        assert {who for one in out for who, _ in one.runs} == {"", "sam", "s2d"}
-
-
-def test_rows_that_leave_make_room(world: World) -> None:
-    engine = world.engine(MIXED, 3)
-    engine.generate(world.prompts, GREEDY)
-    drafter = drafter_of(engine)
-    assert [section.cache._lengths for section in drafter.sections] == [[], [], []]
-    assert all(section.cache.num_slots <= 4 for section in drafter.sections)  # it doubles
-    assert not drafter._left
-    assert not drafter._slots
 
 
 def test_what_became_of_the_tokens_of_every_exit(world: World) -> None:

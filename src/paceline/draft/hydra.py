@@ -66,9 +66,8 @@ class Hydra(ReadingHeads):
         if own:
             self.own_heads = [linear([here[f"{h}.weight"]], vectors[f"{h}.bias"], target.dtype) for h in own]
         self.prefix = OwnLayers(here, [LAYER], native(target, self.name)) if has_prefix else None
-        self.prefix_norm = vectors.get(NORM)
         self.device = target.device
-        self.pending = Pending(target, (target.num_layers,), self.prefix and self.prefix.cache)
+        self.pending = Pending(target, (target.num_layers,), None if self.prefix is None else self.prefix.cache)
         self.needs = Needs(hidden_layers=(target.num_layers,))
         self.weight_bytes = nbytes(here, "hydra_lm_head")
         return heads
@@ -80,7 +79,7 @@ class Hydra(ReadingHeads):
         if self.prefix is None:
             return states
         layout, cache = self.prefix.begin(segments, states)
-        return self.prefix.ops.norm(self.prefix(states, layout, cache, 0, 1), self.prefix_norm)
+        return self.prefix.ops.norm(self.prefix(states, layout, cache, 0, 1), self.prefix.vectors[NORM])
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
         """Level by level: every node with children is one row of its depth's head."""

@@ -26,7 +26,7 @@ Where we differ from the authors' code (github.com/wyxstriker/MakeSomeNoiseInfer
 * siblings with the same token are one node;
 * without a match nothing is copied (theirs: the beginning of the prompt), a copy that runs into the end of the text
   goes on from itself (theirs: random tokens), and the first draft copies too;
-* sampling, batches, drafts cut to the room that the row has.
+* sampling, batches, drafts no deeper than the row can use.
 """
 
 from __future__ import annotations

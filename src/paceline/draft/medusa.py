@@ -2,7 +2,7 @@
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774).
 Head k reads the state after the final norm of the last committed token and says what comes k + 1 tokens after the next
-one, which the target has said already: it is the root. The candidates of a depth are the same below every node of the
+one, which the target has chosen already: it is the root. The candidates of a depth are the same below every node of the
 depth before. Heads share the target's output head or bring their own. Folders that `paceline train medusa` wrote and
 the layouts in which others publish heads are read (docs/methods/medusa.md lists them).
 
@@ -35,7 +35,7 @@ SHARED, TOKENS = "lm_head.weight", "token_map"
 INSIDE = "medusa_head."
 """Before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)."""
 FILES = ("medusa_lm_head.safetensors",)
-"""Weights under names of their own, beside config.json."""
+"""Names of files of weights other than model.safetensors."""
 
 _NAMES = (
     (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), "{0}.{1}.linear.{2}"),

@@ -29,7 +29,7 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.model import check_tokenizer
 from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, best_tokens, most_candidates
-from paceline.draft.neural.draft_worker import Closed, DraftWorker, RemoteTarget, Setup, confined, split_cores
+from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.neural.drafts import drawn_chain
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
@@ -147,7 +147,8 @@ class Mirror(Drafter):
             self.needs = Needs(callback_layer=self._exit.layer)
         spec, drafter = stateless_drafter(self.config)
         c = self.config
-        options = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout, "fresh": c.miss == "fresh"}
+        options: dict[str, Any] = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout}
+        options["fresh"] = c.miss == "fresh"
         self.side = self._start_worker(target, spec, options) if c.where == "process" else None
         if self.side is None:
             drafter.bind(target)
@@ -161,7 +162,7 @@ class Mirror(Drafter):
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         ours, others = split_cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
-        facts = RemoteTarget.of(target, device_named(c.device) if c.device else target.device)
+        facts = facts_to_send(target, device_named(c.device) if c.device else target.device)
         setup = Setup(spec, facts, options, c.source == "draft", c.source == "both", c.threads, others, c.limit)
         try:
             worker = DraftWorker(setup)

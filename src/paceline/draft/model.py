@@ -113,20 +113,21 @@ class Model(Streaming):
         self.close(row)
 
     def open(self, row: Request, first: int) -> None:
-        """Make room for a row's tokens from `first` on."""
+        """Reserve a slot for a row's tokens from `first` on."""
         self._first[row.id] = first
         self._slots[row.id] = self.model.add_row(self.expected(row))
 
     def expected(self, row: Request) -> int:
-        """Tokens of a row worth making room for at once."""
+        """Tokens of a row to reserve memory for at once."""
         return max(0, min(row.expected_length - self._first[row.id], self.model.max_context))
 
     def close(self, row: Request) -> None:
-        """Forget what was read of a row."""
-        self.model.drop_row(self._slots.pop(row.id))
-        del self._first[row.id]
+        """Forget what was read of a row, which may have found no memory to start."""
+        if row.id in self._slots:
+            self.model.drop_row(self._slots.pop(row.id))
+        self._first.pop(row.id, None)
 
-    def room(self, row: Request) -> int:
+    def draft_limit(self, row: Request) -> int:
         if self.model.vocab_size < self._vocab_size and row.tokens.max() >= self.model.vocab_size:
             return 0  # a row of padding of the target's, which the draft model cannot read
         # The last drafted token is not run; streams lie after the one before it.

@@ -6,7 +6,7 @@ some target, trained so that the final norm and the head fit after several of th
 
     run the layers up to exit k -> is the best token likelier than threshold k? -> draft from here, or go deeper
 
-Layers that a token did not reach have no keys and values of it. Its state is kept, and goes through them with the first
+Layers that a token did not reach have no keys and values of it. Its state waits, and goes through them with the first
 later token that needs them. So the exit of one token changes the cost of the next one, never its distribution. The exit
 depends on a distribution, never on the token drawn from it, so the token is drawn from the q of the exit it left at,
 and that q is what verification compares.
@@ -166,8 +166,10 @@ class Sorted(Model):
             section.start(slot)
 
     def close(self, row: Request) -> None:
+        slot = self._slots.get(row.id, -1)
         for section in self.sections[1:]:
-            section.cache.drop_row(self._slots[row.id])
+            if slot in section.cache.held:  # all of them, unless the row found no memory to start
+                section.cache.drop_row(slot)
         super().close(row)
 
     def drop(self, row: Request) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests import models, native
+from tests import native
+from tests.draft.answered import target_and_close_draft
 from tests.draft.drafting import DraftTable, OnModel, Replaying, like
 from tests.draft.prompts import PARAMS, PROMPTS, plain
 from tests.fakes import TableTarget
@@ -151,14 +152,8 @@ def test_windows_are_the_models_own_with_fewer_forwards():
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target, and a draft model nearly the same with random streams in its last two layers."""
     at = tmp_path_factory.mktemp("models")
-    made = {"target": models.make("qwen3", at / "target", **native.TINY), "close": at / "close"}
-    close = models.model("qwen3", **native.TINY)
+    made = target_and_close_draft(at, 0.03)
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in close.parameters():
-            weight += 0.03 * torch.randn(weight.shape, generator=generator)
-    close.save_pretrained(made["close"])
-    models.tokenizer().save_pretrained(made["close"])
     size = native.TINY["hidden_size"]
     sizes = {"down": (RANK, size), "up": (size, RANK), "embedding": (COUNT, size)}
     save_file({k: torch.randn(of, generator=generator) for k, of in sizes.items()}, made["close"] / FILE)

@@ -334,12 +334,6 @@ def test_bans_and_penalties_reach_tokens_by_their_ids(world):
         assert [one.tokens for one in found] == [one.tokens for one in answers(world, "none", params)]
 
 
-def test_behind_another_drafter_too(world):
-    params = SamplingParams(max_tokens=20)
-    found = answers(world, "prompt-lookup+model:DRAFT,vocab=100", params, batch=8)
-    assert [one.tokens for one in found] == [one.tokens for one in answers(world, "none", params)]
-
-
 def test_a_map_of_another_tokenizer_is_refused(world, tmp_path):
     target, tokenizer, draft, _ = world
     save_vocabulary(tmp_path / "v.safetensors", Vocabulary(torch.arange(5), tokenizer="0123"))

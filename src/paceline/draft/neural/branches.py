@@ -170,7 +170,6 @@ class Ahead:
         self._most = most_candidates(num_candidates, layout)
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
-        drafter.watch = self._note_tops
 
     # Rows -----------------------------------------------------------------------------------------------------
 
@@ -238,7 +237,8 @@ class Ahead:
             state.row.random.free.begin(state.row.num_new)
         if not states:
             return {}
-        self.drafter.propose([state.row for state in states])
+        with self.drafter.watched(self._note_tops):
+            self.drafter.propose([state.row for state in states])
         return self.drafter.hand_over()
 
     def _empty(self, state: _State) -> Draft:
@@ -268,18 +268,14 @@ class Ahead:
         joined  the draft's own are taken too."""
         if not self.num_candidates:
             return
-        watch, self.drafter.watch = self.drafter.watch, None
-        try:
-            states = [state for state in self._out if state.row.finish_reason is None]
-            self._finish(states)
-            grown = []
-            for state in states:
-                others = None if given is None else given.get(state.row.id, ())
-                tops = state.tops if others is None else _merged(state.tops, others) if joined else others
-                grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
-            self._grow(grown)
-        finally:
-            self.drafter.watch = watch
+        states = [state for state in self._out if state.row.finish_reason is None]
+        self._finish(states)
+        grown = []
+        for state in states:
+            others = None if given is None else given.get(state.row.id, ())
+            tops = state.tops if others is None else _merged(state.tops, others) if joined else others
+            grown += [(state, branch) for branch in self._roots(state, self._keys(state.window, tops))]
+        self._grow(grown)
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting it did not: they may stand, and something follows."""
@@ -324,13 +320,13 @@ class Ahead:
             for draft, top in zip(drafts, self._tops(logits), strict=True):
                 branches[id(draft)].tops.append(top)
 
-        self.drafter.watch = note
         while active:
             counts: Counter[int] = Counter()  # in the order in which their nodes were added
             for state, branch in active:
                 counts[state.row.id] += 1 + branch.draft.guessed
             logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
-            going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
+            with self.drafter.watched(note):
+                going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
             for state, branch in active:
                 del branch.nodes[len(branch.tops) :]  # guesses that do not stand
                 if id(branch.draft) in going:

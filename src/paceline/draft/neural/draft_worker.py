@@ -15,14 +15,15 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 from weakref import finalize
 
 import torch
@@ -48,43 +49,25 @@ class Fingerprint(NamedTuple):
     eos_token_id: int | None = None
 
 
-@dataclass
-class RemoteTarget:
-    """The facts of a target that runs in another process."""
-
-    name: str
-    vocab_size: int
-    max_context: int
-    eos_token_ids: tuple[int, ...]
-    weights_fingerprint: str
-    tokenizer: Any
-    num_layers: int
-    hidden_size: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, target: Facts, device: torch.device) -> RemoteTarget:
-        """The facts of `target`. device: where the draft model runs."""
-        tokenizer = target.tokenizer and Fingerprint(target.tokenizer.fingerprint, target.tokenizer.name)
-        return cls(
-            target.name, target.vocab_size, target.max_context, tuple(target.eos_token_ids), target.weights_fingerprint,
-            tokenizer, target.num_layers, target.hidden_size, target.dtype, device,
-        )  # fmt: skip
+def facts_to_send(target: Facts, device: torch.device) -> Facts:
+    """The facts of `target` for a process in which the draft model runs on `device`."""
+    facts = {name: getattr(target, name) for name in Facts.__annotations__}
+    tokenizer = target.tokenizer and Fingerprint(target.tokenizer.fingerprint, target.tokenizer.name)
+    return cast(Facts, SimpleNamespace(**facts | {"tokenizer": tokenizer, "device": device}))
 
 
 @dataclass(frozen=True)
 class Setup:
     """What the process needs to begin.
 
-    drafter  its spec. ahead: the options of `Ahead`.
+    drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
     own      whether the draft's own candidates are all there are, so that the process looks ahead without waiting for
              others. joined: whether others are added to its own.
     threads  processor threads; cores: those it may run on, none: all.
     limit_s  seconds that an answer may take."""
 
     drafter: str
-    facts: RemoteTarget
+    facts: Facts
     ahead: Mapping[str, Any]
     own: bool = True
     joined: bool = False
@@ -122,8 +105,8 @@ class DraftWorker:
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
         """As `Ahead.windows`."""
-        windows: list[Window] = self._ask("windows", asks)
-        return [replace(one, probs=[torch.from_numpy(q) for q in one.probs]) for one in windows]
+        answer = self._ask("windows", asks)
+        return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in answer]
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
         """Hand over candidates. Without any the process looks ahead by itself."""
@@ -287,12 +270,13 @@ def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, m
         ahead.drop(*message)
     elif kind == "windows":
         windows = ahead.windows(*message)
-        plain = [replace(one, probs=[q.float().cpu().numpy() for q in one.probs]) for one in windows]
-        pipe.send((number, plain))
+        arrays = [[q.float().cpu().numpy() for q in one.probs] for one in windows]
+        pipe.send((number, [(w.id, w.tokens, q, w.hit, w.calls) for w, q in zip(windows, arrays, strict=True)]))
         if setup.own and not pipe.poll():
             ahead.look_ahead()
     elif kind == "look_ahead":
-        ahead.look_ahead(*message, setup.joined)
+        (given,) = message
+        ahead.look_ahead(given, setup.joined)
     elif kind == "work":
         _work(*message)
         pipe.send((number, None))

@@ -93,7 +93,7 @@ class FeatureDrafter(StateReader, Stepping):
     def cached(self, row: Request) -> int:
         return 1 + self.pending.cached(row)
 
-    def room(self, row: Request) -> int:
+    def draft_limit(self, row: Request) -> int:
         return row.max_draft if self.pending.count(row) else 0  # nothing of it has been run yet
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:

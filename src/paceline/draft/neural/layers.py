@@ -1,10 +1,10 @@
-"""What draft heads are built of: weights where and as their target computes, decoder layers with a cache of their own.
+"""What draft heads are built of: their weights, and decoder layers with a cache of their own.
 
     here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
     network = load_module(network, here, target)             # a network that is written as a module
     layers = OwnLayers(here, ["prefix.layers.0."], target)   # decoder layers of the target's shape
 
-A head drafts, so fewer bits change how often it is right and never what is said. Knows no head.
+A head drafts, so fewer bits change how often it is right and never the answer. Knows no head.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class StaticHeads(Drafter):
 
     @property
     def folder(self) -> Path:
-        """Where the heads lie, and slots.json beside them."""
+        """The folder of the heads and of slots.json."""
         path = Path(self.config.checkpoint).expanduser()
         return path if path.is_dir() else path.parent
 
@@ -232,8 +232,8 @@ def planted(template: Template, tokens: IntArray, ends: frozenset[int], source: 
         above = int(parent[node])
         if above in number and (above == 0 or int(tokens[above]) not in ends):
             number[node] = len(number)
-    kept = list(number)
-    return DraftTree(tokens[kept], np.array([-1, *(number[int(parent[node])] for node in kept[1:])]), source=source)
+    nodes = list(number)
+    return DraftTree(tokens[nodes], np.array([-1, *(number[int(parent[node])] for node in nodes[1:])]), source=source)
 
 
 class ReadingHeads(StateReader, StaticHeads):

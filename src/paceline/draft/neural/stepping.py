@@ -11,7 +11,8 @@ drafter drafted in between. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -54,13 +55,15 @@ class SteppingConfig(Options):
     )
 
 
+Watch = Callable[[Sequence[Draft], torch.Tensor], None]
+
+
 class Stepping(Drafter):
     """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`.
 
     columns       tokens int64 [K] of the logits' columns, set in `bind`; None: all tokens.
     drafts_ahead  whether it can draft for outcomes that have not come yet: `arrange` works, and nothing of the target's
-                  forward is needed.
-    watch         told of the logits [R, K] that a token of each of R chains is drawn from."""
+                  forward is needed."""
 
     drafts_ahead = False
 
@@ -68,7 +71,7 @@ class Stepping(Drafter):
         self.options = config
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
-        self.watch: Callable[[Sequence[Draft], torch.Tensor], None] | None = None
+        self._watch: Watch | None = None
         self._vocab_size = 0
         self._times = RoundTimes()
         self._asked: set[int] = set()
@@ -90,7 +93,7 @@ class Stepping(Drafter):
         """Commit `nodes` (ascending, from 0), of those of `draft` that were run, and forget the others."""
         raise NotImplementedError
 
-    def room(self, row: Request) -> int:
+    def draft_limit(self, row: Request) -> int:
         """Most tokens that may be drafted for a row; 0: none, and its model is not run."""
         return row.max_draft
 
@@ -115,7 +118,7 @@ class Stepping(Drafter):
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         self.rule.begin([row.id for row in rows])
         self._asked = {row.id for row in rows}
-        able = [row for row in rows if min(self.rule.most(row.id), self.room(row)) > 0]
+        able = [row for row in rows if min(self.rule.most(row.id), self.draft_limit(row)) > 0]
         for row in able:
             self.catch_up(row)
         drafts = [Draft.of(row, self.cached(row), self.end_tokens(row)) for row in able]
@@ -129,7 +132,16 @@ class Stepping(Drafter):
 
     def most(self, draft: Draft) -> int:
         """Most tokens to draft, by the stop rule and the row."""
-        return min(self.rule.most(draft.row.id), self.room(draft.row) - draft.ahead)
+        return min(self.rule.most(draft.row.id), self.draft_limit(draft.row) - draft.ahead)
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Meanwhile call `watch` with the logits [R, K] that a token of each of R chains is drawn from."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
 
     def hand_over(self) -> dict[int, Draft]:
         """The drafts just made, by row id, to a caller that will call `keep` in the place of `observe`."""
@@ -146,8 +158,8 @@ class Stepping(Drafter):
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
         """Add a token to every chain from its row of logits [R, K]; those that go on."""
-        if self.watch is not None:
-            self.watch(drafts, logits)
+        if self._watch is not None:
+            self._watch(drafts, logits)
         signals = self.rule.signals(logits)
         drew = self._draw(drafts, logits)
         return [
@@ -197,8 +209,8 @@ class Stepping(Drafter):
 
     def _fit(self, growths: Sequence[Growth]) -> None:
         """Let as many of the candidates be verified as pay together, with whatever else runs in the round."""
-        beside = self.prefill_tokens + len(self._asked) - len(growths)
-        sizes = best_sizes([growth.chances() for growth in growths], self._times, beside)
+        others = self.prefill_tokens + len(self._asked) - len(growths)
+        sizes = best_sizes([growth.chances() for growth in growths], self._times, others)
         for growth, size in zip(growths, sizes, strict=True):
             growth.size = size
 

@@ -133,8 +133,8 @@ class Streaming(Stepping):
         signals = self.rule.signals(logits[:, 0])
         for i, signal in enumerate(signals):
             draft.done, own = len(draft.tokens), logits[i, :1]
-            if self.watch is not None:
-                self.watch([draft], own)
+            if self._watch is not None:
+                self._watch([draft], own)
             guess, given = guesses[i] if i < len(guesses) else (-1, None)
             drew = self._draw([draft], own)[0] if given is None else self._replace(draft, own, guess, given)
             if not drew or draft.tokens[-1] in draft.ends:
