@@ -185,8 +185,8 @@ def _document(source: Source, one: Conversation) -> Document:
         if message["role"] not in ROLES:
             raise PacelineError(f"{one.where}: the role {message['role']!r} is none of {', '.join(ROLES)}")
     # Of a question in several turns the first is one that can be asked.
-    asked = one.messages if one.answers else one.first_prompt
-    messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in asked)
+    kept = one.messages if one.answers else one.first_prompt
+    messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in kept)
     return Document(source.name, messages=messages)
 
 

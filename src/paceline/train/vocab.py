@@ -4,7 +4,7 @@ Goel et al. 2025 (arXiv 2506.22694): the text to count in is what the target gen
 domain. Only answers count. Those to a tenth of the prompts are kept aside, and the report says how much of them the
 best K tokens cover: other tokens cannot be accepted.
 
-Doesn't know: drafters; `paceline.draft.neural.vocab` uses the counts.
+`paceline.draft.neural.vocab` uses the counts.
 
     paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
 """
@@ -33,8 +33,8 @@ from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
-from paceline.train import options
 from paceline.train.data import Example, read_examples
+from paceline.train.options import AnswerOptions, use_threads, with_options
 
 ASIDE = 10
 """One prompt in this number is kept aside for the report, with its answers."""
@@ -217,9 +217,9 @@ def _table(rows: Sequence[Coverage]) -> list[str]:
     ]
 
 
-@options.with_options
+@with_options
 def command(
-    setup: options.AnswerOptions,
+    setup: AnswerOptions,
     target: Annotated[
         Path, typer.Argument(exists=True, help="Folder of the target; with --text, its SentencePiece file will do.")
     ],
@@ -249,7 +249,7 @@ def command(
     cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
     there.
     """
-    options.use_threads(setup.threads)
+    use_threads(setup.threads)
     if bool(out) == bool(check_file):
         raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")
     check_folder(place_of(out).parent if out else None)
