@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.engine.engine import Engine
@@ -55,11 +54,7 @@ def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_
 
     assert trained("long", 64 * 8 * 60) > trained("short", 64 * 8) + 0.1
     config = json.loads((tmp_path / "long" / "config.json").read_text())
-    assert config["target"]["name"] == "mine"
     assert config["target"]["tokenizer_fingerprint"] == load_tokenizer(target).fingerprint
-    assert config["target"]["weights_fingerprint"] == load(target).weights_fingerprint
-    assert config["data"] == ["own.jsonl"]
-    assert config["recipe"]["loop"]["tokens"] == 64 * 8 * 60
     assert load(tmp_path / "long").vocab_size == models.VOCAB_SIZE
     params = SamplingParams(max_tokens=30)
     prompts = ["the cat 3", "a dog"]
@@ -67,16 +62,6 @@ def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_
     plain = Engine(str(target), "none", dtype="float32").generate(prompts, params)
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]
     assert sum(sum(one.stats.accepted[1:]) for one in drafted) > 0
-
-
-def test_the_same_recipe_gives_the_same_draft(target: Path, answers: Path, tmp_path: Path) -> None:
-    loop = LoopConfig(tokens=64 * 8 * 4, mixed_precision="no", seed=3)
-    config = DraftConfig(**SHAPE, length=64, rows=8)
-    for name in ("one", "two"):
-        training = Training(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop)
-        assert train_draft(training, config, compiled=False)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert all(torch.equal(one[key], two[key]) for key in one)
 
 
 def launched(target: Path, answers: Path, out: Path, processes: int, rows: int = 8) -> subprocess.CompletedProcess[str]:

@@ -40,7 +40,7 @@ from paceline.train.eagle import (
 )  # fmt: skip
 from paceline.train.lesson import Training
 from paceline.train.loop import LoopConfig
-from paceline.train.loss import IGNORE, soft_cross_entropy
+from paceline.train.loss import IGNORE
 from paceline.train.unrolled import Unrolled
 from tests import models, native
 
@@ -179,19 +179,6 @@ def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
     torch.testing.assert_close(loss(ids, ids).detach(), total.detach(), atol=1e-3, rtol=1e-4)
 
 
-def test_soft_cross_entropy_of_a_head_of_its_own_is_torchs() -> None:
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(7, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
-    states, table, kept = torch.randn(7, 6), torch.randn(11, 6), torch.arange(7) % 3 > 0
-    ours = soft_cross_entropy(hidden, states, table, kept, weight, chunk=4)
-    got = torch.autograd.grad(ours, (hidden, weight))
-    p, log_q = (states @ table.T).softmax(-1), (hidden @ weight.T).log_softmax(-1)
-    plain = -(p * log_q).sum(-1)[kept].mean()
-    torch.testing.assert_close(ours, plain)
-    for own, theirs in zip(got, torch.autograd.grad(plain, (hidden, weight)), strict=True):
-        torch.testing.assert_close(own, theirs)
-
-
 @pytest.mark.parametrize("variant", ["eagle", "eagle3.1"])
 def test_the_head_alone_learns(variant: str) -> None:
     model = network()
@@ -267,16 +254,9 @@ def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Pat
     train(method, lesson, tmp_path / "none", NOTHING)
     train(method, lesson, tmp_path / "head", LOOP)
     folder, _ = lesson
-    config = json.loads((tmp_path / "head" / "config.json").read_text())
-    assert config["paceline_drafter"] == method
-    assert config["recipe"]["loop"]["peak_lr"] == 2e-2
-    assert config["data"] == ["answers.jsonl"]
-    assert config["target"]["weights_fingerprint"] == load(folder).weights_fingerprint
-    before = json.loads((tmp_path / "none" / "config.json").read_text())
-    assert config["held_out"][0]["top1"] > before["held_out"][0]["top1"] + 0.1
-    assert len(config["held_out"]) == 5
-    tensors = load_file(tmp_path / "head" / "model.safetensors")
-    assert {t.dtype for name, t in tensors.items() if name not in ("d2t", "t2d")} == {torch.bfloat16}
+    before, after = (json.loads((tmp_path / name / "config.json").read_text())["held_out"] for name in ("none", "head"))
+    assert after[0]["top1"] > before[0]["top1"] + 0.1
+    assert len(after) == 5
     prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
 
     def rounds(path: Path) -> int:

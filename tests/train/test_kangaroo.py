@@ -129,11 +129,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
 def test_a_trained_adapter_beats_none(trained: tuple[Path, Path, Path]) -> None:
     folder, _, out = trained
     target = load(folder, device="cpu")
-    config, tensors = open_drafter(out, "kangaroo", target)
+    config, _ = open_drafter(out, "kangaroo", target)
     assert config["exit_layer"] == EXIT
-    assert config["data"] == ["answers.jsonl"]
-    assert config["recipe"]["loop"]["peak_lr"] == 1e-2
-    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
     found = config["held_out"]
     adapter, none = found["adapter"], found["no_adapter"]
     assert found["tokens"] == 20 * 20

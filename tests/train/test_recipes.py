@@ -32,7 +32,7 @@ RECIPES = {
     "noise": (["--noise", "3-6", "--every", "8", "--no-compiled"], "jacobi:{out},tree=8,retrieve=none"),
     "kangaroo": (["--exit", "0"], "kangaroo:{out}"),
     "medusa": (["--heads", "3", "--own-heads"], "medusa:{out},tree=5"),
-    "hydra": (["--heads", "3", "--layers", "2"], "hydra:{out},tree=5"),
+    "hydra": (["--heads", "3", "--layers", "2", "--states", "STATES"], "hydra:{out},tree=5"),
     "amphista": (["--heads", "3", "--stage2-input", "add", "--positions-begin", "0.02"], "amphista:{out},tree=5"),
     "eagle": ([], "eagle:{out}"),
     "eagle3": (["--taps", "0,1,2", "--vocab", "200"], "eagle3:{out}"),
@@ -70,7 +70,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(root: Path, recipe: str, out: Path, *more: str, target: str = "target", data: str = "answers") -> Result:
-    options = [str(root / "draft") if option == "DRAFT" else option for option in RECIPES[recipe][0]]
+    folders = {"DRAFT": str(root / "draft"), "STATES": str(root / "states")}
+    options = [folders.get(option, option) for option in RECIPES[recipe][0]]
     places = [str(root / target), "--data", str(root / f"{data}.jsonl"), "--out", str(out)]
     return CliRunner().invoke(app, [recipe, *places, "--length", "32", "--rows", "4", *options, *more])
 

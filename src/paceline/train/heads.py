@@ -37,7 +37,6 @@ from paceline.draft.neural.heads.networks import PREFIX, GroundedHeads, Residual
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
-from paceline.target.base import BEFORE_NORM
 from paceline.train.data import Rows, batches
 from paceline.train.layers import DecoderLayers, use_blocks
 from paceline.train.lesson import Lesson, LessonConfig, Training, check_target
@@ -93,18 +92,13 @@ class Teacher:
     @torch.no_grad()
     def last(self, input_ids: Tensor) -> Tensor:
         """States [B, T, H] before the final norm."""
-        return self.states(input_ids, BEFORE_NORM)[0]
-
-    @torch.no_grad()
-    def states(self, input_ids: Tensor, *layers: int) -> list[Tensor]:
-        """States [B, T, H] before each of `layers` (num_layers: after the final norm; BEFORE_NORM: before it)."""
         before: list[Tensor] = []
         hook = self.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
         try:
-            out = self.model.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
+            self.model.model(input_ids=input_ids, use_cache=False)
         finally:
             hook.remove()
-        return [before[0] if layer == BEFORE_NORM else out.hidden_states[layer] for layer in layers]
+        return before[0]
 
     def turns(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [1, T, head_dim] of the positions of states [B, T, H]."""

@@ -294,9 +294,11 @@ def _parsed(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conver
 
 def _chat(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversation:
     """A list of messages, with or without a response."""
-    response = next((key for key in RESPONSES if key in record), None)
-    _refuse_unread(record, {"messages", response}, ignore)
     messages = _messages(record["messages"], "messages", "content")
+    # After an answer a "text" is the whole conversation once more.
+    keys = RESPONSES[:1] if messages[-1]["role"] == "assistant" else RESPONSES
+    response = next((key for key in keys if key in record), None)
+    _refuse_unread(record, {"messages", response}, ignore)
     for message in record["messages"]:
         _refuse_unread(message, {"role", "content"}, ignore, "a message: ")
     if response is not None:
