@@ -22,7 +22,7 @@ from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, table
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import read_vocabulary
 from paceline.target.folder import TUNED_FILE
-from paceline.train.log import read_log
+from paceline.train.loop import read_log
 from zoo.answers import LONGEST, Answer, counts
 from zoo.text import STAGE_FILE
 

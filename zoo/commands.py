@@ -60,7 +60,7 @@ class StageOptions:
         """The stage with the tokenizer in that folder, the mixture `data`, and settings of the loop."""
         use_threads(self.threads)
         from paceline.train.data import parse_sources
-        from paceline.train.plan import LoopConfig
+        from paceline.train.loop import LoopConfig
         from zoo.lm import Job
         from zoo.tokenizer import load_tokenizer
 

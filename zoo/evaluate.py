@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from paceline.train.agreement import agreement, logits_of
 from paceline.train.data import Document, Message, Rows, Source, batches, lay_end_to_end, pack_whole
+from paceline.train.lesson import agreement, logits_of
 from paceline.train.loss import IGNORE
 from zoo.ngram import NgramModel
 from zoo.text import DataConfig, load_documents, render

@@ -56,6 +56,17 @@ def test_a_table_that_fits_80_columns(command: Command, tokenizer: Path, log: Pa
     assert result.err == ""
 
 
+def test_what_generate_writes_is_replayed(command: Command, tmp_path: Path) -> None:
+    target, chat = models.make("llama2", tmp_path / "target"), [{"role": "user", "content": "a"}]
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": "the cat"}, {"messages": chat}])
+    written = command("generate", target, "--prompts", prompts, "-n", "20", "--json", "--compare")
+    assert written.code == 0, written.err
+    (tmp_path / "log.jsonl").write_text(written.out)
+    result = command("replay", tmp_path / "log.jsonl", "--tokenizer", target, "-d", "sam", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["answers"] == 2
+
+
 def test_json(command: Command, tokenizer: Path, log: Path) -> None:
     result = command("replay", log, "--tokenizer", tokenizer, "-d", "sam", "-d", "none", "--json")
     assert (result.code, result.err) == (0, "")

@@ -15,9 +15,7 @@ from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.target.decoder import Decoder
 from paceline.train.amphista import AmphistaConfig, AmphistaLoss
-from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher
-from paceline.train.hydra import HydraLoss
-from paceline.train.medusa import MedusaLoss
+from paceline.train.heads import HeadsLoss, HydraConfig, HydraLoss, MedusaConfig, MedusaLoss, Teacher
 from tests import models, native
 
 HEADS = 3
@@ -40,9 +38,9 @@ class World:
         teacher = Teacher(self.model)
         made: HeadsLoss
         if kind == "medusa":
-            made = MedusaLoss(teacher, HeadsConfig(depth=HEADS), **changes)
+            made = MedusaLoss(teacher, MedusaConfig(depth=HEADS, **changes))
         elif kind == "hydra":
-            made = HydraLoss(teacher, HeadsConfig(depth=HEADS), **changes)
+            made = HydraLoss(teacher, HydraConfig(depth=HEADS, **changes))
         else:
             made = AmphistaLoss(teacher, AmphistaConfig(depth=changes["switches"].heads, **changes))
         stir(made)

@@ -11,8 +11,7 @@ from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
 from paceline.draft.text.store import writing
 from paceline.errors import PacelineError
 from paceline.jsonl import Appender, write_whole
-from paceline.train.checkpoint import save_checkpoint
-from paceline.train.plan import Progress
+from paceline.train.loop import Progress, save_checkpoint
 
 FACTS = TargetFacts("a", "b", "c", 1, 1, 1)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.agreement import Logits, agreement, lines
+from paceline.train.lesson import Logits, agreement, agreement_lines
 from paceline.train.loss import IGNORE
 
 
@@ -20,4 +20,4 @@ def test_agreement_is_the_overlap_of_two_distributions() -> None:
     assert fits[-1].overlap == pytest.approx(0.7)
     assert fits[-1].top1 == 0
     assert agreement(always(p), always(p), rows)[-1].top1 == 1
-    assert "accepted  70.0%" in lines(fits)[-1]
+    assert "accepted  70.0%" in agreement_lines(fits)[-1]

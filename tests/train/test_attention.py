@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.train import attention
+from paceline.train import layers as attention
 
 
 @pytest.mark.parametrize("length", [1, 5, 128, 300])

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
-from paceline.train.corrupt import Answer, NoiseConfig, Noisy, answers_in, noisy, segments
 from paceline.train.data import pack_whole
 from paceline.train.loss import IGNORE
+from paceline.train.noise import NoiseConfig, Noisy, Span, answers_in, noisy, segments
 from tests import models
 
 PAPER = NoiseConfig()
@@ -65,7 +65,7 @@ def test_noise_stays_in_the_answers_and_comes_from_before(conversations, seed, c
 
 
 def test_the_start_is_uniform_and_reaches_both_ends():
-    answer, rng = Answer(0, 10, 22), np.random.default_rng(0)
+    answer, rng = Span(0, 10, 22), np.random.default_rng(0)
     starts = [segments(answer, PAPER, rng)[0][0] for _ in range(8000)]
     counts = np.bincount(starts)[10:]
     assert len(counts) == 8  # 10..17: the segment ends at 21, the last input
@@ -75,7 +75,7 @@ def test_the_start_is_uniform_and_reaches_both_ends():
 def test_many_segments_keep_their_distance():
     rng = np.random.default_rng(1)
     for _ in range(200):
-        where = segments(Answer(0, 5, 5 + 299), MANY, rng)
+        where = segments(Span(0, 5, 5 + 299), MANY, rng)
         assert len(where) == 6
         assert all(3 <= length <= 6 for _, length in where)
         for (start, length), (following, _) in pairwise(where):

@@ -7,22 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
-from paceline.errors import ModelError
 from paceline.target.load import load, load_tokenizer
 from paceline.train.data import parse_sources
 from paceline.train.draft import DraftConfig, train_draft
-from paceline.train.drafter import open_teacher
 from paceline.train.generated import generated_rows
-from paceline.train.llama import ModelConfig
-from paceline.train.plan import LoopConfig
+from paceline.train.lesson import Training
+from paceline.train.loop import LoopConfig
 from tests import models
 
-SHAPE = ModelConfig(hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64)
+SHAPE = {"hidden": 64, "layers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +44,9 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_path: Path) -> None:
     def trained(name: str, tokens: int) -> float:
         loop = LoopConfig(tokens=tokens, mixed_precision="no", peak_lr=1e-2, warmup_steps=2)
-        config = DraftConfig(model=SHAPE, length=64, rows=8, held_out=0.1)
-        assert train_draft(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop, config, compiled=False)
+        config = DraftConfig(**SHAPE, length=64, rows=8, held_out=0.1)
+        training = Training(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop)
+        assert train_draft(training, config, compiled=False)
         told = json.loads((tmp_path / name / "config.json").read_text())
         assert [a["source"] for a in told["acceptance"]] == ["asked", "all"]
         overlap: float = told["acceptance"][-1]["overlap"]
@@ -56,11 +54,7 @@ def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_
 
     assert trained("long", 64 * 8 * 60) > trained("short", 64 * 8) + 0.1
     config = json.loads((tmp_path / "long" / "config.json").read_text())
-    assert config["target"]["name"] == "mine"
     assert config["target"]["tokenizer_fingerprint"] == load_tokenizer(target).fingerprint
-    assert config["target"]["weights_fingerprint"] == load(target).weights_fingerprint
-    assert config["data"] == ["own.jsonl"]
-    assert config["recipe"]["loop"]["tokens"] == 64 * 8 * 60
     assert load(tmp_path / "long").vocab_size == models.VOCAB_SIZE
     params = SamplingParams(max_tokens=30)
     prompts = ["the cat 3", "a dog"]
@@ -68,21 +62,6 @@ def test_a_draft_learns_is_measured_and_drafts(target: Path, answers: Path, tmp_
     plain = Engine(str(target), "none", dtype="float32").generate(prompts, params)
     assert [one.tokens for one in drafted] == [one.tokens for one in plain]
     assert sum(sum(one.stats.accepted[1:]) for one in drafted) > 0
-
-
-def test_the_same_recipe_gives_the_same_draft(target: Path, answers: Path, tmp_path: Path) -> None:
-    loop = LoopConfig(tokens=64 * 8 * 4, mixed_precision="no", seed=3)
-    config = DraftConfig(model=SHAPE, length=64, rows=8)
-    for name in ("one", "two"):
-        assert train_draft(target, answers, tmp_path / name, tmp_path / f"{name}-run", loop, config, compiled=False)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert all(torch.equal(one[key], two[key]) for key in one)
-
-
-def test_a_model_built_otherwise_is_refused(tmp_path: Path) -> None:
-    folder = models.make("gpt2", tmp_path / "foreign")
-    with pytest.raises(ModelError, match="a gpt2 keeps its layers in another place"):
-        open_teacher(folder)
 
 
 def launched(target: Path, answers: Path, out: Path, processes: int, rows: int = 8) -> subprocess.CompletedProcess[str]:

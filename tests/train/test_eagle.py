@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from typer.testing import CliRunner
 
 from paceline.draft.eagle import EagleNetwork
 from paceline.draft.eagle3 import Eagle3Network, Flags
@@ -27,13 +25,23 @@ from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load
-from paceline.train.__main__ import app
-from paceline.train.drafter import LessonConfig
-from paceline.train.eagle import EagleLoss, layer_config, train_eagle
-from paceline.train.eagle3 import Eagle3Config, Eagle3Loss, counts_of, speculators_config, taps_of, train_eagle3
-from paceline.train.loss import IGNORE, soft_cross_entropy_of
-from paceline.train.plan import LoopConfig
-from paceline.train.unrolled import Unrolled, by_depth
+from paceline.train.eagle import (
+    Eagle3Config,
+    Eagle3Loss,
+    EagleConfig,
+    EagleLoss,
+    by_depth,
+    counts_of,
+    layer_config,
+    speculators_config,
+    taps_of,
+    train_eagle,
+    train_eagle3,
+)  # fmt: skip
+from paceline.train.lesson import Training
+from paceline.train.loop import LoopConfig
+from paceline.train.loss import IGNORE
+from paceline.train.unrolled import Unrolled
 from tests import models, native
 
 METHODS = ("eagle", "eagle3")
@@ -59,9 +67,7 @@ def loss_of(model: PreTrainedModel, variant: str) -> EagleLoss | Eagle3Loss:
 
 
 def taps_and_head(loss: EagleLoss | Eagle3Loss, ids: Tensor) -> tuple[Tensor, torch.nn.Linear]:
-    if isinstance(loss, EagleLoss):
-        return loss.states(ids), loss.teacher.lm_head
-    return loss.states(ids)[0], loss.module.lm_head
+    return loss.states(ids)[0], loss.teacher.lm_head if isinstance(loss, EagleLoss) else loss.module.lm_head
 
 
 def drafting(loss: EagleLoss | Eagle3Loss, model: PreTrainedModel) -> Network:
@@ -146,7 +152,7 @@ def test_eagle_learns_the_next_state_where_the_target_wrote_the_next_token() -> 
     labels = torch.full_like(ids, IGNORE)
     labels[0, 4] = ids[0, 5]
     with torch.no_grad():
-        states = loss.states(ids)  # type: ignore[union-attr]
+        states, _ = loss.states(ids)
         (predicted,) = loss.module.unroll(states, ids, model.get_input_embeddings().weight, 1)
         p, q = (model.lm_head(x).softmax(-1) for x in (states[0, 4], predicted[0, 3]))
         wanted = F.smooth_l1_loss(predicted[0, 3], states[0, 4]) - 0.1 * (p * q.log()).sum()
@@ -171,19 +177,6 @@ def test_eagle3_learns_over_its_own_tokens_where_it_has_the_best_one() -> None:
         q = loss.module.lm_head(read).log_softmax(-1)
         total = total + 0.8**step * -(p * q).sum(-1)[kept[:, 1 + step :]].mean()
     torch.testing.assert_close(loss(ids, ids).detach(), total.detach(), atol=1e-3, rtol=1e-4)
-
-
-def test_soft_cross_entropy_of_a_head_of_its_own_is_torchs() -> None:
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(7, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
-    states, table, kept = torch.randn(7, 6), torch.randn(11, 6), torch.arange(7) % 3 > 0
-    ours = soft_cross_entropy_of(hidden, weight, states, table, kept, chunk=4)
-    got = torch.autograd.grad(ours, (hidden, weight))
-    p, log_q = (states @ table.T).softmax(-1), (hidden @ weight.T).log_softmax(-1)
-    plain = -(p * log_q).sum(-1)[kept].mean()
-    torch.testing.assert_close(ours, plain)
-    for own, theirs in zip(got, torch.autograd.grad(plain, (hidden, weight)), strict=True):
-        torch.testing.assert_close(own, theirs)
 
 
 @pytest.mark.parametrize("variant", ["eagle", "eagle3.1"])
@@ -249,11 +242,11 @@ def lesson(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def train(method: str, lesson: tuple[Path, Path], out: Path, loop: LoopConfig) -> None:
     folder, answers = lesson
+    training = Training(folder, answers, out, out.with_suffix(".run"), loop)
     if method == "eagle":
-        assert train_eagle(folder, answers, out, out.with_suffix(".run"), loop, LessonConfig(**ROWS))
+        assert train_eagle(training, EagleConfig(**ROWS))
     else:
-        config = Eagle3Config(**ROWS, vocab=200)
-        assert train_eagle3(folder, answers, out, out.with_suffix(".run"), loop, config)
+        assert train_eagle3(training, Eagle3Config(**ROWS, vocab=200))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -261,16 +254,9 @@ def test_training_makes_a_head_that_drafts_better(method: str, lesson: tuple[Pat
     train(method, lesson, tmp_path / "none", NOTHING)
     train(method, lesson, tmp_path / "head", LOOP)
     folder, _ = lesson
-    config = json.loads((tmp_path / "head" / "config.json").read_text())
-    assert config["paceline_drafter"] == method
-    assert config["recipe"]["loop"]["peak_lr"] == 2e-2
-    assert config["data"] == ["answers.jsonl"]
-    assert config["target"]["weights_fingerprint"] == load(folder).weights_fingerprint
-    before = json.loads((tmp_path / "none" / "config.json").read_text())
-    assert config["held_out"][0]["top1"] > before["held_out"][0]["top1"] + 0.1
-    assert len(config["held_out"]) == 5
-    tensors = load_file(tmp_path / "head" / "model.safetensors")
-    assert {t.dtype for name, t in tensors.items() if name not in ("d2t", "t2d")} == {torch.bfloat16}
+    before, after = (json.loads((tmp_path / name / "config.json").read_text())["held_out"] for name in ("none", "head"))
+    assert after[0]["top1"] > before[0]["top1"] + 0.1
+    assert len(after) == 5
     prompts = np.random.default_rng(5).integers(4, 288, (12, 4)).tolist()
 
     def rounds(path: Path) -> int:
@@ -312,38 +298,7 @@ def test_the_vocabulary_is_what_the_target_wrote() -> None:
     assert counts.tolist() == [0, 0, 3, 2, 0, 0, 0, 0, 0, 1]
 
 
-def test_what_cannot_be_trained_is_refused_in_one_line(lesson: tuple[Path, Path], tmp_path: Path) -> None:
-    folder, answers = lesson
+def test_taps_are_layers_of_the_target(lesson: tuple[Path, Path]) -> None:
     for taps in ((2, 3, 4), (1, 0), ()):
         with pytest.raises(PacelineError, match=r"has 3 layers: ascending numbers of 0 to 2, such as 0,1,2$"):
-            taps_of(folder, taps)
-    one = tmp_path / "one.jsonl"
-    one.write_text(answers.read_text().splitlines()[0] + "\n")
-    with pytest.raises(PacelineError, match="too few answers"):
-        train_eagle(folder, one, tmp_path / "x", tmp_path / "run", LOOP, LessonConfig(**ROWS))
-    foreign = models.make("gpt2", tmp_path / "gpt2")
-    with pytest.raises(PacelineError, match="the native decoder cannot run it"):
-        train_eagle3(foreign, answers, tmp_path / "x", tmp_path / "run", LOOP)
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.fixture
-def _another_process() -> Iterator[None]:
-    """accelerate settles a process's precision once, and the command's is not that of the tests."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.usefixtures("_another_process")
-@pytest.mark.parametrize("method", METHODS)
-def test_the_command_makes_a_drafter(method: str, lesson: tuple[Path, Path], tmp_path: Path) -> None:
-    folder, answers = lesson
-    words = [str(folder), "--data", str(answers), "--out", str(tmp_path / "a"), "--checkpoints", str(tmp_path / "run")]
-    done = CliRunner().invoke(app, [method, *words, "--tokens", "400", "--length", "32", "--rows", "8"])
-    assert done.exit_code == 0, done.output
-    [answer] = Engine(folder, f"{method}:{tmp_path / 'a'}").generate(["the cat"], SamplingParams(max_tokens=5))
-    assert answer.new_tokens == 5
-    if method == "eagle3":
-        wrong = CliRunner().invoke(app, [method, *words, "--taps", "1,x"])
-        assert "numbers of layers with commas between them" in str(wrong.exception)
+            taps_of(lesson[0], taps)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from paceline.draft.neural.networks import Switches
 from paceline.draft.neural.static_heads import StaticHeads
@@ -22,15 +21,19 @@ from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.target.load import load, load_tokenizer
-from paceline.train.__main__ import app
 from paceline.train.data import Example
-from paceline.train.heads import HeadsConfig, Teacher, check_depth, go_on, known_depths, measure
+from paceline.train.heads import (
+    HeadsConfig,
+    MedusaConfig,
+    MedusaLoss,
+    StateCache,
+    Teacher,
+    go_on,
+    known_depths,
+    measure,
+)  # fmt: skip
 from paceline.train.loss import IGNORE
-from paceline.train.medusa import MedusaLoss
-from paceline.train.slots import Slots, write_slots
-from paceline.train.states import StateCache
-from paceline.train.tree import measure_heads
+from paceline.train.slots import Slots, measure_heads, write_slots
 from tests import models
 from tests.draft.head_worlds import HEADS, World
 
@@ -89,7 +92,7 @@ def test_hard_labels_and_output_heads_of_their_own() -> None:
     labels = torch.roll(ids, -1, 1)
     for own in (False, True):
         torch.manual_seed(0)
-        module = MedusaLoss(Teacher(world.model), HeadsConfig(depth=2, share=1.0, soft=0.5), own_heads=own)
+        module = MedusaLoss(Teacher(world.model), MedusaConfig(depth=2, share=1.0, soft=0.5, own_heads=own))
         module(ids, labels).backward()
         moved = {name for name, weight in module.named_parameters() if weight.grad is not None and weight.grad.any()}
         assert moved == {name for name, _ in module.named_parameters()}
@@ -174,64 +177,6 @@ def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind: str, t
     assert found.counts.tolist() == want.counts.tolist()
     assert found.right.tolist() == want.right.tolist()
     assert want.right.sum() > 0
-
-
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    models.make("gpt2", tmp_path / "gpt2")
-    with pytest.raises(PacelineError, match="the native decoder cannot run it"):
-        check_depth(tmp_path / "gpt2", 4)
-    models.make("llama2", tmp_path / "llama2")
-    with pytest.raises(PacelineError, match="--heads is 0; it must be 1 or more"):
-        check_depth(tmp_path / "llama2", 0)
-
-
-def answers(folder: Path, count: int) -> Path:
-    """What the model says to short prompts, as `generated_rows` writes it."""
-    target = load(folder, dtype="float32", device="cpu")
-    rng = np.random.default_rng(2)
-    prompts = [rng.integers(4, 280, 6).tolist() for _ in range(count)]
-    done = Engine(target, max_batch=16, tokenizer=load_tokenizer(folder)).generate(prompts, TEXT)
-    lines = [
-        json.dumps({"prompt_tokens": prompt, "tokens": one.tokens}) for prompt, one in zip(prompts, done, strict=True)
-    ]
-    file = folder.parent / "answers.jsonl"
-    file.write_text("\n".join(lines) + "\n")
-    return file
-
-
-@pytest.mark.parametrize(
-    ("kind", "more"),
-    [
-        ("medusa", []),
-        ("hydra", ["--layers", "2"]),
-        ("amphista", ["--stage2-input", "add", "--positions-begin", "0.02", "--layers-begin", "target"]),
-    ],
-)
-def test_the_command_trains_measures_and_writes_heads_that_draft(kind: str, more: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    models.make("llama2", folder)
-    file, out = answers(folder, 24), tmp_path / kind
-    command = [kind, str(folder), "--data", str(file), "--out", str(out), "--length", "32", "--rows", "8"]
-    command += ["--tokens", "1024", "--heads", "3", "--states", str(tmp_path / "states"), *more]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    config = json.loads((out / "config.json").read_text())
-    assert config["recipe"]["stage"] == kind
-    assert len(config["held_out"]["top1"]) == 3
-    assert len(read_accuracies(str(out))) == 3
-    losses = [json.loads(line)["loss"] for line in (out / "training.jsonl").read_text().splitlines() if "loss" in line]
-    assert all(np.isfinite(losses))
-    target = load(folder, dtype="float32", device="cpu")
-    engine = Engine(target, f"{kind}:{out},tree=5", tokenizer=load_tokenizer(folder))
-    prompts = [[5, 6, 7, 8], [9, 10, 11]]
-    params = SamplingParams(max_tokens=12)
-    plain = Engine(target, tokenizer=load_tokenizer(folder)).generate(prompts, params)
-    assert [done.tokens for done in engine.generate(prompts, params)] == [done.tokens for done in plain]
-    if kind == "medusa":
-        (out / SLOTS_FILE).unlink()
-        measured = CliRunner().invoke(app, ["tree", str(folder), f"medusa:{out}", "--data", str(file)])
-        assert measured.exit_code == 0, measured.output
-        assert len(read_accuracies(str(out))) == 3
 
 
 def test_training_makes_heads_better() -> None:

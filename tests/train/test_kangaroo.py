@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from typer.testing import CliRunner
 
 from paceline.draft.kangaroo import Adapter
 from paceline.draft.neural.checkpoint import TargetFacts, open_drafter, save_drafter
 from paceline.engine.engine import Engine
 from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
-from paceline.errors import PacelineError
 from paceline.target.decoder import Decoder
 from paceline.target.load import load
 from paceline.target.shape import Shape
-from paceline.train.__main__ import app
-from paceline.train.drafter import LessonConfig
 from paceline.train.kangaroo import (
+    KangarooConfig,
     KangarooLoss,
     exit_of,
     measure,
     no_adapter,
     train_adapter,
 )
+from paceline.train.lesson import Training
+from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
-from paceline.train.plan import LoopConfig
 from tests import models, native
 
 EXIT = 1
@@ -108,7 +104,7 @@ def test_the_adapter_alone_learns() -> None:
 
 
 LOOP = LoopConfig(tokens=24 * 16 * 150, optimiser="adamw", peak_lr=1e-2, warmup_steps=10, mixed_precision="no")
-ROWS = LessonConfig(length=24, rows=16)
+CONFIG = KangarooConfig(exit=EXIT, length=24, rows=16)
 
 
 @pytest.fixture(scope="module")
@@ -126,18 +122,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     rows = [{"source": "own", "prompt_tokens": text[:4], "tokens": text[4:]} for text in texts]
     answers = root / "answers.jsonl"
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert train_adapter(root / "target", answers, root / "adapter", root / "run", LOOP, EXIT, ROWS)
+    assert train_adapter(Training(root / "target", answers, root / "adapter", root / "run", LOOP), CONFIG)
     return root / "target", answers, root / "adapter"
 
 
 def test_a_trained_adapter_beats_none(trained: tuple[Path, Path, Path]) -> None:
     folder, _, out = trained
     target = load(folder, device="cpu")
-    config, tensors = open_drafter(out, "kangaroo", target)
+    config, _ = open_drafter(out, "kangaroo", target)
     assert config["exit_layer"] == EXIT
-    assert config["data"] == ["answers.jsonl"]
-    assert config["recipe"]["loop"]["peak_lr"] == 1e-2
-    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
     found = config["held_out"]
     adapter, none = found["adapter"], found["no_adapter"]
     assert found["tokens"] == 20 * 20
@@ -184,56 +177,7 @@ def test_held_out_figures_are_those_of_the_distributions(trained: tuple[Path, Pa
     assert none["top1"] == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).float().mean()), abs=1e-4)
 
 
-def test_a_stopped_training_goes_on_where_it_was(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Ended after a part of its budget and asked again, with the same data, it ends with the same adapter."""
-    folder, answers, _ = trained
-    short = LoopConfig(tokens=24 * 8 * 6, optimiser="adamw", peak_lr=1e-2, mixed_precision="no", log_every=2)
-    assert train_adapter(folder, answers, tmp_path / "a", tmp_path / "run-a", short, EXIT, ROWS)
-    log = (tmp_path / "run-a" / "log.jsonl").read_text()
-    assert train_adapter(folder, answers, tmp_path / "b", tmp_path / "run-a", short, EXIT, ROWS)
-    assert (tmp_path / "run-a" / "log.jsonl").read_text().startswith(log)
-    one, other = (open_drafter(tmp_path / name, "kangaroo", None)[1] for name in "ab")
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_what_cannot_be_trained_is_refused_in_one_line(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    folder, answers, _ = trained
-    for exit in (2, -1):
-        with pytest.raises(PacelineError, match=f"--exit is {exit}, and .* has 2 layers: it is 0 to 1$"):
-            train_adapter(folder, answers, tmp_path / "x", tmp_path / "run", LOOP, exit)
-    one = tmp_path / "one.jsonl"
-    one.write_text(answers.read_text().splitlines()[0] + "\n")
-    with pytest.raises(PacelineError, match="too few answers"):
-        train_adapter(folder, one, tmp_path / "x", tmp_path / "run", LOOP, EXIT, ROWS)
-    foreign = models.make("gpt2", tmp_path / "gpt2")
-    with pytest.raises(PacelineError, match="the native decoder cannot run it"):
-        train_adapter(foreign, answers, tmp_path / "x", tmp_path / "run", LOOP)
-    assert not (tmp_path / "x").exists()
-
-
 def test_the_default_exit_is_near_the_papers_best(tmp_path: Path) -> None:
     for layers, exit in ((1, 0), (4, 1), (8, 1), (16, 2), (32, 4)):
         models.config("llama2", num_hidden_layers=layers).save_pretrained(tmp_path)
         assert exit_of(tmp_path) == exit
-
-
-@pytest.fixture
-def _another_process() -> Iterator[None]:
-    """accelerate settles a process's precision once, and the command's is not that of the tests."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.mark.usefixtures("_another_process")
-def test_the_command_makes_a_drafter(trained: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    folder, answers, _ = trained
-    words = [str(folder), "--data", str(answers), "--out", str(tmp_path / "a"), "--checkpoints", str(tmp_path / "run")]
-    more = ["--tokens", "2000", "--exit", "0", "--length", "32", "--rows", "8"]
-    done = CliRunner().invoke(app, ["kangaroo", *words, *more])
-    assert done.exit_code == 0, done.output
-    [answer] = Engine(folder, f"kangaroo:{tmp_path / 'a'}").generate(["the cat"], SamplingParams(max_tokens=5))
-    assert answer.new_tokens == 5
-    wrong = CliRunner().invoke(app, ["kangaroo", *words, "--tokens", "9", "--exit", "2"])
-    assert isinstance(wrong.exception, PacelineError)
-    assert "it is 0 to 1" in str(wrong.exception)

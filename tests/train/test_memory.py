@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, resource, sys
-from paceline.train.memory import keep_freed_memory
+from paceline.train.options import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     print("no glibc")
     sys.exit()

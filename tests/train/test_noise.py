@@ -14,7 +14,6 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
@@ -22,12 +21,10 @@ from paceline.engine.sampling import SamplingParams
 from paceline.jsonl import write_whole
 from paceline.target.folder import tuned_note
 from paceline.target.load import load
-from paceline.train.__main__ import app
-from paceline.train.corrupt import NoiseConfig
 from paceline.train.data import split_rows
-from paceline.train.log import read_log
-from paceline.train.noise import NoisyConfig, clean_loss, slot_accuracies, train_noisy
-from paceline.train.plan import LoopConfig
+from paceline.train.lesson import Training
+from paceline.train.loop import LoopConfig, read_log
+from paceline.train.noise import NoiseConfig, NoisyConfig, clean_loss, slot_accuracies, train_noisy
 from tests import models
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
@@ -58,7 +55,8 @@ def tuned(tmp_path: Path, name: str, lengths: tuple[int, int], **more: object) -
     loop = LoopConfig(tokens=TOKENS, mixed_precision="no", optimiser="adamw", peak_lr=1e-2, warmup_steps=5, log_every=5)
     config = NoisyConfig(noise=NoiseConfig(lengths), length=32, rows=4, held_out=0.2, **more)  # type: ignore[arg-type]
     made = answers(tmp_path / "answers.jsonl")
-    assert train_noisy(target, made, tmp_path / name, tmp_path / f"{name}-run", loop, config, [target], compiled=False)
+    training = Training(target, made, tmp_path / name, tmp_path / f"{name}-run", loop)
+    assert train_noisy(training, config, [target], compiled=False)
     return tmp_path / name
 
 
@@ -154,19 +152,3 @@ def test_slots_are_those_of_the_model_itself(tmp_path: Path) -> None:
     table = slot_accuracies(network, held, NoiseConfig(), 0)
     assert table == slot_accuracies(network, held, NoiseConfig(), 0)
     assert all(0 <= sum(row) <= 1 for row in table)
-
-
-def test_the_command(tmp_path: Path) -> None:
-    models.make("llama2", tmp_path / "target", **SMALL)
-    data = answers(tmp_path / "answers.jsonl")
-    out = tmp_path / "out"
-    base = ["noise", str(tmp_path / "target"), "--out", str(out), "--length", "32", "--rows", "4", "--no-compiled"]
-    done = CliRunner().invoke(app, [*base, "--data", str(data), "--tokens", "640", "--noise", "3-6", "--every", "8"])
-    assert done.exit_code == 0, done.output
-    assert "slot 5  right" in done.output
-    assert (out / "slots.json").exists()
-    assert read_log(tmp_path / "out-run" / "log.jsonl")[-1]["tokens"] == 640
-    for wrong, says in ((["--noise", "some"], "--noise is 'some'"), (["--source", "air"], "no noise from 'air'")):
-        done = CliRunner().invoke(app, [*base, "--data", str(data), *wrong])
-        assert done.exit_code
-        assert says in str(done.exception)

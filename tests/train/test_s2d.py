@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
-from click.testing import Result
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from paceline.draft.s2d import Sorted, exits_in_use
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.train.__main__ import app
-from paceline.train.agreement import agreement, logits_of
-from paceline.train.log import read_log
+from paceline.train.lesson import Training, agreement, logits_of
+from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE, LmLoss
-from paceline.train.plan import LoopConfig
 from paceline.train.s2d import SortedConfig, SortedLoss, cut, depths, measure, train_sorted
 from tests import models
 
@@ -120,7 +114,7 @@ def test_every_exit_learns_and_the_draft_serves_several_targets(tmp_path: Path) 
     loop = LoopConfig(tokens=40 * 128, mixed_precision="no", peak_lr=1e-2, warmup_steps=5, log_every=5)
     recipe = SortedConfig(layers=3, exits=(1, 2, 3), length=32, rows=4, held_out=0.2)
     made = answers(tmp_path / "answers.jsonl")
-    assert train_sorted(target, made, out, run, loop, recipe, compiled=False)
+    assert train_sorted(Training(target, made, out, run, loop), recipe, compiled=False)
     config = json.loads((out / "config.json").read_text())
     assert (config["paceline_drafter"], config["exits"], config["num_hidden_layers"]) == ("s2d", [1, 2, 3], 3)
     assert config["target"]["name"] == "target"
@@ -184,36 +178,3 @@ def test_what_is_watched_of_every_exit(tmp_path: Path) -> None:
     head = teacher.lm_head.weight.numel()
     assert seen.layers == pytest.approx([layers[0] / (sum(layers) + head), 3 * layers[0] / (sum(layers) + head)])
     assert seen.head == pytest.approx(head / (sum(layers) + head))
-
-
-@pytest.fixture
-def _fresh_accelerator() -> Iterator[None]:
-    """accelerate keeps one precision for a whole process, and the command's is not that of the other tests."""
-    AcceleratorState._reset_state()
-    yield
-    AcceleratorState._reset_state()
-
-
-@pytest.mark.usefixtures("_fresh_accelerator")
-def test_the_command(tmp_path: Path) -> None:
-    target, made = models.make("llama2", tmp_path / "target", **SMALL), answers(tmp_path / "mine.jsonl")
-    out = tmp_path / "sorted"
-
-    def run(*options: str) -> Result:
-        where = ["--data", str(made), "--out", str(out), "--checkpoints", str(tmp_path / "run"), "--no-compiled"]
-        return CliRunner().invoke(app, ["sorted", str(target), *where, *options])
-
-    for options, says in (
-        (["--tokens", "64", "--layers", "9"], "--layers is 9; the target has 4, so 1 to that"),
-        (["--tokens", "64", "--exits", "one"], "--exits is 'one'; it must be layers with commas between, as in 2,3,4"),
-        (["--tokens", "64", "--minutes", "1"], "two budgets for one training"),
-    ):
-        error = run(*options).exception
-        assert isinstance(error, PacelineError)
-        assert says in str(error)
-        assert not out.exists()
-    done = run("--tokens", "64", "--exits", "1,2", "--length", "32", "--rows", "2")
-    assert done.exit_code == 0, done.output
-    assert json.loads((out / "config.json").read_text())["exits"] == [1, 2]
-    assert "after  1 layers" in done.output
-    assert "should be fastest for target" in done.output

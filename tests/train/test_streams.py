@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from paceline.draft.model import Model
 from paceline.draft.neural.streams import FILE
 from paceline.engine.engine import Engine
-from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.train.__main__ import app
+from paceline.train.draft import StreamsConfig, StreamsLoss, later, measure, seen, train_streams
+from paceline.train.lesson import Training
+from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
-from paceline.train.streams import StreamsLoss, later, measure, seen
 from tests import models
 from tests.train.test_s2d import SMALL, answers
 
@@ -102,45 +99,21 @@ def test_how_well_streams_foresee_their_own_model() -> None:
     assert all(0 < fit["overlap"] < 1 for fit in fits)
 
 
-@pytest.fixture
-def _fresh_accelerator() -> Iterator[None]:
-    AcceleratorState._reset_state()
-    yield
-    AcceleratorState._reset_state()
-
-
-@pytest.mark.usefixtures("_fresh_accelerator")
-def test_the_command_writes_a_draft_that_says_several_tokens_a_forward(tmp_path: Path) -> None:
+def test_streams_that_were_trained_foresee_and_draft(tmp_path: Path) -> None:
     target = models.make("llama2", tmp_path / "target", **SMALL)
     draft = models.make("llama2", tmp_path / "draft", **SMALL | {"num_hidden_layers": 2})
-    data, out = answers(tmp_path / "mine.jsonl"), tmp_path / "streams"
-
-    def run(*options: str, draft: Path = draft):
-        where = ["--data", str(data), "--out", str(out), "--checkpoints", str(tmp_path / "run")]
-        return CliRunner().invoke(app, ["streams", str(target), "--draft", str(draft), *where, *options])
-
     narrow = models.make("llama2", tmp_path / "narrow", **SMALL | {"vocab_size": 288})
-    for options, of, says in (
-        (["--tokens", "64", "--layers", "9"], draft, "--layers is 9"),
-        (["--tokens", "64"], narrow, "has 288 tokens"),
-    ):
-        error = run(*options, draft=of).exception
-        assert isinstance(error, PacelineError)
-        assert says in str(error)
-        assert not out.exists()
-    done = run("--tokens", "6400", "--length", "32", "--rows", "4", "--lr", "0.01")
-    assert done.exit_code == 0, done.output
-    assert "stream 2" in done.output
-    config = json.loads((out / "config.json").read_text())
-    fits = config["streams"]["fit"]
-    assert config["streams"]["layers"] == 1
-    assert min(fit["top1"] for fit in fits) > 0.06, "one of 36 by chance"
-    assert load_file(out / FILE)["embedding"].shape == (2, 32)
-    AutoModelForCausalLM.from_pretrained(out)  # a model for others, too
-
-    prompts, params = [[5, 6, 7], [8], [30] * 9], SamplingParams(max_tokens=12)
-    engines = [Engine(target, spec, dtype="float32", device="cpu") for spec in ("none", f"model:{out},streams=2")]
-    plain, drafted = ([d.tokens for d in e.generate(prompts, params)] for e in engines)
-    assert drafted == plain
-    assert isinstance(engines[1].drafter, Model)
-    assert engines[1].drafter.num_streams == 2
+    loop = LoopConfig(tokens=6400, mixed_precision="no", peak_lr=0.01, warmup_steps=20)
+    training = Training(target, answers(tmp_path / "mine.jsonl"), tmp_path / "streams", tmp_path / "run", loop)
+    config = StreamsConfig(length=32, rows=4)
+    with pytest.raises(PacelineError, match="has 288 tokens"):
+        train_streams(training, narrow, config)
+    assert train_streams(training, draft, config)
+    told = json.loads((training.out / "config.json").read_text())["streams"]
+    assert told["layers"] == 1
+    assert min(fit["top1"] for fit in told["fit"]) > 0.06, "one of 36 by chance"
+    assert load_file(training.out / FILE)["embedding"].shape == (2, 32)
+    AutoModelForCausalLM.from_pretrained(training.out)  # a model for others, too
+    drafter = Engine(target, f"model:{training.out},streams=2", dtype="float32", device="cpu").drafter
+    assert isinstance(drafter, Model)
+    assert drafter.num_streams == 2

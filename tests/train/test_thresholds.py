@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.draft.s2d import NEVER
-from paceline.train.thresholds import GRID, ExitRecord
+from paceline.train.s2d import GRID, ExitRecord
 
 
 def fastest(rate: float, call: float) -> float:

@@ -44,6 +44,9 @@ READ = {
     '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "text": "b"}': (
         ["system s", "user a", "assistant b"], [2], "system s, user a",
     ),
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "text": "a b"}': (
+        ["user a", "assistant b"], [1], "user a, assistant b",
+    ),
     '{"turns": ["a", "b"], "question_id": 81}': (["user a", "user b"], [], "user a"),
     '{"turns": [{"role": "user", "text": "a"}, {"role": "assistant", "text": "b"}]}': (
         ["user a", "assistant b"], [1], "user a, assistant b",
@@ -138,6 +141,7 @@ LONG = "the letter that the question is about"
         (PAIR | {"context": [LONG]}, "context"),
         ({"instruction": "Hello?", "output": "Hi.", "system": LONG}, "system"),
         ({"messages": ASKED + SAID, "prompt": LONG}, "prompt"),
+        ({"messages": ASKED + SAID, "text": LONG}, "text"),
         ({"messages": ASKED, "response": "Hi.", "tools": [{"function": {"description": LONG}}]}, "tools"),
         ({"messages": [*ASKED, SAID[0] | {"reasoning_content": LONG}]}, "reasoning_content"),
     ],

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline.errors import PacelineError
 from paceline.train.data import Source
-from paceline.train.llama import ModelConfig
-from paceline.train.plan import LoopConfig, Progress, learning_rate, share_done
+from paceline.train.loop import LoopConfig, Progress, learning_rate, share_done
+from paceline.workbench.llama import ModelConfig
 from zoo.lm import Job, chat, pretrain
 from zoo.text import DataConfig
 from zoo.tokenizer import train_tokenizer
@@ -173,7 +173,7 @@ def test_both_stages_end_in_a_model_transformers_loads(tokenizer: PreTrainedToke
 
 
 def test_muon_has_the_matrices_inside_and_adamw_the_rest() -> None:
-    from paceline.train.optimisers import make_optimisers
+    from paceline.train.loop import make_optimisers
 
     module = torch.nn.ModuleDict(
         {"embed_tokens": torch.nn.Embedding(5, 4), "proj": torch.nn.Linear(4, 4), "norm": torch.nn.LayerNorm(4)}

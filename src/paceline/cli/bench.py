@@ -22,6 +22,7 @@ from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.bench.benchmark import Result
@@ -38,7 +39,7 @@ realigning rows takes. group: rounds whose rows were all equally long. idle: row
 seconds from handing in all requests at once to the last token of one."""
 
 
-@options.with_options
+@with_options
 def bench(
     model: options.Model,
     asked: Benchmark,

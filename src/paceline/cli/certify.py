@@ -16,11 +16,12 @@ from paceline.certify.options import Subject, Watch
 from paceline.cli import options
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
+from paceline.workbench.options import with_options
 
 KEY = "OPENAI_API_KEY"
 
 
-@options.with_options
+@with_options
 def certify(
     subject: Subject,
     model: Annotated[

@@ -9,6 +9,7 @@ from paceline.cli import options
 from paceline.cli.options import one_line
 from paceline.cli.show import Screen, statistics
 from paceline.errors import PacelineError, PromptError
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Answer
@@ -22,7 +23,7 @@ HELP = """/reset  forget the conversation
 Ctrl-C stops an answer and keeps the chat."""
 
 
-@options.with_options
+@with_options
 def chat(
     model: options.Model,
     draft: options.Draft = "sam",

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.evals.align.options import AlignOptions
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.evals.align.command import Outcome
@@ -26,7 +27,7 @@ SPOKEN = 60.0
 """Seconds between two lines about progress where there is no terminal."""
 
 
-@options.with_options
+@with_options
 def align(
     asked: AlignOptions,
     draft: options.Draft = AlignOptions.draft,

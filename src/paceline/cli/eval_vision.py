@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.cli.options import with_options
 from paceline.errors import PacelineError
 from paceline.evals.vision.options import BuildOptions, TuneOptions
 from paceline.jsonl import check_file, check_folder
+from paceline.workbench.options import with_options
 
 HELP = """Does a vision-language model see size, position, existence and count? (SPEC, Peng et al. 2024)
 

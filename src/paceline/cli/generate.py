@@ -13,13 +13,14 @@ from paceline.cli.options import one_line
 from paceline.cli.show import Screen, profile_table
 from paceline.errors import PromptError
 from paceline.jsonl import Appender, Writer, check_file, standard_output
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.cli.prompts import Job
     from paceline.engine.sampling import SamplingParams
 
 
-@options.with_options
+@with_options
 def generate(
     model: options.Model,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import options
 from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.cost.model import Machine, Size
@@ -36,7 +37,7 @@ class PredictOptions:
     as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
 
 
-@options.with_options
+@with_options
 def predict(asked: PredictOptions) -> int:
     """Would drafting on a second device pay, and from which size of the model on? Reads configurations, no weights, and
     takes all weights to have 16 bits, those of GGUF files too.

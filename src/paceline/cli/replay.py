@@ -22,6 +22,7 @@ from paceline.cli.show import plain_table, progress_bar
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
@@ -67,7 +68,7 @@ class ReplayOptions:
         return {"questions": self.questions, "categories": wanted, "ignore": self.ignore or ()}
 
 
-@options.with_options
+@with_options
 def replay(asked: ReplayOptions) -> int:
     """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
 

@@ -18,12 +18,13 @@ from paceline.cli import options
 from paceline.errors import PacelineError
 from paceline.jsonl import check_log
 from paceline.serve.settings import Settings
+from paceline.workbench.options import with_options
 
 DRAFTS = ("sam", "suffix", "prompt-lookup", "none")
 """Drafters that requests may choose beside the server's own: they need no weights."""
 
 
-@options.with_options
+@with_options
 def serve(
     model: Annotated[str, typer.Argument(help="Folder or hub id of the model.")],
     draft: Annotated[str, typer.Option("--draft", "-d", help="Drafter of requests that name none.")] = "sam",

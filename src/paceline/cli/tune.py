@@ -17,6 +17,7 @@ from paceline.cli.show import plain_table, progress_bar
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
     from paceline.replay.tune import Speeds, Tuning
@@ -62,7 +63,7 @@ class TuneOptions:
     as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
 
 
-@options.with_options
+@with_options
 def tune(asked: TuneOptions) -> int:
     """Measure what rounds cost here, replay your log, and say what to use and what it will gain.
 

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from paceline.errors import PacelineError, install
+from paceline.interrupt import STATUS
 
 HELP = """Train drafters for a model: draft models, heads, adapters, and what they need."""
 SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
@@ -50,26 +51,26 @@ def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
 
     def command(context: typer.Context) -> None:
         with recipe(name).make_context(context.command_path, context.args) as own:
-            raise typer.Exit(own.command.invoke(own) or 0)
+            if (done := own.command.invoke(own)) is False:
+                raise typer.Exit(STATUS)
+            raise typer.Exit(0 if done is True else done or 0)
 
     unread = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     app.command(name, short_help=summary, add_help_option=False, context_settings=unread)(command)
 
 
 later("draft", "paceline.train.draft:command", "Train a draft model on the target's own answers.")
-later("streams", "paceline.train.streams:command", "Teach a draft model to say several tokens a forward.")
+later("streams", "paceline.train.draft:streams_command", "Teach a draft model to say several tokens a forward.")
 later("vocab", "paceline.train.vocab:command", "Count which tokens the target writes, for `vocab=K`.")
-later("sorted", "paceline.train.s2d:sorted_command", "Cut a draft with several exits from a model's first layers.")
+later("sorted", "paceline.train.s2d:command", "Cut a draft with several exits from a model's first layers.")
 later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so that it drafts for itself.")
-later("kangaroo", "paceline.train.kangaroo:kangaroo_command", "Train an adapter with which a target drafts for itself.")
-later("medusa", "paceline.train.medusa:command", "Train Medusa's heads over a target's last state.")
-later("hydra", "paceline.train.hydra:command", "Train Hydra's heads, which read the drafted tokens before them.")
-later("tree", "paceline.train.tree:command", "Measure heads that came without a tree, by depth and rank.")
+later("kangaroo", "paceline.train.kangaroo:command", "Train an adapter with which a target drafts for itself.")
+later("medusa", "paceline.train.heads:medusa_command", "Train Medusa's heads over a target's last state.")
+later("hydra", "paceline.train.heads:hydra_command", "Train Hydra's heads, which read the drafted tokens before them.")
+later("tree", "paceline.train.slots:command", "Measure heads that came without a tree, by depth and rank.")
 later("amphista", "paceline.train.amphista:command", "Train Amphista's network: heads that see each other.")
 later("eagle", "paceline.train.eagle:command", "Train a layer that predicts the target's next state, and drafts.")
-later(
-    "eagle3", "paceline.train.eagle3:command", "Train a layer over three states of the target to draft; vLLM reads it."
-)
+later("eagle3", "paceline.train.eagle:eagle3_command", "Train a layer over three states to draft; vLLM reads it.")
 later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout that vLLM reads.")
 later("vision", "paceline.cli.eval_vision:train_command", "Tune a dual encoder on size, position, existence, count.")
 

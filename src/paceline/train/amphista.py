@@ -5,17 +5,15 @@ layers are causal over the text, the encoder is full over the K depths and never
 forward trains all positions. Without layers, encoder and positions what is left is Medusa's heads, and one switch after
 the other makes the ladder of docs/methods/amphista.md.
 
-Doesn't know: how drafts are made or verified.
-
     paceline train amphista models/demo --data answers.jsonl --out build/amphista
 """
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal, cast
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
 
 import torch
-import typer
 from torch import Tensor, nn
 
 from paceline.draft.amphista import Amphista
@@ -30,24 +28,40 @@ from paceline.draft.neural.networks import (
     Tap,
     concat_scaled,
 )
-from paceline.train import options
-from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
+from paceline.draft.spec import option
+from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, own_output_heads, train_heads
 from paceline.train.layers import DecoderLayers
-from paceline.train.medusa import own_output_heads
-from paceline.train.plan import LoopConfig
+from paceline.train.lesson import Training
+from paceline.train.options import DrafterOptions, with_options
 
-Start = Literal["zeros", "target"]
 Fusion = Literal["identity", "random"]
+
+
+@dataclass(frozen=True)
+class SwitchOptions(Switches):
+    """The network's switches on the command line."""
+
+    tap: Tap = option("pre_norm", "The target's state.")
+    stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
+    stage1_input: First = option("state", "What they read.")
+    stage2_layers: int = option(1, "Causal layers after them; 0: none.", least=0)
+    stage2_input: Second = option("concat", "How the token after a state comes in.")
+    mlp: Mlp = option("residual", "The heads: Medusa's, or gated.")
+    positions: Positions = option("learnt", "Of the encoder.")
+    encoder_layers: int = option(1, "Blocks of the encoder; 0: heads do not see each other.", least=0)
+    encoder_ffn: bool = option(True, "A gated MLP in each of its blocks.")
+    encoder_sight: Sight = option("full", "What a position of it sees.")
+    own_heads: bool = option(False, "An output head for each depth.", names=("--own-heads",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AmphistaConfig(HeadsConfig):
     """What a batch is made of, what of it is learnt, the network, and what it begins as."""
 
-    switches: Switches = field(default_factory=Switches)
-    layers_begin: Start = "zeros"  # output projections at 0, or copies of the target's last layers
-    fusion_begins: Fusion = "identity"  # the projection of state and token: [I ; 0], or random
-    positions_begin: float = 0.0  # standard deviation of the learnt positions
+    switches: SwitchOptions = field(default_factory=SwitchOptions)
+    layers_begin: Literal["zeros", "target"] = option("zeros", "The causal layers begin as: zeros, or its last ones.")
+    fusion_begins: Fusion = option("identity", "The projection of state and token, [I ; 0] or random.")
+    positions_begin: float = option(0.0, "Standard deviation of the learnt positions.", least=0)
 
 
 class AmphistaLoss(HeadsLoss):
@@ -102,76 +116,14 @@ def fusion(width: int, begins: Fusion) -> nn.Linear:
     return linear
 
 
-def train_amphista(
-    target: Path,
-    answers: Path,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
-    config: AmphistaConfig = AmphistaConfig(),
-    states: Path | None = None,
-) -> bool:
-    """Train the network for the model in `target` on `answers` (a file of `generated_rows`); writes `out` in bfloat16,
-    for `amphista:PATH`. False when interrupted; the same call goes on."""
+def train_amphista(training: Training, config: AmphistaConfig = AmphistaConfig()) -> bool:
+    """Train the network for `amphista:PATH`. False when interrupted; the same call goes on."""
     facts = {"network": asdict(config.switches)}
-
-    def make(teacher: Teacher) -> HeadsLoss:
-        return AmphistaLoss(teacher, config)
-
-    return train_heads(Amphista.name, target, answers, out, run, loop, config, make, facts, states)
+    return train_heads(Amphista.name, training, config, lambda teacher: AmphistaLoss(teacher, config), facts)
 
 
-@dataclass
-class SwitchOptions:
-    """The network's switches on the command line."""
-
-    tap: Annotated[str, typer.Option(help="The target's state: pre_norm or post_norm.")] = "pre_norm"
-    stage1_layers: Annotated[int, typer.Option(help="Causal layers over the states; 0: none.", min=0)] = 1
-    stage1_input: Annotated[str, typer.Option(help="What they read: state, state+token, state+next.")] = "state"
-    stage2_layers: Annotated[int, typer.Option(help="Causal layers after them; 0: none.", min=0)] = 1
-    stage2_input: Annotated[str, typer.Option(help="How the token after a state comes in: concat, add, none.")] = (
-        "concat"
-    )
-    mlp: Annotated[str, typer.Option(help="The heads: residual (Medusa's) or swiglu.")] = "residual"
-    positions: Annotated[str, typer.Option(help="Of the encoder: learnt, sinusoidal, rotary, none.")] = "learnt"
-    encoder_layers: Annotated[
-        int, typer.Option(help="Blocks of the encoder; 0: heads do not see each other.", min=0)
-    ] = 1
-    encoder_ffn: Annotated[bool, typer.Option(help="A gated MLP in each of its blocks.")] = True
-    encoder_sight: Annotated[str, typer.Option(help="What a position of it sees: full or causal.")] = "full"
-    own_heads: Annotated[bool, typer.Option("--own-heads", help="An output head for each depth.")] = False
-
-    def switches(self, heads: int) -> Switches:
-        """MethodError for a value that is not one."""
-        return Switches(
-            heads=heads,
-            tap=cast(Tap, self.tap),
-            stage1_layers=self.stage1_layers,
-            stage1_input=cast(First, self.stage1_input),
-            stage2_layers=self.stage2_layers,
-            stage2_input=cast(Second, self.stage2_input),
-            mlp=cast(Mlp, self.mlp),
-            positions=cast(Positions, self.positions),
-            encoder_layers=self.encoder_layers,
-            encoder_ffn=self.encoder_ffn,
-            encoder_sight=cast(Sight, self.encoder_sight),
-            own_heads=self.own_heads,
-        )
-
-
-@options.with_options
-def command(
-    setup: options.DrafterOptions,
-    heads: options.HeadOptions,
-    network: SwitchOptions,
-    layers_begin: Annotated[
-        str, typer.Option(help="The causal layers begin as: zeros, or target, its last ones.")
-    ] = "zeros",
-    fusion_begins: Annotated[
-        str, typer.Option(help="The projection of state and token: identity or random.")
-    ] = "identity",
-    positions_begin: Annotated[float, typer.Option(help="Standard deviation of the learnt positions.", min=0)] = 0.0,
-) -> bool:
+@with_options
+def command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
     """Train Amphista's network, for `--draft amphista:OUT`: heads that see each other, over layers of their own.
 
     paceline train amphista models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
@@ -179,18 +131,5 @@ def command(
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
     """
-    for name, value, kind in (
-        ("--layers-begin", layers_begin, ("zeros", "target")),
-        ("--fusion-begins", fusion_begins, ("identity", "random")),
-    ):
-        options.one_of(name, value, kind)
-    switches = network.switches(heads.heads)
-    target, answers, out, run, loop, of_heads = prepare(setup, heads)
-    config = AmphistaConfig(
-        **vars(of_heads),
-        switches=switches,
-        layers_begin=cast(Start, layers_begin),
-        fusion_begins=cast(Fusion, fusion_begins),
-        positions_begin=positions_begin,
-    )
-    return train_amphista(target, answers, out, run, loop, config, heads.states)
+    config = replace(config, switches=replace(config.switches, heads=config.depth))
+    return train_amphista(config.training(setup), config)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PacelineError, install
-from paceline.jsonl import objects, opened
+from paceline.jsonl import opened
 from paceline.target.tokenizer import Tokenizer
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
@@ -185,8 +185,8 @@ def _document(source: Source, one: Conversation) -> Document:
         if message["role"] not in ROLES:
             raise PacelineError(f"{one.where}: the role {message['role']!r} is none of {', '.join(ROLES)}")
     # Of a question in several turns the first is one that can be asked.
-    asked = one.messages if one.answers else one.first_prompt
-    messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in asked)
+    kept = one.messages if one.answers else one.first_prompt
+    messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in kept)
     return Document(source.name, messages=messages)
 
 
@@ -276,7 +276,12 @@ def split_rows(
 
     A hash of the prompt decides, so that all answers to one prompt are on one side; of two prompts at least one is held
     out. Texts that the target wrote freely are divided by a hash of their own."""
-    examples = _read(file)
+    examples = []
+    for one in conversations.read(file):
+        prompt, tokens = one.tokens or (None, ())
+        if prompt is None:
+            raise PacelineError(f'{one.where}: "prompt_tokens" and "tokens" must be lists of token ids')
+        examples.append(Example(str(one.record.get("source", "")), list(prompt), list(tokens)))
     keys = sorted({_key(example) for example in examples})
     held = set(keys[: max(round(held_out * len(keys)), int(len(keys) > 1))])
     sides: tuple[dict[str, list[Example]], dict[str, list[Example]]] = ({}, {})
@@ -297,16 +302,6 @@ def rows_of(examples: Sequence[Example], length: int, pad: int = 0) -> Rows:
         if len(prompt) + len(example.tokens) > 1:
             rendered.append((prompt + example.tokens, [False] * len(prompt) + [True] * len(example.tokens)))
     return pack_whole(rendered, length, pad)
-
-
-def _read(file: Path) -> list[Example]:
-    examples = []
-    for where, record in objects(file, PacelineError, "an answer"):
-        prompt, tokens = record.get("prompt_tokens"), record.get("tokens")
-        if not isinstance(prompt, list) or not isinstance(tokens, list):
-            raise PacelineError(f'{where}: "prompt_tokens" and "tokens" must be lists of token ids')
-        examples.append(Example(str(record.get("source", "")), prompt, tokens))
-    return examples
 
 
 def _key(example: Example) -> str:

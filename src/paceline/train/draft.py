@@ -1,16 +1,30 @@
-"""A draft model for any target: a small Llama with the target's tokenizer, distilled on the target's own answers.
+"""Draft models: one for any target, distilled on the target's own answers; and streams, with which one says several
+tokens a forward.
 
-At every token the draft's distribution q is drawn towards the target's p: KL(p || q) plus the total variation, which is
-the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec: Improving speculative decoding via knowledge
-distillation", section 4). The text is what the target wrote itself (`generated.py`). At the end the draft is measured
-on held-out answers.
+A draft is a small Llama with the target's tokenizer. At every token its distribution q is drawn towards the target's p:
+KL(p || q) plus the total variation, which is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec:
+Improving speculative decoding via knowledge distillation", section 4).
 
-Doesn't know: how drafts are verified.
+Streams are Speculative Streaming (Bhendawade et al. 2024, arXiv 2402.11131), as Mirror-SD uses it on the draft (arXiv
+2510.13161). In the draft's last layers every token t has `count` more states after its own, its streams. Stream j
+begins as the token's state M_t, plus a low-rank projection of it and an embedding of j; it sees the tokens up to t and
+the streams 1..j of t; the draft's own head reads it as the token j places after the one that M_t predicts. The loss is
+
+    a_0 CE(M_t, y_{t+1}) + sum_j a_j CE(S_{t,j}, y_{t+1+j}),    a_j = 1, 1/2, 1/4, ...
+
+on the target's own answers. Tokens never see streams, so the folder that is written is a draft model like any other
+with a file of streams beside its weights. With `keep` the draft itself stays as it is, and the streams alone learn.
+
+Where we differ: the projection is added to the state and begins at 0, so that a stream begins as its token.
 
     paceline train draft models/demo --data answers.jsonl --out build/draft
+    paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
 """
 
+from __future__ import annotations
+
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,51 +34,77 @@ import typer
 from torch import Tensor, nn
 
 from paceline import __version__
+from paceline.draft.neural.checkpoint import save_tensors
+from paceline.draft.neural.streams import FILE, KEY
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import loads, write_whole
-from paceline.train import options
-from paceline.train.agreement import agreement, lines, logits_of
-from paceline.train.attention import use_blocks
-from paceline.train.drafter import Lesson, LessonConfig, pad_token
-from paceline.train.llama import DRAFT, ModelConfig, new_llama, save_llama
-from paceline.train.loss import autocast_dtype, chunked_distillation
-from paceline.train.plan import LoopConfig
+from paceline.target.load import SMALL_FILES, find
+from paceline.train.data import Rows, batches
+from paceline.train.layers import use_blocks
+from paceline.train.lesson import (
+    Lesson,
+    LessonConfig,
+    Taught,
+    Training,
+    agreement,
+    agreement_lines,
+    logits_of,
+    open_teacher,
+    overlaps,
+    pad_token,
+)  # fmt: skip
+from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
+from paceline.train.options import Compiled, DrafterOptions, with_options
+from paceline.workbench.llama import ModelConfig, new_llama, save_llama
 
-PASSES = 20
-"""Over the answers, where no budget is given: it begins with random weights."""
+PASSES, STREAMS_PASSES = 20, 3
+"""Over the answers, where no budget is given: a draft begins with random weights, and one that gets streams knows the
+language already."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(LessonConfig):
     """What a draft looks like and what a batch is made of."""
 
-    model: ModelConfig = DRAFT
-    rows: int = 32
+    layers: int = option(3, "Layers of the draft model.", least=1)
+    hidden: int = option(128, "Its width, a multiple of 64.", least=64)
+    rows: int = option(32, "Rows of a batch.", least=1)
+
+    def __post_init__(self) -> None:
+        if self.hidden % 64:
+            raise PacelineError(f"--hidden is {self.hidden}; heads are 64 wide, so it is a multiple of 64")
+
+    def shape(self, positions: int) -> ModelConfig:
+        """The shape of the draft, which reads as many tokens as its target."""
+        return ModelConfig(
+            hidden=self.hidden, layers=self.layers, heads=self.hidden // 64, kv_heads=1, intermediate=3 * self.hidden,
+            positions=min(ModelConfig.positions, positions),
+        )  # fmt: skip
 
 
-class DistilLoss(nn.Module):
+class DistilLoss(Taught):
     """A draft model whose forward is its distance from the target. input_ids [B, T]; the labels do not matter: p is
     known at every position, so all but padding is learnt."""
 
     def __init__(self, draft: Any, target: Any, pad: int, compiled: bool = False) -> None:
-        super().__init__()
+        super().__init__(target)
         self.draft = draft
         if compiled:
             use_blocks(draft, target)
         self.compiled, self.pad = compiled, pad
-        # Lists and functions, not modules: neither the target nor compiled copies belong among the parameters.
-        self._target = [target.eval().requires_grad_(False)]
+        # A function, not a module: a compiled copy does not belong among the parameters.
         self._run = torch.compile(self._hidden) if compiled else self._hidden
 
     def _hidden(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            p = self._target[0].model(input_ids=input_ids, use_cache=False).last_hidden_state
+            p = self.teacher.model(input_ids=input_ids, use_cache=False).last_hidden_state
         return self.draft.model(input_ids=input_ids, use_cache=False).last_hidden_state, p
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         hidden, target_hidden = (self._run if self.training else self._hidden)(input_ids)
         hidden = hidden.to(autocast_dtype(hidden))
-        table, target_table = self.draft.lm_head.weight, self._target[0].lm_head.weight
+        table, target_table = self.draft.lm_head.weight, self.teacher.lm_head.weight
         # Padding is a run of the pad token up to the end of the row; one alone may begin a document.
         following = torch.cat([input_ids[:, 1:], torch.full_like(input_ids[:, :1], self.pad)], 1)
         padding = (input_ids == self.pad) & (following == self.pad)
@@ -73,49 +113,31 @@ class DistilLoss(nn.Module):
         )
 
 
-def train_draft(
-    target: Path,
-    answers: Path,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
-    config: DraftConfig = DraftConfig(),
-    compiled: bool = True,
-) -> bool:
-    """Train a draft for the model in `target` on `answers` (a file of `generated_rows`); writes `out` in bfloat16, a
-    model folder for `model:PATH`. False when interrupted; the same call goes on."""
-    lesson = Lesson.open(target, answers, config)
+def train_draft(training: Training, config: DraftConfig = DraftConfig(), compiled: bool = True) -> bool:
+    """Train a draft for the target; writes a model folder in bfloat16, for `model:PATH`. False when interrupted; the
+    same call goes on."""
+    lesson, out = Lesson.open(training, config), training.out
     facts = lesson.teacher.config
-    shape = replace(config.model, positions=min(config.model.positions, facts.max_position_embeddings))
     network: Any = new_llama(
-        shape, loop.seed, vocab_size=facts.vocab_size, bos_token_id=facts.bos_token_id,
-        eos_token_id=facts.eos_token_id, pad_token_id=None,
+        config.shape(facts.max_position_embeddings), training.loop.seed, vocab_size=facts.vocab_size,
+        bos_token_id=facts.bos_token_id, eos_token_id=facts.eos_token_id, pad_token_id=None,
     )  # fmt: skip
-    loss = DistilLoss(network, lesson.teacher, pad_token(lesson.tokenizer), compiled)
-    if not lesson.train(loss, loop, run):
+    if not lesson.train(DistilLoss(network, lesson.teacher, pad_token(lesson.tokenizer), compiled)):
         return False
     if lesson.first:
-        teacher, held = lesson.teacher.cpu(), lesson.held
-        fits = agreement(logits_of(teacher), logits_of(network.cpu().eval()), held) if held else []
+        fits = agreement(logits_of(lesson.teacher.cpu()), logits_of(network.cpu().eval()), lesson.held)
         save_llama(network, out, torch.bfloat16)
         lesson.tokenizer.inner.save_pretrained(out)
         settings = loads((out / "config.json").read_bytes())
         settings |= {"paceline": __version__, "target": asdict(lesson.target_facts())}
-        settings |= lesson.facts("draft", loop, acceptance=[asdict(fit) for fit in fits])
+        settings |= lesson.facts("draft", acceptance=[asdict(fit) for fit in fits])
         write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
-        lesson.report(lines(fits) if fits else [], out)
+        lesson.report(agreement_lines(fits))
     return True
 
 
-@options.with_options
-def command(
-    setup: options.DrafterOptions,
-    lr: options.Rate = 2e-3,
-    layers: Annotated[int, typer.Option(help="Layers of the draft model.", min=1)] = 3,
-    hidden: Annotated[int, typer.Option(help="Its width, a multiple of 64.", min=64)] = 128,
-    rows: options.BatchRows = 32,
-    compiled: options.Compiled = True,
-) -> bool:
+@with_options
+def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = True) -> bool:
     """Train a draft model on the target's own answers, recorded or generated, for `--draft model:OUT`.
 
     paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
@@ -123,10 +145,157 @@ def command(
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
     draft is measured on held-out answers: how often would its tokens be accepted?
     """
-    if hidden % 64:
-        raise PacelineError(f"--hidden is {hidden}; heads are 64 wide, so it is a multiple of 64")
-    shape = ModelConfig(hidden=hidden, layers=layers, heads=hidden // 64, kv_heads=1, intermediate=3 * hidden)
-    run, answers = setup.prepare()
-    loop = setup.loop(answers, PASSES, peak_lr=lr)
-    config = DraftConfig(model=shape, length=setup.length, rows=rows)
-    return train_draft(setup.target, answers, setup.out, run, loop, config, compiled)
+    return train_draft(setup.training(PASSES, peak_lr=config.lr), config, compiled)
+
+
+# Streams ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamsConfig(LessonConfig):
+    """What is added to a draft model, and what a batch is made of."""
+
+    count: int = option(2, "Streams: tokens a forward says beside the next one.", least=1, names=("--streams",))
+    layers: int = option(1, "Last layers of the draft, that run streams.", least=1)
+    rank: int = option(32, "Of the projection that begins a stream.", least=1)
+    keep: bool = option(False, "Leave the draft as it is; the streams alone learn.", names=("--keep",))
+    length: int = option(128, "Tokens of a training row, 128 at most.", least=8)
+    lr: float = option(3e-4, "Peak learning rate.", least=0)
+
+
+class StreamsLoss(nn.Module):
+    """A draft model with streams whose forward is its loss. input_ids, labels [B, T], labels shifted.
+
+    draft: a transformers model of the Llama kind; `layers` of its layers run `count` streams. keep: freeze it."""
+
+    def __init__(self, draft: Any, count: int, layers: int, rank: int, keep: bool = False) -> None:
+        super().__init__()
+        size = draft.config.hidden_size
+        self.layers = layers
+        self.down = nn.Parameter(torch.randn(rank, size) / size**0.5)
+        self.up = nn.Parameter(torch.zeros(size, rank))
+        self.embedding = nn.Parameter(0.02 * torch.randn(count, size))
+        draft.set_attn_implementation("sdpa")  # takes the mask below
+        self._kept = [draft.requires_grad_(False)] if keep else []  # in a list: not among the parameters
+        self._learnt = None if keep else draft
+
+    @property
+    def draft(self) -> Any:
+        """The draft model."""
+        return self._kept[0] if self._kept else self._learnt
+
+    def states(self, input_ids: Tensor) -> Tensor:
+        """What the head reads at every token [B, 1 + count, T, H]: for the next one, then of every stream."""
+        model, count, length = self.draft.model, len(self.embedding), input_ids.shape[1]
+        places = torch.arange(length, device=input_ids.device)
+        x = model.embed_tokens(input_ids)
+        turns = model.rotary_emb(x, places[None])
+        inner = len(model.layers) - self.layers
+        for layer in model.layers[:inner]:
+            x = layer(x, position_embeddings=turns)
+        begin = x + x @ self.down.T @ self.up.T
+        x = torch.cat([x, *(begin + mark for mark in self.embedding)], 1)
+        turns = model.rotary_emb(x, torch.cat([places + j for j in range(count + 1)])[None])
+        mask = seen(length, count).to(x.device)[None, None]
+        for layer in model.layers[inner:]:
+            x = layer(x, attention_mask=mask, position_embeddings=turns)
+        states: Tensor = model.norm(x).unflatten(1, (count + 1, length))
+        return states
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        states = self.states(input_ids)
+        states = states.to(autocast_dtype(states))
+        total = torch.zeros((), device=states.device)
+        for j in range(1 if self._kept else 0, states.shape[1]):
+            total = total + 0.5**j * chunked_cross_entropy(states[:, j], self.draft.lm_head.weight, later(labels, j))
+        return total
+
+
+def seen(length: int, count: int) -> Tensor:
+    """Who sees whom, bool [(1 + count) T, (1 + count) T], tokens first, then their first streams, and so on: all see
+    the tokens up to their own, and stream j also the streams 1..j of its token."""
+    kind, place = (x.flatten() for x in torch.meshgrid(torch.arange(count + 1), torch.arange(length), indexing="ij"))
+    tokens = (kind[None] == 0) & (place[None] <= place[:, None])
+    streams = (kind[None] > 0) & (kind[None] <= kind[:, None]) & (place[None] == place[:, None])
+    return tokens | streams
+
+
+def later(labels: Tensor, steps: int) -> Tensor:
+    """Labels [B, T] of the tokens `steps` places further on, where every token until then is the target's own."""
+    learnt, result = labels != IGNORE, labels
+    for _ in range(steps):
+        result = nn.functional.pad(result[:, 1:], (0, 1), value=IGNORE)
+        learnt = learnt & (result != IGNORE)
+    return torch.where(learnt, result, IGNORE)
+
+
+@torch.no_grad()
+def measure(module: StreamsLoss, held: Mapping[str, Rows], batch: int = 4) -> list[dict[str, float]]:
+    """For every stream, how its distribution fits what the draft itself says at that place, over the labelled positions
+    of `held`: {"overlap", "top1"} as in `lesson.Agreement`."""
+    sums, tokens = torch.zeros(len(module.embedding), 2), [0] * len(module.embedding)
+    head = module.draft.lm_head
+    for ids, labels in (pair for rows in held.values() for pair in batches(rows, batch)):
+        main, *streams = (states for states in module.states(ids).unbind(1))
+        for j, states in enumerate(streams, 1):
+            kept = later(labels, j)[:, :-j] != IGNORE
+            p, q = (head(x[kept]).float().softmax(-1) for x in (main[:, j:], states[:, :-j]))
+            sums[j - 1] += torch.tensor(overlaps(p, q))
+            tokens[j - 1] += len(p)
+    return [
+        {"overlap": float(overlap) / max(n, 1), "top1": float(top1) / max(n, 1)}
+        for (overlap, top1), n in zip(sums, tokens, strict=True)
+    ]
+
+
+def train_streams(training: Training, draft: Path, config: StreamsConfig) -> bool:
+    """Train streams for the draft model in `draft` on the target's answers; writes a folder in the draft's own dtype,
+    for `model:OUT,streams=N`. False when interrupted; the same call goes on."""
+    target, out = training.target, training.out
+    network, folder = open_teacher(draft), find(draft, SMALL_FILES)
+    settings = loads((folder / "config.json").read_bytes())
+    if not 1 <= config.layers <= network.config.num_hidden_layers:
+        raise PacelineError(f"--layers is {config.layers}; {draft} has {network.config.num_hidden_layers}")
+    # Longer rows cost more than they teach: all streams of all tokens see each other's layer.
+    lesson = Lesson.open(training, replace(config, length=min(config.length, 128)))
+    if network.config.vocab_size != lesson.teacher.config.vocab_size:
+        raise PacelineError(f"{draft} has {network.config.vocab_size} tokens, and {target} has not as many")
+    module = StreamsLoss(network, config.count, config.layers, config.rank, config.keep)
+    if not lesson.train(module):
+        return False
+    if lesson.first:
+        module.cpu().eval()
+        # Anew: training wraps a module's forward in lower precision.
+        fits = agreement(logits_of(lesson.teacher.cpu()), logits_of(module.draft), lesson.held)
+        streams = measure(module, lesson.held) if lesson.held else []
+        out.mkdir(parents=True, exist_ok=True)
+        lesson.tokenizer.inner.save_pretrained(out)
+        network.generation_config.save_pretrained(out)
+        dtype = getattr(torch, str(settings.get("dtype") or "float32"))
+        weights = {name: p.to(dtype) for name, p in module.draft.named_parameters()}  # tied weights once
+        save_tensors(out / "model.safetensors", weights, {"format": "pt"})
+        own = {name: p.to(dtype) for name, p in module.named_parameters() if name in ("down", "up", "embedding")}
+        save_tensors(out / FILE, own, {"format": "pt"})
+        settings[KEY] = {"layers": config.layers, **lesson.facts("streams", fit=streams)}
+        write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
+        lesson.report(agreement_lines(fits) + [
+            f"stream {j}  as the draft itself {fit['overlap']:6.1%}  same best token {fit['top1']:6.1%}"
+            for j, fit in enumerate(streams, 1)
+        ])  # fmt: skip
+    return True
+
+
+@with_options
+def streams_command(
+    setup: DrafterOptions,
+    draft: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the draft model.")],
+    config: StreamsConfig,
+) -> bool:
+    """Teach a draft model to say several tokens a forward, for `--draft model:OUT,streams=2`.
+
+    paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
+
+    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
+    draft is measured on held-out answers against the target, and its streams against the draft.
+    """
+    return train_streams(setup.training(STREAMS_PASSES, peak_lr=config.lr, warmup_steps=20), draft, config)

@@ -1,43 +1,147 @@
-"""EAGLE: one layer learns to predict the target's next last state from the one before it and the token between them.
+"""EAGLE and EAGLE-3: one layer over states of the target learns to draft.
 
-Li et al. 2024 (arXiv 2401.15077), section 3.2: the target is frozen, texts are its own answers, and where the next
-token is its own the predicted state is drawn to the true one (SmoothL1), and what the target's head says of it to what
-the head says of the true one (cross-entropy with soft labels, a tenth of the weight). States are given with noise, so
-that the layer bears with its own errors. Here too the text comes from the target; the authors' is recorded.
+EAGLE (Li et al. 2024, arXiv 2401.15077, section 3.2): the layer predicts the target's next last state from the one
+before it and the token between them. Where the next token is the target's own the predicted state is drawn to the true
+one (SmoothL1), and what the target's head says of it to what the head says of the true one (cross-entropy with soft
+labels, a tenth of the weight). States are given with noise, so that the layer bears with its own errors. Here the text
+comes from the target; the authors' is recorded.
 
-Doesn't know: how drafts are made or verified.
+EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted; at every step of the training-time test
+the head's distribution over its own, smaller vocabulary is drawn to the target's over the same tokens, and a later step
+weighs 0.8 of the one before. Positions whose best token the draft vocabulary lacks are not learnt. The vocabulary is
+counted on the answers; its head begins with the target's rows and learns. What is written is a checkpoint of the
+`speculators` format, which vLLM reads too (docs/serve-with-vllm.md).
 
     paceline train eagle models/demo --data answers.jsonl --out build/eagle
+    paceline train eagle3 models/demo --data answers.jsonl --out build/eagle3
 """
 
-import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
 import torch.nn.functional as F
-import typer
 from torch import Tensor, nn
 
 from paceline.draft.eagle import Eagle
-from paceline.draft.neural.checkpoint import save_drafter
+from paceline.draft.eagle3 import Eagle3, Flags, default_taps
+from paceline.draft.neural.vocab import best_tokens, coverage, must_keep
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.target.load import read_config
-from paceline.target.shape import Shape, rotary_tables, unsupported
-from paceline.train import options
-from paceline.train.data import Rows
-from paceline.train.drafter import Lesson, LessonConfig
+from paceline.target.shape import Shape, rotary_tables
+from paceline.train.data import Rows, batches
+from paceline.train.lesson import Lesson, LessonConfig, Taught, Training, check_target
 from paceline.train.loss import IGNORE, soft_cross_entropy
-from paceline.train.plan import LoopConfig
-from paceline.train.unrolled import Depth, Memory, Unrolled, UnrolledLayer, by_depth, depth_facts, depth_lines
+from paceline.train.options import DrafterOptions, Layers, layers_of, with_options
+from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer
 
 PASSES = 4
-"""Over the answers, where no budget is given; the authors make 20."""
-WARMUP = 20
-"""Steps."""
+"""Over the answers, where no budget is given; the authors make 20, and 40 over half a million for EAGLE-3."""
+LOOP = {"warmup_steps": 20, "weight_decay": 0.01}
+"""Of both; the paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
 DEPTHS = 5
 """Of the drafts whose acceptance is measured in the end."""
+SERVED = 3
+"""Tokens a server drafts with EAGLE-3 unless it is told otherwise."""
+
+
+class StateLoss(Taught):
+    """A head over the target's states whose forward is its loss. input_ids, labels [B, T], labels shifted: IGNORE where
+    the next token is not the target's own."""
+
+    module: Any
+    """An `Unrolled`."""
+
+    @torch.no_grad()
+    def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The states that the head reads, [B, T, ...], and the last ones after the final norm, [B, T, H]."""
+        raise NotImplementedError
+
+    def unroll(self, read: Tensor, input_ids: Tensor, steps: int) -> Iterator[Tensor]:
+        """`Unrolled.unroll` with the target's embeddings."""
+        table = self.teacher.model.embed_tokens.weight
+        unrolled: Iterator[Tensor] = self.module.unroll(read, input_ids, table, steps)
+        return unrolled
+
+    def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
+        """The target's last states of ids [B, T], [B, T, H], and of every step what the output head reads."""
+        ids = ids.to(self.teacher.device)
+        read, last = self.states(ids)
+        return last.cpu(), (of_step.cpu() for of_step in self.unroll(read, ids, steps))
+
+    def target_probs(self, states: Tensor) -> Tensor:
+        """The target's distribution [N, V] after states [N, H]."""
+        probs: Tensor = self.teacher.lm_head(states.to(self.teacher.device)).float().softmax(-1).cpu()
+        return probs
+
+    def draft_probs(self, read: Tensor) -> Tensor:
+        """The head's distribution [N, V] of what its output head reads, [N, H]."""
+        return self.target_probs(read)
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How a head drafts at one depth below texts that the target wrote, after drafts that the text followed so far.
+
+    reached   positions with such a draft. top1: share of them where its best token is the target's. overlap: mean of
+              sum min(p, q), what sampling accepts."""
+
+    reached: int
+    top1: float
+    overlap: float
+
+
+@torch.no_grad()
+def by_depth(texts: Mapping[str, Rows], head: StateLoss, depths: int, batch: int = 4) -> list[Depth]:
+    """Acceptance by depth over the labelled positions of held-out rows."""
+    sums = torch.zeros(depths, 3, dtype=torch.float64)
+    for ids, labels in (pair for rows in texts.values() for pair in batches(rows, batch)):
+        states, steps = head.drafted(ids, depths)
+        kept = labels != IGNORE
+        right = kept[:, 1:]
+        for step, read in enumerate(steps):
+            here = right[:, : read.shape[1]] & kept[:, 1 + step :]
+            target = head.target_probs(states[:, 1 + step :][here])
+            own = head.draft_probs(read[here])
+            best = own.argmax(-1)
+            sums[step, 0] += len(own)
+            sums[step, 1] += (best == target.argmax(-1)).sum()
+            sums[step, 2] += torch.minimum(target, own).sum()
+            right = torch.zeros_like(here)  # the next step is below a draft only where the text goes on with it
+            right[here] = best == labels[:, 1 + step :][here]
+    return [
+        Depth(int(reached), top1 / max(reached, 1), overlap / max(reached, 1))
+        for reached, top1, overlap in sums.tolist()
+    ]
+
+
+def depth_lines(depths: Sequence[Depth]) -> list[str]:
+    """`by_depth` for a reader."""
+    lines = ["held out, by depth of the draft"]
+    lines += [f"{'depth':>7}{'reached':>10}{'top 1':>8}{'overlap':>9}"]
+    lines += [f"{n:7}{d.reached:10,}{d.top1:8.3f}{d.overlap:9.3f}" for n, d in enumerate(depths, 1)]
+    return lines
+
+
+def depth_facts(depths: Sequence[Depth]) -> list[dict[str, Any]]:
+    """`by_depth` for config.json."""
+    return [asdict(depth) for depth in depths]
+
+
+# EAGLE -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(LessonConfig):
+    """What the loss is made of, and what a batch is."""
+
+    soft: float = option(0.1, "Weight of the cross-entropy beside SmoothL1's 1.", least=0)
+    noise: float = option(0.1, "Uniform noise on the states, up and down.", least=0)
 
 
 class EagleModule(Unrolled):
@@ -58,65 +162,27 @@ class EagleModule(Unrolled):
         return y, y
 
 
-class EagleLoss(nn.Module):
-    """A layer whose forward is its loss. input_ids, labels [B, T], labels shifted: IGNORE where the next token is not
-    the target's own.
+class EagleLoss(StateLoss):
+    """The layer and its loss: SmoothL1 of the states, and the cross-entropy of what the head says of them."""
 
-    teacher: a transformers model. soft: weight of the cross-entropy. noise: states get as much, uniformly up and
-    down."""
-
-    def __init__(self, teacher: Any, soft: float = 0.1, noise: float = 0.1) -> None:
-        super().__init__()
+    def __init__(self, teacher: Any, config: EagleConfig = EagleConfig()) -> None:
+        super().__init__(teacher)
         self.module = EagleModule(teacher.config)
-        self.soft, self.noise = soft, noise
-        # In a list: the target must not appear among the parameters.
-        self._teacher = [teacher.eval().requires_grad_(False)]
-
-    @property
-    def teacher(self) -> Any:
-        """The frozen target."""
-        return self._teacher[0]
+        self.config = config
 
     @torch.no_grad()
-    def states(self, input_ids: Tensor) -> Tensor:
-        """The target's last states, after its final norm, [B, T, H]."""
+    def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         last: Tensor = self.teacher.model(input_ids=input_ids, use_cache=False).last_hidden_state
-        return last
+        return last, last
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        states = self.states(input_ids)
-        given = states + (torch.rand_like(states) * 2 - 1) * self.noise if self.training else states
-        (predicted,) = self.module.unroll(given, input_ids, self.teacher.model.embed_tokens.weight, 1)
+        states, _ = self.states(input_ids)
+        given = states + (torch.rand_like(states) * 2 - 1) * self.config.noise if self.training else states
+        (predicted,) = self.unroll(given, input_ids, 1)
         kept = labels[:, 1:] != IGNORE
         true = states[:, 1:]
-        away = F.smooth_l1_loss(predicted[kept].float(), true[kept].float())
-        return away + self.soft * soft_cross_entropy(predicted, true, self.teacher.lm_head.weight, kept)
-
-    def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
-        """As `Reading`."""
-        ids = ids.to(self.teacher.device)
-        states = self.states(ids)
-        unrolled = self.module.unroll(states, ids, self.teacher.model.embed_tokens.weight, steps)
-        return states.cpu(), (read.cpu() for read in unrolled)
-
-    def target_probs(self, states: Tensor) -> Tensor:
-        """As `Reading`."""
-        probs: Tensor = self.teacher.lm_head(states.to(self.teacher.device)).float().softmax(-1).cpu()
-        return probs
-
-    draft_probs = target_probs
-
-
-def measure(loss: EagleLoss, held: Mapping[str, Rows]) -> list[Depth]:
-    """Acceptance by depth on held-out answers."""
-    return by_depth(held, loss.eval(), DEPTHS)
-
-
-def check_target(target: Path) -> None:
-    """PacelineError if the native decoder cannot run the model in `target`."""
-    reason = unsupported(read_config(target))
-    if reason:
-        raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; a head would be of no use")
+        distance = F.smooth_l1_loss(predicted[kept].float(), true[kept].float())
+        return distance + self.config.soft * soft_cross_entropy(predicted, true, self.teacher.lm_head.weight, kept)
 
 
 def layer_config(config: Any) -> dict[str, Any]:
@@ -141,49 +207,24 @@ def layer_config(config: Any) -> dict[str, Any]:
     }
 
 
-def train_eagle(
-    target: Path,
-    answers: Path,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
-    config: LessonConfig = LessonConfig(),
-    soft: float = 0.1,
-    noise: float = 0.1,
-) -> bool:
-    """Train a head for the model in `target` on `answers` (a file of `generated_rows`); writes `out` in bfloat16, for
-    `eagle:PATH`, in the layout of published heads. False when interrupted; the same call goes on."""
-    check_target(target)
-    lesson = Lesson.open(target, answers, config)
-    if not lesson.training or not lesson.held:
-        raise PacelineError(f"{answers} has too few answers to learn from some and to measure on others: generate more")
-    torch.manual_seed(loop.seed)
-    loss = EagleLoss(lesson.teacher, soft, noise)
-    if not lesson.train(loss, loop, run):
+def train_eagle(training: Training, config: EagleConfig = EagleConfig()) -> bool:
+    """Train a layer for the target; writes a folder for `eagle:PATH`, in the layout of published heads. False when
+    interrupted; the same call goes on."""
+    check_target(training.target)
+    lesson = Lesson.open(training, config, must_hold_out=True)
+    loss = EagleLoss(lesson.teacher, config)
+    if not lesson.train(loss):
         return False
     if lesson.first:
-        depths = measure(loss, lesson.held)
-        facts = lesson.facts(Eagle.name, loop, held_out=depth_facts(depths), loss={"soft": soft, "noise": noise})
-        facts = {
-            "architectures": ["LlamaForCausalLMEagle"],
-            **layer_config(lesson.teacher.config),
-            "bias": True,
-        } | facts
-        tensors = {name: weight.to(torch.bfloat16) for name, weight in loss.module.named_parameters()}
-        save_drafter(out, Eagle.name, config=facts, tensors=tensors, target=lesson.target_facts())
-        shutil.copy(run / "log.jsonl", out / "training.jsonl")
-        lesson.report(depth_lines(depths), out)
+        depths = by_depth(lesson.held, loss.eval(), DEPTHS)
+        facts = {"architectures": ["LlamaForCausalLMEagle"], **layer_config(lesson.teacher.config), "bias": True}
+        facts |= {"held_out": depth_facts(depths), "loss": {"soft": config.soft, "noise": config.noise}}
+        lesson.save_head(Eagle.name, loss.module.named_parameters(), depth_lines(depths), **facts)
     return True
 
 
-@options.with_options
-def command(
-    setup: options.DrafterOptions,
-    lr: options.Rate = 2e-3,
-    rows: options.BatchRows = 16,
-    soft: Annotated[float, typer.Option(help="Weight of the cross-entropy beside SmoothL1's 1.", min=0)] = 0.1,
-    noise: Annotated[float, typer.Option(help="Uniform noise on the states, up and down.", min=0)] = 0.1,
-) -> bool:
+@with_options
+def command(setup: DrafterOptions, config: EagleConfig) -> bool:
     """Train a layer that predicts the target's next state and drafts from it, for `--draft eagle:OUT`.
 
     paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
@@ -192,8 +233,209 @@ def command(
     acceptance is measured by depth on held-out answers.
     """
     check_target(setup.target)
-    run, answers = setup.prepare()
-    # The paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps.
-    loop = setup.loop(answers, PASSES, peak_lr=lr, warmup_steps=WARMUP, weight_decay=0.01)
-    config = LessonConfig(length=setup.length, rows=rows)
-    return train_eagle(setup.target, answers, setup.out, run, loop, config, soft, noise)
+    return train_eagle(setup.training(PASSES, peak_lr=config.lr, **LOOP), config)
+
+
+# EAGLE-3 ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FlagOptions(Flags):
+    """The head's norms on the command line: EAGLE-3.1's unless asked otherwise."""
+
+    norm_before_residual: bool = option(False, "Add to the normed feature.")
+    norm_before_fc: bool = option(False, "One norm for all tapped states.")
+    fc_norm: bool = option(True, "A norm for every tapped state (EAGLE-3.1).")
+    norm_output: bool = option(True, "Feed back the normed output (EAGLE-3.1).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(LessonConfig):
+    """What a head looks like and how it is trained."""
+
+    vocab: int | None = option(None, "Tokens it can draft; half of all if left out.", least=1)
+    steps: int = option(3, "Steps of the training-time test: depth it learns to draft.", least=1)
+    decay: float = option(0.8, "Weight of a step, of the one before.", least=0)
+    taps: Layers | None = option(
+        None, "Layers whose inputs it reads: 2,4,5; the paper's if left out.", parser=layers_of("--taps")
+    )
+    flags: FlagOptions = field(default_factory=FlagOptions)
+
+
+class Eagle3Module(Unrolled):
+    """The head as it is trained; parameters have the names of the files."""
+
+    def __init__(self, config: Any, taps: int, vocab: int, flags: Flags) -> None:
+        shape = Shape.of(config)
+        super().__init__(rotary_tables(config, shape))
+        hidden = shape.hidden_size
+        self.flags = flags
+        self.fc = nn.Linear(taps * hidden, hidden, bias=False)
+        self.layers = nn.ModuleList([UnrolledLayer(shape, 2 * hidden, ("input_layernorm", "hidden_norm"))])
+        self.norm = nn.RMSNorm(hidden, shape.eps)
+        self.lm_head = nn.Linear(hidden, vocab, bias=False)
+        if flags.norm_before_fc:
+            self.input_norm = nn.RMSNorm(taps * hidden, shape.eps)
+        if flags.fc_norm:
+            self.fc_norm = nn.ModuleList([nn.RMSNorm(hidden, shape.eps) for _ in range(taps)])
+
+    def first(self, taps: Tensor) -> Tensor:
+        if self.flags.norm_before_fc:
+            taps = self.input_norm(taps)
+        if self.flags.fc_norm:
+            parts = taps.chunk(len(self.fc_norm), -1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        features: Tensor = self.fc(taps)
+        return features
+
+    def step(
+        self, embedded: Tensor, features: Tensor, cos: Tensor, sin: Tensor, memory: Memory
+    ) -> tuple[Tensor, Tensor]:
+        layer: Any = self.layers[0]
+        normed = layer.hidden_norm(features)
+        x = torch.cat([layer.input_layernorm(embedded), normed], -1)
+        y = layer(x, normed if self.flags.norm_before_residual else features, cos, sin, memory)
+        read = self.norm(y)
+        return (read if self.flags.norm_output else y), read
+
+
+class Eagle3Loss(StateLoss):
+    """A head whose forward is its loss: soft cross-entropies of its steps. keep: int64 [D], the tokens that can be
+    drafted, ascending."""
+
+    keep: Tensor
+    is_kept: Tensor
+    table: Tensor
+
+    def __init__(self, teacher: Any, keep: Tensor, config: Eagle3Config = Eagle3Config()) -> None:
+        super().__init__(teacher)
+        self.config = config
+        self.taps = config.taps or default_taps(teacher.config.num_hidden_layers)
+        self.module = Eagle3Module(teacher.config, len(self.taps), len(keep), config.flags)
+        with torch.no_grad():
+            self.module.norm.weight.copy_(teacher.model.norm.weight)
+            self.module.lm_head.weight.copy_(teacher.lm_head.weight[keep])
+        is_kept = torch.zeros(teacher.config.vocab_size, dtype=torch.bool)
+        is_kept[keep] = True
+        self.register_buffer("keep", keep, persistent=False)
+        self.register_buffer("is_kept", is_kept, persistent=False)
+        self.register_buffer("table", teacher.lm_head.weight[keep].detach().clone(), persistent=False)
+
+    @torch.no_grad()
+    def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.teacher.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
+        return torch.cat([out.hidden_states[layer] for layer in self.taps], -1), out.last_hidden_state
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        taps, last = self.states(input_ids)
+        kept = labels != IGNORE
+        with torch.no_grad():
+            kept[kept.clone()] = self.is_kept[self._best(last[kept])]
+        total, config = torch.zeros((), device=last.device), self.config
+        for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
+            here, target = kept[:, 1 + step :], last[:, 1 + step :]
+            loss = soft_cross_entropy(read, target, self.table, here, self.module.lm_head.weight)
+            total = total + config.decay**step * loss
+        return total
+
+    def _best(self, last: Tensor) -> Tensor:
+        """The target's best token after every state [N, H]."""
+        head = self.teacher.lm_head
+        parts = [head(part).argmax(-1) for part in last.split(512)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=last.device)
+
+    def draft_probs(self, read: Tensor) -> Tensor:
+        """0 for the tokens that it does not draft."""
+        own = self.module.lm_head(read.to(self.keep.device)).float().softmax(-1)
+        return own.new_zeros(len(own), len(self.is_kept)).index_copy_(-1, self.keep, own).cpu()
+
+
+def counts_of(texts: Mapping[str, Rows], vocab_size: int) -> Tensor:
+    """How often the target wrote each token in rows, int64 [V]."""
+    counts = np.zeros(vocab_size, np.int64)
+    for _, labels in texts.values():
+        counts += np.bincount(labels[labels != IGNORE], minlength=vocab_size)
+    return torch.from_numpy(counts)
+
+
+def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Flags, target: Path) -> dict[str, Any]:
+    """config.json of the `speculators` format: what vLLM reads of a head for the model with `config`."""
+    method = {"proposal_type": "greedy", "speculative_tokens": SERVED, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.5.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [method],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": target.name, "architectures": list(config.architectures or [])},
+        },
+        "transformer_layer_config": layer_config(config),
+        "draft_vocab_size": vocab,
+        "target_hidden_size": None,
+        "eagle_aux_hidden_state_layer_ids": list(taps),
+        "tie_word_embeddings": False,
+        **asdict(flags),
+    }
+
+
+def tensors_of(module: Eagle3Module, keep: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """What model.safetensors holds: the head in bfloat16, and which tokens it drafts if that is not all of them."""
+    tensors = {name: weight.detach().to(torch.bfloat16) for name, weight in module.named_parameters()}
+    if len(keep) == vocab_size:
+        return tensors
+    members = torch.zeros(vocab_size, dtype=torch.bool)
+    members[keep] = True
+    return tensors | {"d2t": keep - torch.arange(len(keep)), "t2d": members}
+
+
+def train_eagle3(training: Training, config: Eagle3Config = Eagle3Config()) -> bool:
+    """Train a head for the target; writes a folder for `eagle3:PATH` and for vLLM. False when interrupted; the same
+    call goes on."""
+    taps = taps_of(training.target, config.taps)
+    lesson = Lesson.open(training, config, must_hold_out=True)
+    facts = lesson.teacher.config
+    size = facts.vocab_size // 2 if config.vocab is None else config.vocab
+    ends = [token for token in (lesson.tokenizer.eos_token_id,) if token is not None]
+    keep = best_tokens(counts_of(lesson.rows, facts.vocab_size), size, must_keep(lesson.tokenizer, ends)[:1])
+    share = coverage(counts_of(lesson.held, facts.vocab_size), keep)
+    lesson.console.print(f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers")
+    loss = Eagle3Loss(lesson.teacher, keep, config)
+    if not lesson.train(loss):
+        return False
+    if lesson.first:
+        depths = by_depth(lesson.held, loss.eval(), DEPTHS)
+        tensors: dict[str, Tensor] = dict(loss.module.named_parameters())
+        if len(keep) < facts.vocab_size:
+            tensors |= {"d2t": keep - torch.arange(len(keep)), "t2d": loss.is_kept}
+        settings = speculators_config(facts, taps, len(keep), config.flags, training.target.expanduser().resolve())
+        settings |= {"held_out": depth_facts(depths), "coverage": share}
+        lesson.save_head(Eagle3.name, tensors.items(), depth_lines(depths), **settings)
+    return True
+
+
+def taps_of(target: Path, taps: Sequence[int] | None) -> Layers:
+    """The layers whose inputs are read. PacelineError if the model in `target` has no such layers, or cannot draft
+    like this."""
+    layers = Shape.of(check_target(target)).num_layers
+    taps = Layers(default_taps(layers) if taps is None else taps)
+    if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= layers:
+        raise PacelineError(
+            f"--taps is {','.join(map(str, taps))}, and {target} has {layers} layers: "
+            f"ascending numbers of 0 to {layers - 1}, such as {','.join(map(str, default_taps(layers)))}"
+        )
+    return taps
+
+
+@with_options
+def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
+    """Train a layer over three of the target's states to draft, for `--draft eagle3:OUT` and for vLLM.
+
+    paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
+
+    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end
+    acceptance is measured by depth on held-out answers. OUT is a checkpoint in the `speculators` format.
+    """
+    config = replace(config, taps=taps_of(setup.target, config.taps))
+    return train_eagle3(setup.training(PASSES, peak_lr=config.lr, clip=0.5, **LOOP), config)

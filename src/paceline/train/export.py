@@ -55,8 +55,8 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
     if not outputs:
         outputs = {"lm_head.weight": output_head(target, shape).to(next(iter(blocks.values())).dtype)}
     out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / WEIGHTS) as beside:
-        save_tensors(beside, blocks | outputs, {"format": "pt"})
+    with replacing(out / WEIGHTS) as file:
+        save_tensors(file, blocks | outputs, {"format": "pt"})
     write_whole(out / CONFIG, json.dumps(config, indent=2) + "\n")
 
 

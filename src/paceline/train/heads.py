@@ -1,55 +1,82 @@
-"""What the training of draft heads shares: a frozen target, its states and its distributions at several depths.
+"""Draft heads: what the training of all shares, and Medusa's and Hydra's.
 
 Heads that read the state after token t propose tokens t + 2, t + 3, ...: the token after t is known when they draft,
-for the target has just said it. Depth k, counted from 0, is about token t + 2 + k, and it counts if that token and all
+for the target has just given it. Depth k, counted from 0, is about token t + 2 + k, and it counts if that token and all
 from t + 1 on are the target's own. Its soft label is the target's distribution at t + 1 + k, read off the same forward
-that gives the states, so nothing is written to disk. The logits are most of the work: in training they are computed at
-a share of the positions, chosen anew for each batch.
+that gives the states. The logits are most of the work: in training they are computed at a share of the positions,
+chosen anew for each batch. A recipe fills in `HeadsLoss`: which states its heads read, and what they predict.
 
-A recipe fills in `HeadsLoss`: which states its heads read, and what they say.
+Medusa (Cai et al. 2024, arXiv 2401.10774) with the target frozen ("Medusa-1"): head k reads the state after the final
+norm and shares the target's output head, or has one of its own, which begins as a copy of it (`--own-heads`).
 
-Doesn't know: what the heads are made of, how drafts are made or verified.
+Hydra (Ankner et al. 2024, arXiv 2402.05109): each head also reads the drafted tokens before it; in training they are
+those of the text. With `--prefix`, a part of Hydra++, a decoder layer of the heads' own and a norm come between the
+target's state and the heads. The target's output head is shared: heads of their own would be most of the network.
+
+    paceline train medusa models/demo --data answers.jsonl --out build/medusa
+    paceline train hydra models/demo --data answers.jsonl --out build/hydra
 """
 
-import shutil
+from __future__ import annotations
+
+import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paceline.draft.neural.checkpoint import save_drafter
+from paceline.draft.hydra import Hydra
+from paceline.draft.medusa import Medusa
+from paceline.draft.neural.networks import PREFIX, GroundedHeads, ResidualHeads
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.target.base import BEFORE_NORM
-from paceline.target.load import read_config
-from paceline.target.shape import unsupported
-from paceline.train.attention import use_blocks
+from paceline.jsonl import check_folder
 from paceline.train.data import Rows, batches
-from paceline.train.drafter import Lesson, LessonConfig
+from paceline.train.layers import DecoderLayers, use_blocks
+from paceline.train.lesson import Lesson, LessonConfig, Training, check_target
 from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation, soft_cross_entropy
-from paceline.train.options import DrafterOptions, HeadOptions
-from paceline.train.plan import LoopConfig
+from paceline.train.options import DrafterOptions, with_options
 from paceline.train.slots import RANKS, Slots, slot_lines, write_slots
-from paceline.train.states import StateCache, States
 
 PASSES = 4
 """Over the answers, where no budget is given."""
 MOST_ROWS = 48
 """Held-out rows of a source that are measured."""
 
+States = Callable[[Tensor], Tensor]
+"""Token ids [B, T] to states [B, T, H]."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsConfig(LessonConfig):
     """What a batch is made of, and what of it is learnt."""
 
-    depth: int = 4  # heads
-    share: float = 0.25  # of the positions of a batch whose logits are computed
-    soft: float = 1.0  # share of the target's distribution in the loss; the rest is its tokens
-    decay: float = 0.8  # weight of a depth beside the one above it
-    begin: str | None = None  # folder of heads to go on from
+    depth: int = option(4, "Heads: the most tokens a draft is deep.", least=1, names=("--heads",))
+    share: float = option(0.25, "Share of a batch's positions whose logits are computed.", least=0.001, most=1)
+    soft: float = option(
+        1.0, "Share of soft labels, the target's distribution, in the loss; the rest is its tokens.", least=0, most=1
+    )
+    decay: float = option(0.8, "Weight of a depth in the loss, of the one above it.", least=0)
+    lr: float = option(4e-3, "Peak learning rate.", least=0)
+    optimiser: Literal["muon", "adamw"] = option("muon", "muon (for matrices), or adamw for everything.")
+    begin: Path | None = option(None, "Heads of the same make to go on from, with more text.", file_okay=False)
+    states: Path | None = option(
+        None,
+        "Folder in which the target's states are kept, for other trainings on the same answers.",
+        file_okay=False,
+        callback=check_folder,
+    )
+
+    def training(self, setup: DrafterOptions) -> Training:
+        """What the command trains; PacelineError if heads cannot be trained for the target."""
+        check_target(setup.target)
+        return setup.training(PASSES, optimiser=self.optimiser, peak_lr=self.lr, weight_decay=0.0, warmup_steps=20)
 
 
 class Teacher:
@@ -65,18 +92,13 @@ class Teacher:
     @torch.no_grad()
     def last(self, input_ids: Tensor) -> Tensor:
         """States [B, T, H] before the final norm."""
-        return self.states(input_ids, BEFORE_NORM)[0]
-
-    @torch.no_grad()
-    def states(self, input_ids: Tensor, *layers: int) -> list[Tensor]:
-        """States [B, T, H] before each of `layers` (num_layers: after the final norm; BEFORE_NORM: before it)."""
         before: list[Tensor] = []
         hook = self.norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
         try:
-            out = self.model.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
+            self.model.model(input_ids=input_ids, use_cache=False)
         finally:
             hook.remove()
-        return [before[0] if layer == BEFORE_NORM else out.hidden_states[layer] for layer in layers]
+        return before[0]
 
     def turns(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [1, T, head_dim] of the positions of states [B, T, H]."""
@@ -98,13 +120,8 @@ class HeadsLoss(nn.Module):
         super().__init__()
         self.config = config
         self.lm_heads: nn.ModuleList | None = None
-        self._teacher = [teacher]  # in a list: the target must not appear among the parameters
+        self.teacher = teacher
         self.states: States = teacher.last
-
-    @property
-    def teacher(self) -> Teacher:
-        """The frozen target."""
-        return self._teacher[0]
 
     def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
         """What the output head reads, [N, depth, H], at N positions `at` of the flattened batch; states [B, T, H]."""
@@ -203,12 +220,12 @@ def measure(module: HeadsLoss, held: Mapping[str, Rows]) -> Slots:
         at = kept[:, 0].nonzero().flatten()
         if not len(at):
             continue
-        said = (last @ table.T).argmax(-1).flatten()
+        best_tokens = (last @ table.T).argmax(-1).flatten()
         drafted = module.drafted(ids, states, at)
         for k in range(depth):
             here = kept[at, k]
             best = module.logits(k, drafted[here, k]).topk(ranks).indices
-            slots.add(k, best, said[at[here] + k + 1])
+            slots.add(k, best, best_tokens[at[here] + k + 1])
     return slots
 
 
@@ -222,70 +239,202 @@ def head_facts(slots: Slots) -> dict[str, Any]:
     }
 
 
-def prepare(setup: DrafterOptions, heads: HeadOptions) -> tuple[Path, Path, Path, Path, LoopConfig, HeadsConfig]:
-    """The first arguments of every recipe of heads, from the options of its command: target, answers, which are
-    written now if they are not there yet, folder to write, folder of the run, loop, batches."""
-    check_depth(setup.target, heads.heads)
-    run, answers = setup.prepare()
-    config = HeadsConfig(
-        length=setup.length,
-        rows=heads.rows,
-        depth=heads.heads,
-        share=heads.share,
-        soft=heads.soft,
-        decay=heads.decay,
-        begin=None if heads.begin is None else str(heads.begin),
-    )
-    return setup.target, answers, setup.out, run, setup.loop(answers, PASSES, **heads.settings()), config
-
-
-def check_depth(target: Path, depth: int) -> None:
-    """PacelineError unless heads can be trained for the model in `target`."""
-    config = read_config(target)
-    if reason := unsupported(config):
-        raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; heads would be of no use")
-    if depth < 1:
-        raise PacelineError(f"--heads is {depth}; it must be 1 or more")
-
-
 def train_heads(
     kind: str,
-    target: Path,
-    answers: Path,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
+    training: Training,
     config: HeadsConfig,
     make: Callable[[Teacher], HeadsLoss],
     facts: Mapping[str, Any],
-    states: Path | None = None,
 ) -> bool:
-    """Train what `make` makes on `answers` (a file of `generated_rows`); writes `out` in bfloat16, for `kind:PATH`.
-    False when interrupted; the same call goes on.
+    """Train what `make` makes; writes a folder for `kind:PATH`. False when interrupted; the same call goes on.
 
-    facts   what config.json says about the heads.
-    states  folder in which the target's states are kept, for other trainings on the same answers."""
-    check_depth(target, config.depth)
-    lesson = Lesson.open(target, answers, config)
-    if not lesson.training or not lesson.held:
-        raise PacelineError(f"{answers} has too few answers to learn from some and to measure on others: generate more")
-    torch.manual_seed(loop.seed)
+    facts  what config.json says about the heads."""
+    check_target(training.target)
+    lesson = Lesson.open(training, config, must_hold_out=True)
     teacher = Teacher(lesson.teacher)
     module = make(teacher)
     if config.begin is not None:
-        go_on(module, Path(config.begin))
-    if states is not None:
-        facts_of = lesson.target_facts()
-        width, weights = facts_of.hidden_size, facts_of.weights_fingerprint
-        module.states = StateCache.open(states, weights, teacher.last, lesson.training, width).of
-    if not lesson.train(module, loop, run):
+        go_on(module, config.begin)
+    if config.states is not None:
+        target = lesson.target_facts()
+        cache = StateCache.open(
+            config.states, target.weights_fingerprint, teacher.last, lesson.rows, target.hidden_size
+        )
+        module.states = cache.of
+    if not lesson.train(module):
         return False
     if lesson.first:
         slots = measure(module, lesson.held)
-        said = lesson.facts(kind, loop, **facts, held_out=head_facts(slots))
-        tensors = {name: weight.to(torch.bfloat16) for name, weight in module.saved().items()}
-        save_drafter(out, kind, config=said, tensors=tensors, target=lesson.target_facts())
-        write_slots(out, slots.accuracies, [int(count) for count in slots.counts])
-        shutil.copy(run / "log.jsonl", out / "training.jsonl")
-        lesson.report(slot_lines(slots.accuracies), out)
+        lines = slot_lines(slots.accuracies)
+        lesson.save_head(kind, module.saved().items(), lines, **facts, held_out=head_facts(slots))
+        write_slots(training.out, slots.accuracies, [int(count) for count in slots.counts])
     return True
+
+
+# States in a file ------------------------------------------------------------------------------------------------
+
+
+class StateCache:
+    """States [rows, T, H] of a frozen target over training rows, kept in a file with a byte for each row that says
+    whether it is there: several trainings share one forward.
+
+    Before the final norm, in bfloat16: 2 H bytes a token, 0.8 GB for a million tokens of 384 numbers. The file is made
+    for one target and one set of rows, whose fingerprints are in its name. Several processes may fill it at once."""
+
+    def __init__(self, file: Path, run: States, numbers: Mapping[bytes, int], length: int, width: int) -> None:
+        size = len(numbers) * length * width
+        data = torch.from_file(str(file), shared=True, size=size, dtype=torch.bfloat16)
+        self._states = data.view(len(numbers), length, width)
+        self._filled = torch.from_file(
+            str(file.with_suffix(".rows")), shared=True, size=len(numbers), dtype=torch.uint8
+        )
+        self._run, self._numbers = run, numbers
+
+    @classmethod
+    def open(cls, folder: Path, fingerprint: str, run: States, rows: Mapping[str, Rows], width: int) -> StateCache:
+        """The cache of these rows and the target of that fingerprint, made now if it is not there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        every = [row for ids, _ in rows.values() for row in ids]
+        numbers = {_key(row): number for number, row in enumerate(every)}
+        digest = hashlib.sha256(b"".join([fingerprint.encode(), *numbers])).hexdigest()[:16]
+        return cls(folder / f"states-{digest}.bin", run, numbers, len(every[0]), width)
+
+    def of(self, input_ids: Tensor) -> Tensor:
+        """States [B, T, H] of rows [B, T]; rows that are not among those of the cache are run and not kept."""
+        keys = [_key(row) for row in input_ids.cpu().numpy().astype(np.int32)]
+        known = [self._numbers.get(key, -1) for key in keys]
+        missing = [i for i, number in enumerate(known) if number < 0 or not self._filled[number]]
+        out = self._states[torch.tensor(known).clamp_min(0)].to(input_ids.device)
+        if missing:
+            out[missing] = self._run(input_ids[missing]).to(out)
+        for i in missing:
+            if known[i] >= 0:
+                self._states[known[i]] = out[i].cpu()
+                self._filled[known[i]] = 1  # after the states: another process may be reading
+        return out
+
+
+def _key(row: np.ndarray) -> bytes:
+    return hashlib.sha256(row.astype("<i4").tobytes()).digest()[:16]
+
+
+# Medusa ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(HeadsConfig):
+    """Medusa's network."""
+
+    layers: int = option(1, "Residual blocks of a head.", least=1)
+    own_heads: bool = option(
+        False, "An output head for each head; they are most of its size.", names=("--own-heads",)
+    )
+
+
+class MedusaLoss(HeadsLoss):
+    """K residual heads over the state after the final norm."""
+
+    def __init__(self, teacher: Teacher, config: MedusaConfig) -> None:
+        super().__init__(teacher, config)
+        self.layers = config.layers
+        self.network = ResidualHeads(config.depth, config.layers, teacher.config.hidden_size)
+        self.lm_heads = own_output_heads(teacher, config.depth) if config.own_heads else None
+
+    def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
+        h = states.flatten(0, 1)[at]
+        return torch.stack([head(h) for head in self.network], 1)
+
+    def saved(self) -> dict[str, Tensor]:
+        """By the names of the authors' files, in which an output head follows the blocks of its head."""
+        return {
+            re.sub(r"^lm_heads\.(\d+)", rf"\1.{self.layers}", name): weight for name, weight in super().saved().items()
+        }
+
+
+def own_output_heads(teacher: Teacher, depth: int) -> nn.ModuleList:
+    """An output head for each depth, which begins as the target's."""
+    vocab_size, width = teacher.table.shape
+    heads = [nn.Linear(width, vocab_size, bias=False) for _ in range(depth)]
+    with torch.no_grad():
+        for head in heads:
+            head.weight.copy_(teacher.table)
+    return nn.ModuleList(heads)
+
+
+def train_medusa(training: Training, config: MedusaConfig = MedusaConfig()) -> bool:
+    """Train heads for `medusa:PATH`. False when interrupted; the same call goes on."""
+    facts = {
+        "medusa_num_heads": config.depth, "medusa_num_layers": config.layers, "own_heads": config.own_heads,
+    }  # fmt: skip
+    return train_heads(Medusa.name, training, config, lambda teacher: MedusaLoss(teacher, config), facts)
+
+
+@with_options
+def medusa_command(setup: DrafterOptions, config: MedusaConfig) -> bool:
+    """Train Medusa's heads, for `--draft medusa:OUT`: K small networks that read the target's last state.
+
+    paceline train medusa models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/medusa
+
+    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
+    heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
+    """
+    return train_medusa(config.training(setup), config)
+
+
+# Hydra -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class HydraConfig(HeadsConfig):
+    """Hydra's network."""
+
+    layers: int = option(4, "Blocks of a head; those after the first share their weights.", least=1)
+    prefix: bool = option(True, "A decoder layer between the target and the heads, as in Hydra++.")
+
+
+class HydraLoss(HeadsLoss):
+    """Grounded heads over the state after the final norm, or over what the prefix layer makes of it."""
+
+    def __init__(self, teacher: Teacher, config: HydraConfig) -> None:
+        super().__init__(teacher, config)
+        self.network = GroundedHeads(config.depth, config.layers, teacher.config.hidden_size)
+        self.prefix: nn.ModuleDict | None = None
+        if config.prefix:
+            # Its norm begins at 1 and its input is normed already: an untrained prefix changes next to nothing.
+            norm = nn.RMSNorm(teacher.config.hidden_size, teacher.config.rms_norm_eps)
+            self.prefix = nn.ModuleDict({"layers": DecoderLayers(teacher.model, 1), "norm": norm})
+
+    def drafted(self, input_ids: Tensor, states: Tensor, at: Tensor) -> Tensor:
+        if self.prefix is not None:
+            states = self.prefix["norm"](self.prefix["layers"](states, self.teacher.turns(states)))
+        state, flat = states.flatten(0, 1)[at], input_ids.flatten()
+        tokens = [self.teacher.embedding(flat[(at + k + 1).clamp_max(len(flat) - 1)]) for k in range(len(self.network))]
+        return torch.stack([self.network(k, state, tokens[: k + 1]) for k in range(len(self.network))], 1)
+
+    def saved(self) -> dict[str, Tensor]:
+        """By the names of the authors' files."""
+        return {name.replace("prefix.", f"{PREFIX}.", 1): weight for name, weight in super().saved().items()}
+
+
+def train_hydra(training: Training, config: HydraConfig = HydraConfig()) -> bool:
+    """Train heads for `hydra:PATH`. False when interrupted; the same call goes on."""
+    facts = {
+        "hydra_num_heads": config.depth,
+        "hydra_num_layers": config.layers,
+        "hydra_head_arch": "prefix-mlp" if config.prefix else "mlp",
+        "grounded_heads": True,
+        "tied": True,  # the blocks after a head's first are one, and the file has it once
+    }
+    return train_heads(Hydra.name, training, config, lambda teacher: HydraLoss(teacher, config), facts)
+
+
+@with_options
+def hydra_command(setup: DrafterOptions, config: HydraConfig) -> bool:
+    """Train Hydra's heads, for `--draft hydra:OUT`: each one also reads the drafted tokens before it.
+
+    paceline train hydra models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/hydra
+
+    The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
+    heads are measured on held-out answers, by depth and rank; slots.json has the trees that follow from that.
+    """
+    return train_hydra(config.training(setup), config)

@@ -1,21 +1,119 @@
-"""Decoder layers of a drafter's own, as they are trained; `paceline.draft.neural.layers` runs them with a cache.
+"""Attention and decoder layers as they are trained.
 
-Doesn't know: drafters, losses.
+Attention is causal and computed in blocks of queries, every product a batched bf16 matrix product: torch's own CPU
+attention is made for inference, and its backward pass takes half of a small model's training step. This one computes
+only the keys that a block of queries may see, keeps the probabilities, and joins the query heads that share a key head
+into one product. Exact up to rounding (a test compares it with torch's). transformers knows it by `NAME` once
+`register()` was called.
 """
 
+from __future__ import annotations
+
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from torch.nn.functional import pad
+from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from paceline.target.shape import Shape
-from paceline.train.attention import register
 
+NAME = "paceline_blocks"
+BLOCK = 128  # queries
+
+
+class _BlockAttention(torch.autograd.Function):
+    """q [N, G, T, D] (G query heads share a key head), k, v [N, T, D] -> [N, G, T, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
+        n, group, length, width = q.shape
+        outs, kept = [], []
+        for start in range(0, length, block):
+            end = min(start + block, length)
+            rows = q[:, :, start:end].reshape(n, -1, width)
+            scores = torch.bmm(rows, k[:, :end].transpose(1, 2)).view(n, group, end - start, end)
+            seen = torch.arange(end, device=q.device)[None] <= torch.arange(start, end, device=q.device)[:, None]
+            scores = torch.where(seen, scores.float() / math.sqrt(width), float("-inf"))
+            probs = torch.softmax(scores, -1).to(q.dtype).view(n, -1, end)
+            outs.append(torch.bmm(probs, v[:, :end]).view(n, group, end - start, width))
+            kept.append(probs)
+        out = torch.cat(outs, 2)
+        ctx.save_for_backward(q, k, v, out, *kept)
+        ctx.block = block
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, out, *kept = ctx.saved_tensors
+        n, group, length, width = q.shape
+        d_out = grads[0]
+        # Softmax's backward subtracts sum(p dp) a row, which is also sum(o do).
+        inner = (d_out.float() * out.float()).sum(-1, keepdim=True)
+        d_out = d_out.to(q.dtype)
+        dq: list[Tensor] = []
+        dk: list[Tensor] = []
+        dv: list[Tensor] = []
+        for probs, start in zip(kept, range(0, length, ctx.block), strict=True):
+            end = min(start + ctx.block, length)
+            rows = q[:, :, start:end].reshape(n, -1, width)
+            d_rows = d_out[:, :, start:end].reshape(n, -1, width)
+            d_probs = torch.bmm(d_rows, v[:, :end].transpose(1, 2)).float()
+            d_scores = probs.float() * (d_probs - inner[:, :, start:end].reshape(n, -1, 1)) / math.sqrt(width)
+            d_scores = d_scores.to(q.dtype)
+            dq.append(torch.bmm(d_scores, k[:, :end]).view(n, group, end - start, width))
+            dk.append(torch.bmm(d_scores.transpose(1, 2), rows))
+            dv.append(torch.bmm(probs.transpose(1, 2), d_rows))
+        return torch.cat(dq, 2), _sum_from_start(dk).to(k.dtype), _sum_from_start(dv).to(v.dtype), None
+
+
+def _sum_from_start(parts: list[Tensor]) -> Tensor:
+    """Sum of [N, T_i, D] aligned at position 0, in float32; padded, so that a compiler makes one pass of it."""
+    longest = parts[-1].shape[1]
+    total = parts[-1].float()
+    for part in parts[:-1]:
+        total = total + pad(part, (0, 0, 0, longest - part.shape[1]))
+    return total
+
+
+def block_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention signature: query [B, H, T, D], key, value [B, KV, T, D] -> [B, T, H, D]."""
+    batch, heads, length, width = query.shape
+    shared = key.shape[1]
+    cpu = query.device.type
+    dtype = torch.get_autocast_dtype(cpu) if torch.is_autocast_enabled(cpu) else query.dtype
+    out = _BlockAttention.apply(
+        query.reshape(batch * shared, heads // shared, length, width).to(dtype),
+        key.reshape(batch * shared, length, width).to(dtype),
+        value.reshape(batch * shared, length, width).to(dtype),
+        BLOCK,
+    )
+    return out.reshape(batch, heads, length, width).transpose(1, 2), None
+
+
+def register() -> str:
+    """Make the attention known to transformers; returns the name to set as `attn_implementation`."""
+    AttentionInterface.register(NAME, block_attention)
+    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)  # causal by construction, never padded
+    return NAME
+
+
+def use_blocks(*models: Any) -> None:
+    """Let transformers models on the CPU compute their attention in blocks."""
+    for model in models:
+        if next(model.parameters()).device.type == "cpu":
+            model.set_attn_implementation(register())
+
+
+# Layers ----------------------------------------------------------------------------------------------------------
 
 class DecoderLayers(nn.ModuleList):
-    """`count` causal layers of a target's shape, without biases. Their output projections begin at 0, so that the
+    """`count` causal layers of a target's shape, without biases; `paceline.draft.neural.layers` runs them with a
+    cache. Their output projections begin at 0, so that the
     layers change nothing at first; with `copied` they begin as the target's last ones."""
 
     def __init__(self, teacher: Any, count: int, copied: bool = False) -> None:

@@ -1,39 +1,267 @@
 """The one training loop every recipe shares.
 
 It is given a module whose forward takes a batch and returns a loss, and a stream of batches; it does the rest: bf16
-autocast and several processes through accelerate, Muon and AdamW (`optimisers.py`), the schedule (`plan.py`), clipping,
-checkpoints from which a run resumes exactly (`checkpoint.py`), validation by source, and a log (`log.py`).
+autocast and several processes through accelerate, Muon and AdamW, the learning rate, clipping, checkpoints from which
+a run resumes exactly, validation by source, and a log.
 
 Every process draws the same batch and trains on its share of the rows, so the number of processes changes the speed
 and nothing else: `torchrun --nproc-per-node 2 -m paceline.train ...`.
-
-Doesn't know: language models, drafters, tokenizers, text.
 """
 
+from __future__ import annotations
+
+import json
+import math
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from rich.console import Console
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import PacelineError
-from paceline.train.checkpoint import Resumable, load_checkpoint, save_checkpoint
-from paceline.train.log import Reporter
-from paceline.train.optimisers import make_optimisers
-from paceline.train.plan import LoopConfig, Progress, learning_rate, share_done
+from paceline.jsonl import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
 
+# The plan: warm-up, stable, linear decay. With a budget of minutes the decay is planned on the clock, so a run that was
+# paused still ends in its slot.
 
-class Stream(Resumable, Protocol):
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How long and how to train. Give `tokens` or `minutes`."""
+
+    tokens: int | None = None  # budget, input tokens
+    minutes: float | None = None  # budget, wall clock, pauses included
+    optimiser: str = "muon"  # for matrices inside the model; "adamw": AdamW for all parameters
+    peak_lr: float = 2e-3
+    final_lr: float = 0.02  # share of the peak
+    warmup_steps: int = 100
+    decay: float = 0.25  # last share of the budget, in which the learning rate falls linearly
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0  # gradient norm
+    micro_tokens: int = 4096  # tokens in one forward pass; larger batches are cut into several
+    mixed_precision: str = "bf16"  # or "no"
+    seed: int = 0
+    log_every: int = 20  # steps
+    save_every: float = 5.0  # minutes
+    validate_every: float = 10.0  # minutes; and always at the end
+
+    def __post_init__(self) -> None:
+        if (self.tokens is None) == (self.minutes is None):
+            raise PacelineError("give the training budget as tokens or as minutes, one of the two")
+        if self.optimiser not in ("muon", "adamw"):
+            raise PacelineError(f"no optimiser {self.optimiser!r}; there are muon and adamw")
+
+
+@dataclass
+class Progress:
+    """Where a run is. `seconds` adds up over resumes; `losses` are those since the last row of the log."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+
+
+def share_done(config: LoopConfig, progress: Progress) -> float:
+    """Share of the budget that is spent, 0 to 1. A budget of 0 is spent at once: the untrained module is measured."""
+    if config.tokens is not None:
+        spent, budget = float(progress.tokens), float(config.tokens)
+    else:
+        assert config.minutes is not None
+        spent, budget = progress.seconds, 60 * config.minutes
+    return min(spent / budget, 1.0) if budget else 1.0
+
+
+def learning_rate(config: LoopConfig, step: int, done: float) -> float:
+    """Warm-up by steps, then stable, then linear decay over the last `decay` of the budget."""
+    rate = config.peak_lr * min((step + 1) / max(config.warmup_steps, 1), 1.0)
+    if config.decay > 0 and done > 1 - config.decay:
+        left = max(1 - done, 0.0) / config.decay
+        rate *= config.final_lr + (1 - config.final_lr) * left
+    return rate
+
+
+# Checkpoints: one safetensors file with everything from which a run resumes exactly ------------------------------
+
+
+class Stream(Protocol):
     """A source of batches whose position can be saved. `progress`, 0 to 1, lets the mixture change over a run."""
 
     def next(self, progress: float) -> Batch: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def save_checkpoint(
+    path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], progress: Progress, stream: Stream
+) -> None:
+    """One safetensors file, written under another name and moved to its place: a kill leaves the old one whole."""
+    tensors = {f"model.{name}": p.detach() for name, p in module.named_parameters()}
+    for number, optimiser in enumerate(optimisers):
+        for index, state in optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{number}.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
+    tensors["rng"] = torch.get_rng_state()
+    header = {"progress": vars(progress), "stream": stream.state_dict()}
+    with replacing(path) as file:
+        save_tensors(file, tensors, {"paceline": json.dumps(header)})
+
+
+def load_checkpoint(
+    path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], stream: Stream
+) -> Progress:
+    """Put everything back as it was; raises when the file is broken or the checkpoint is of another model."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = loads(file.metadata()["paceline"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
+    except (SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise PacelineError(f"{path} is not a whole checkpoint ({error}); delete it to start again") from None
+    own = {f"model.{name}": p for name, p in module.named_parameters()}
+    saved = {key: t for key, t in tensors.items() if key.startswith("model.")}
+    states: dict[int, dict[int, dict[str, Tensor]]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimiser."):
+            _, number, index, name = key.split(".")
+            states.setdefault(int(number), {}).setdefault(int(index), {})[name] = tensor
+    if {k: p.shape for k, p in own.items()} != {k: t.shape for k, t in saved.items()} or len(states) > len(optimisers):
+        raise PacelineError(f"{path} is a checkpoint of another model; choose other --checkpoints or delete it")
+    with torch.no_grad():
+        for key, parameter in own.items():
+            parameter.copy_(saved[key])
+    for number, optimiser in enumerate(optimisers):
+        groups = optimiser.state_dict()["param_groups"]
+        optimiser.load_state_dict({"state": states.get(number, {}), "param_groups": groups})
+    torch.set_rng_state(tensors["rng"])
+    stream.load_state_dict(header["stream"])
+    return Progress(**header["progress"])
+
+
+# Progress --------------------------------------------------------------------------------------------------------
+
+
+class Reporter:
+    """The progress line and the log, JSON Lines of loss, learning rate, gradient norm and speed. Processes other than
+    the first print and write nothing."""
+
+    def __init__(self, config: LoopConfig, log: Path, quiet: bool) -> None:
+        self._config, self._log, self._quiet = config, log, quiet
+        self._console = Console(stderr=True, quiet=quiet)
+        # It shows nothing if standard error is not a terminal; then some log points print a line instead.
+        self._status = self._console.status("compiling ...", spinner="line")
+        self._since = (0.0, 0)
+        self._printed = False
+
+    def __enter__(self) -> Reporter:
+        self._status.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._status.__exit__(*error)
+
+    def start(self, progress: Progress) -> None:
+        """Drop rows that a killed run wrote after its last checkpoint, so that no step is logged twice."""
+        self._since = (time.monotonic(), progress.tokens)
+        if self._quiet:
+            return
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in read_log(self._log) if row["step"] <= progress.step]
+        write_whole(self._log, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def say(self, text: str) -> None:
+        self._console.print(text)
+
+    def step(self, progress: Progress, loss: Tensor, norm: Tensor | float | None, rate: float) -> None:
+        """Note the loss of a step; at every `log_every`-th, log the mean and show it. PacelineError if it is NaN."""
+        config = self._config
+        progress.losses.append(float(loss))
+        if progress.step % config.log_every:
+            return
+        mean = sum(progress.losses) / len(progress.losses)
+        progress.losses = []
+        if not math.isfinite(mean):
+            raise PacelineError(f"the loss is {mean} at step {progress.step}; try a smaller --lr")
+        now = time.monotonic()
+        speed = (progress.tokens - self._since[1]) / max(now - self._since[0], 1e-9)
+        if config.tokens is not None:
+            left = (config.tokens - progress.tokens) / max(speed, 1e-9)
+        else:
+            left = 60 * (config.minutes or 0) - progress.seconds
+        line = (
+            f"step {progress.step}  loss {mean:.3f}  lr {rate:.2e}  {speed:,.0f} tokens/s  "
+            f"{progress.tokens / 1e6:.2f} M tokens  {left / 60:.1f} min left"
+        )
+        if self._console.is_terminal:
+            self._status.update(line)
+        elif not self._printed or progress.step % (10 * config.log_every) == 0:
+            self.say(line)
+            self._printed = True
+        self._write(
+            progress,
+            {
+                "loss": round(mean, 4), "lr": rate, "norm": round(float(norm or 0), 3),
+                "tokens_per_s": round(speed), "minutes": round(progress.seconds / 60, 2),
+            },
+        )  # fmt: skip
+        self._since = (now, progress.tokens)
+
+    def validation(self, progress: Progress, row: dict[str, float]) -> None:
+        self._write(progress, {"minutes": round(progress.seconds / 60, 2), "valid": row})
+        self.say("  valid  " + "  ".join(f"{name} {loss:.3f}" for name, loss in row.items()))
+
+    def _write(self, progress: Progress, row: dict[str, Any]) -> None:
+        if not self._quiet:
+            with Appender.open(self._log) as lines:
+                lines.append([{"step": progress.step, "tokens": progress.tokens, **row}])
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log, in order."""
+    return [row for _, row in objects(path, PacelineError, "a row of a training's log")] if path.exists() else []
+
+
+def make_optimisers(module: nn.Module, config: LoopConfig) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and head, AdamW for the rest. Tied weights count once.
+
+    Muon's steps are scaled to the size of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2),
+    so both take the same learning rate. Weight decay for matrices, none for norms and biases."""
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    inner = [p for name, p in trained if p.dim() == 2 and not _is_table(name)]
+    tables = [p for name, p in trained if p.dim() >= 2 and (p.dim() > 2 or _is_table(name))]
+    vectors = [p for _, p in trained if p.dim() < 2]
+    muon: list[torch.optim.Optimizer] = []
+    if config.optimiser == "muon" and inner:
+        muon = [
+            torch.optim.Muon(inner, lr=config.peak_lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+        ]
+        inner = []
+    groups = [
+        {"params": inner + tables, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    adamw = [torch.optim.AdamW(groups, lr=config.peak_lr, betas=config.betas, fused=True)] if groups else []
+    return [*muon, *adamw]
+
+
+def _is_table(name: str) -> bool:
+    """Embeddings and heads: their rows are looked up, so orthogonal steps make no sense for them."""
+    return "embed" in name or "lm_head" in name
+
+
+# The loop --------------------------------------------------------------------------------------------------------
 
 
 class StopSignal:
@@ -43,7 +271,7 @@ class StopSignal:
         self.requested = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "StopSignal":
+    def __enter__(self) -> StopSignal:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._before[number] = signal.signal(number, self._ask)

@@ -6,12 +6,10 @@ for a small model with a large vocabulary; zoo/README.md has the figures.
 * Cross-entropy, if wished with an unlikelihood term (Welleck et al. 2020, "Neural text generation with unlikelihood
   training", section 5) at positions where one token is known to be wrong.
 * Distillation: how far a draft model's distribution is from its target's.
-* Soft cross-entropy: the same for drafters that share the target's frozen head.
-
-`LmLoss` puts the first around a causal language model.
-
-Doesn't know: data, optimisers.
+* Soft cross-entropy towards the target's distribution.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from paceline.train.attention import use_blocks
+from paceline.train.layers import use_blocks
 
 IGNORE = -100
 """Label of a position that is not trained on."""
@@ -178,24 +176,17 @@ def chunked_distillation(
 
 
 def soft_cross_entropy(
-    hidden: Tensor, target_hidden: Tensor, table: Tensor, kept: Tensor, chunk: int = CHUNK
+    hidden: Tensor, target_hidden: Tensor, table: Tensor, kept: Tensor, weight: Tensor | None = None, chunk: int = CHUNK
 ) -> Tensor:
     """Mean of -sum p log q over the positions of `kept`, in nats: p = softmax(target_hidden @ table.T), q =
-    softmax(hidden @ table.T). Only `hidden` learns; the least value is the entropy of p.
+    softmax(hidden @ weight.T). The least value is the entropy of p.
 
-    hidden, target_hidden [..., D], table [V, D], kept bool [...]."""
+    hidden [..., D], target_hidden [..., Dt], table [K, Dt], weight [K, D] of the same K tokens, kept bool [...].
+    weight  learns with `hidden`; None: the table, and `hidden` alone learns."""
     hidden = hidden.to(autocast_dtype(hidden))
-    return _towards_target(hidden, table.detach(), target_hidden, kept, _soft_chunk, (), chunk)
-
-
-def soft_cross_entropy_of(
-    hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor, kept: Tensor, chunk: int = CHUNK
-) -> Tensor:
-    """As `soft_cross_entropy`, for a head of its own: q = softmax(hidden @ weight.T) learns with its table.
-
-    weight [K, D] and target_weight [K, Dt] are of the same K tokens, over which p sums to 1."""
-    hidden = hidden.to(autocast_dtype(hidden))
-    fixed = (target_weight.detach().to(hidden.dtype),)
+    if weight is None:
+        return _towards_target(hidden, table.detach(), target_hidden, kept, _soft_chunk, (), chunk)
+    fixed = (table.detach().to(hidden.dtype),)
     return _towards_target(hidden, weight, target_hidden, kept, _soft_chunk, fixed, chunk)
 
 

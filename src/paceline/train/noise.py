@@ -1,9 +1,11 @@
 """Fine-tuning with noise: a model learns to predict past wrong inputs, so that it can draft for itself.
 
 Wang et al. 2024, "Make Some Noise" (arXiv 2406.17404): ordinary supervised fine-tuning, the labels clean, the inputs
-with junk in them (`corrupt.py`). Nothing is added to the model, but it is another one afterwards: decoding with
-`jacobi` is exact for the tuned weights, not for those it began with. Run it with `--noise 0` too, from the same start,
-with the same data, seed and budget, to see what the noise alone does.
+with noise in them. Section 3.1, "ahead noise": from left to right each token of a segment becomes one drawn from all
+before it, those already replaced among them, so that only what is known when a slot is filled in decoding can stand
+there. Nothing is added to the model, but it is another one afterwards: decoding with `jacobi` is exact for the tuned
+weights, not for those it began with. Run it with `--noise 0` too, from the same start, with the same data, seed and
+budget, to see what the noise alone does.
 
 At the end: the loss on clean held-out answers, beside that of the start and of other models (`--beside`); how often the
 candidates of each slot after the root are what the model itself would say; and, from these, slots.json, from which
@@ -12,16 +14,16 @@ candidates of each slot after the root are what the model itself would say; and,
 Where we differ from the authors, whose training code was not released: labels on the answers alone, and several
 segments in a long answer if wished (`--every`).
 
-Doesn't know: how drafts are verified.
-
     paceline train noise models/demo --data answers.jsonl --out build/noisy
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,15 +32,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
 from paceline.target.folder import TUNED_FILE
-from paceline.train import options
-from paceline.train.corrupt import NoiseConfig, Noisy, answers_in, corrupt
 from paceline.train.data import Rows, batches
-from paceline.train.drafter import Lesson, LessonConfig, open_teacher, pad_token
+from paceline.train.lesson import Lesson, LessonConfig, Training, open_teacher, pad_token
+from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
-from paceline.train.plan import LoopConfig
+from paceline.train.options import Compiled, DrafterOptions, with_options
 from paceline.train.slots import slot_lines, write_slots
 
 PASSES = 3
@@ -47,6 +49,51 @@ SLOTS, RANKS = 5, 10
 """Slots and candidates that are measured; `jacobi` has as many."""
 MOST_ROWS, PLACES = 32, 4
 """Held-out rows of a source that are measured, and places in each at which slots are."""
+SOURCES = ("prefix", "vocabulary", "mask")
+"""Where a replaced token comes from: all before it (the paper), the whole vocabulary, or it is one token always."""
+
+
+class Lengths(tuple[int, ...]):
+    """The least and the most tokens of a segment of noise; on the command line 5, or 3-6."""
+
+    @classmethod
+    def parse(cls, text: Any) -> Lengths:
+        """PacelineError for anything else."""
+        least, _, most = text.partition("-") if isinstance(text, str) else (text[0], "", text[1])
+        try:
+            return cls((int(least), int(most or least)))
+        except ValueError:
+            raise PacelineError(f"--noise is {text!r}; it must be a number of tokens, or two as in 3-6") from None
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """How answers are corrupted. gap: least clean tokens between two segments. mask: the token of source "mask";
+    vocab_size: for source "vocabulary"."""
+
+    lengths: Lengths = option(
+        Lengths((5, 5)), "Tokens of a segment of noise, as in 5, or 3-6 for any of these; 0: none.",
+        names=("--noise",), parser=Lengths.parse, show_default="5",
+    )  # fmt: skip
+    every: int = option(
+        0, "A segment for each so many tokens of an answer; 0: one an answer, as published.", least=0
+    )
+    share: float = option(
+        1.0, "Share of the answers that get noise; the others stay clean.", least=0, most=1, names=("--noised",)
+    )
+    source: str = option("prefix", "Where noise comes from: prefix (published), vocabulary, mask.")
+    gap: int = 8
+    mask: int = 0
+    vocab_size: int = 0
+
+    def __post_init__(self) -> None:
+        least, most = self.lengths
+        if not 0 <= least <= most or (least == 0) != (most == 0):
+            raise PacelineError(f"noise of {least} to {most} tokens: give 0, or 1 or more, as in 5 or 3-6")
+        if self.every < 0 or self.gap < 0 or not 0 <= self.share <= 1:
+            raise PacelineError("noise: every and gap are 0 or more, the share is 0 to 1")
+        if self.source not in SOURCES:
+            raise PacelineError(f"there is no noise from {self.source!r}; there is {', '.join(SOURCES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,44 +101,128 @@ class NoisyConfig(LessonConfig):
     """What a batch is made of, its noise, and what is trained."""
 
     noise: NoiseConfig = field(default_factory=NoiseConfig)
-    lora: int = 0  # rank of the adapters; 0: all weights are trained
+    lora: int = option(0, "Rank of LoRA adapters to train and merge; 0: all weights.", least=0)
+    lr: float = option(3e-5, "Peak learning rate.", least=0)
+
+
+# Noise in rows ---------------------------------------------------------------------------------------------------
+
+
+class Span(NamedTuple):
+    """An answer in a row. Its conversation begins at `begin`, its inputs are first..end - 1; they leave out its last
+    token, which is only ever a label."""
+
+    begin: int
+    first: int
+    end: int
+
+
+def answers_in(ids: np.ndarray, labels: np.ndarray) -> Iterator[Span]:
+    """The answers in a row of packed conversations; ids, labels [T], labels shifted as in `data.pack_whole`."""
+    length, begin, at = len(ids), 0, 0
+    while at < length:
+        if labels[at] == IGNORE:
+            at += 1
+            continue
+        end = at + 1
+        # A label and the next input differ where the next conversation begins without a prompt of its own.
+        while end < length and labels[end] != IGNORE and ids[end] == labels[end - 1]:
+            end += 1
+        yield Span(begin, at + 1, end)
+        begin = at = end
+
+
+def segments(answer: Span, config: NoiseConfig, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """(start, length) of the segments to corrupt, left to right, placed uniformly; fewer where more do not fit."""
+    length = answer.end - answer.first
+    count = max((length + 1) // config.every, 1) if config.every else 1
+    least, most = config.lengths
+    lengths = rng.integers(least, most + 1, count).tolist()
+    while lengths and (free := length - sum(lengths) - config.gap * (len(lengths) - 1)) < 0:
+        lengths.pop()
+    starts, moved = [], answer.first
+    offsets = sorted(rng.integers(0, free + 1, len(lengths)).tolist()) if lengths else []
+    for offset, size in zip(offsets, lengths, strict=True):
+        starts.append((moved + offset, size))
+        moved += size + config.gap
+    return starts
+
+
+def corrupt(
+    ids: np.ndarray, answer: Span, where: Sequence[tuple[int, int]], config: NoiseConfig, rng: np.random.Generator
+) -> None:
+    """Replace the tokens of the segments `where`, (start, length) each, of `ids` [T] in place."""
+    for start, length in where:
+        for at in range(start, start + length):
+            if config.source == "prefix":
+                ids[at] = ids[rng.integers(answer.begin, at)]
+            else:
+                ids[at] = config.mask if config.source == "mask" else rng.integers(config.vocab_size)
+
+
+def noisy(ids: np.ndarray, labels: np.ndarray, config: NoiseConfig, rng: np.random.Generator) -> np.ndarray:
+    """A row [T] with noise in its answers; the labels are what they were. Answers too short for it stay as they are."""
+    corrupted = ids.copy()
+    for answer in answers_in(ids, labels):
+        if config.lengths[1] and rng.random() < config.share:
+            corrupt(corrupted, answer, segments(answer, config, rng), config, rng)
+    return corrupted
+
+
+class Noisy:
+    """A stream of batches with noise in them: the seed's and the step's, in every process and after a resume."""
+
+    def __init__(self, stream: Stream, config: NoiseConfig, seed: int) -> None:
+        self.stream, self.config, self.seed = stream, config, seed
+        self.step = 0
+
+    def next(self, progress: float) -> Batch:
+        batch = self.stream.next(progress)
+        rng = np.random.default_rng([self.seed, self.step])
+        self.step += 1
+        pairs = zip(batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True)
+        ids = np.stack([noisy(ids, labels, self.config, rng) for ids, labels in pairs])
+        return {**batch, "input_ids": torch.from_numpy(ids)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "stream": self.stream.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.stream.load_state_dict(state["stream"])
+
+
+# The recipe ------------------------------------------------------------------------------------------------------
 
 
 def train_noisy(
-    target: Path,
-    answers: Path,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
-    config: NoisyConfig = NoisyConfig(),
-    beside: Sequence[Path] = (),
-    compiled: bool = True,
+    training: Training, config: NoisyConfig = NoisyConfig(), beside: Sequence[Path] = (), compiled: bool = True
 ) -> bool:
-    """Tune the model in `target` on `answers` (a file of `generated_rows`); writes the model folder `out`, in the
-    target's own dtype. False when interrupted; the same call goes on.
+    """Tune the target on its answers; writes a model folder in the target's own dtype. False when interrupted; the
+    same call goes on.
 
     beside  model folders whose clean loss is measured too."""
-    lesson = Lesson.open(target, answers, config)
-    network, others = lesson.teacher, [target, *beside]
+    lesson, seed = Lesson.open(training, config), training.loop.seed
+    network = lesson.teacher
     noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(lesson.tokenizer))
     start = lesson.target_facts()
     adapted = with_adapters(network, config.lora) if config.lora else network
-    if not lesson.train(LmLoss(network, compiled), loop, run, wrap=lambda rows: Noisy(rows, noise, loop.seed)):
+    if not lesson.train(LmLoss(network, compiled), wrap=lambda rows: Noisy(rows, noise, seed)):
         return False
     if lesson.first:
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
         held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in lesson.held.items()}
-        report, measured = [], {}
+        report, measured, accuracies = [], {}, []
         if held:
-            after, before = clean_loss(tuned, held), {path: clean_loss(open_teacher(path), held) for path in others}
+            after = clean_loss(tuned, held)
+            before = {path: clean_loss(open_teacher(path), held) for path in (training.target, *beside)}
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
-            accuracies = slot_accuracies(tuned, held, noise, loop.seed)
+            accuracies = slot_accuracies(tuned, held, noise, seed)
             report = lines(after, before, accuracies)
-        facts = {"tuned_from": asdict(start), **lesson.facts("noise", loop, **measured)}
-        save(lesson, tuned, out, facts)
+        save(lesson, tuned, {"tuned_from": asdict(start), **lesson.facts("noise", **measured)})
         if held:
-            write_slots(out, accuracies)
-        lesson.report(report, out)
+            write_slots(training.out, accuracies)
+        lesson.report(report)
     return True
 
 
@@ -129,18 +260,18 @@ def slot_accuracies(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, 
     ranks = min(RANKS, network.config.vocab_size)
     for ids, labels in (pair for rows in held.values() for pair in batches(rows, 1)):
         row = ids[0].numpy()
-        room = [a for a in answers_in(row, labels[0].numpy()) if a.end - a.first >= SLOTS]
-        if not room:
+        long = [a for a in answers_in(row, labels[0].numpy()) if a.end - a.first >= SLOTS]
+        if not long:
             continue
-        said = network(input_ids=ids).logits[0].argmax(-1)
+        best_tokens = network(input_ids=ids).logits[0].argmax(-1)
         for _ in range(PLACES):
-            answer = room[rng.integers(len(room))]
+            answer = long[rng.integers(len(long))]
             start = int(rng.integers(answer.first, answer.end - SLOTS + 1))
             junk = row[: start + SLOTS].copy()
             corrupt(junk, answer, [(start, SLOTS)], noise, rng)
             logits = network(input_ids=torch.from_numpy(junk)[None]).logits[0, start:]
             candidates: Tensor = logits.topk(ranks).indices
-            right[:, :ranks] += (candidates == said[start : start + SLOTS, None]).numpy()
+            right[:, :ranks] += (candidates == best_tokens[start : start + SLOTS, None]).numpy()
             count += 1
     shares: list[list[float]] = (right / max(count, 1)).round(4).tolist()
     return shares
@@ -155,38 +286,24 @@ def lines(after: float, before: Mapping[Path, float], accuracies: Sequence[Seque
     ]
 
 
-def save(lesson: Lesson, network: Any, out: Path, facts: Mapping[str, Any]) -> None:
+def save(lesson: Lesson, network: Any, facts: Mapping[str, Any]) -> None:
     """A model folder in the target's own dtype, and noise.json beside it with `facts`."""
-    dtype = AutoConfig.from_pretrained(lesson.target).dtype or torch.float32
+    out, dtype = lesson.training.out, AutoConfig.from_pretrained(lesson.training.target).dtype or torch.float32
     network.to(dtype).save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
     lesson.tokenizer.inner.save_pretrained(out)
     write_whole(out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
 
 
-@options.with_options
+@with_options
 def command(
-    setup: options.DrafterOptions,
-    lr: options.Rate = 3e-5,
-    noise: Annotated[
-        str, typer.Option(help="Tokens of a segment of noise, as in 5, or 3-6 for any of these; 0: none.")
-    ] = "5",
-    every: Annotated[
-        int, typer.Option(help="A segment for each so many tokens of an answer; 0: one an answer, as published.", min=0)
-    ] = 0,
-    noised: Annotated[
-        float, typer.Option(help="Share of the answers that get noise; the others stay clean.", min=0, max=1)
-    ] = 1.0,
-    source: Annotated[
-        str, typer.Option(help="Where noise comes from: prefix (published), vocabulary, mask.")
-    ] = "prefix",
-    lora: Annotated[int, typer.Option(help="Rank of LoRA adapters to train and merge; 0: all weights.", min=0)] = 0,
+    setup: DrafterOptions,
+    config: NoisyConfig,
     beside: Annotated[
         list[Path] | None,
         typer.Option(help="Another model whose clean loss to measure, such as a run with --noise 0.", file_okay=False),
     ] = None,
-    rows: options.BatchRows = 16,
-    compiled: options.Compiled = True,
+    compiled: Compiled = True,
 ) -> bool:
     """Fine-tune a model with noise, so that `--draft jacobi:OUT` gains more with it. The model changes.
 
@@ -195,20 +312,5 @@ def command(
     Answers in --data may be anybody's: this is supervised fine-tuning. With --prompts and --generate the model's own
     are used, which keeps it closest to what it was. Ctrl-C saves; the same command goes on from there.
     """
-    config = NoisyConfig(
-        noise=NoiseConfig(_lengths(noise), every=every, share=noised, source=source),
-        lora=lora,
-        length=setup.length,
-        rows=rows,
-    )
-    run, answers = setup.prepare()
-    loop = setup.loop(answers, PASSES, peak_lr=lr, optimiser="adamw")
-    return train_noisy(setup.target, answers, setup.out, run, loop, config, beside or (), compiled and not lora)
-
-
-def _lengths(text: str) -> tuple[int, int]:
-    least, _, most = text.partition("-")
-    try:
-        return int(least), int(most or least)
-    except ValueError:
-        raise PacelineError(f"--noise is {text!r}; it must be a number of tokens, or two as in 3-6") from None
+    training = setup.training(PASSES, peak_lr=config.lr, optimiser="adamw")
+    return train_noisy(training, config, beside or (), compiled and not config.lora)

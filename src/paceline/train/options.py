@@ -1,17 +1,15 @@
 """Options that several training commands share. Imports no torch, so that the help of commands without it is quick.
 
-A command takes a group of options as one argument, whose fields become options of the command line:
-
     @with_options
-    def command(setup: DrafterOptions, lr: Rate = 1e-3) -> bool:
-        run, answers = setup.prepare()
-        loop = setup.loop(answers, passes=10, peak_lr=lr)
+    def command(setup: DrafterOptions, config: MyConfig) -> bool:
+        return train_mine(setup.training(passes=10, peak_lr=config.lr), config)
 """
 
-import dataclasses
-import functools
-import inspect
+from __future__ import annotations
+
+import ctypes
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder, objects
+from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.train.plan import LoopConfig
+    from paceline.train.lesson import Training
+
+__all__ = ["AnswerOptions", "DrafterOptions", "Layers", "layers_of", "option", "use_threads", "with_options"]
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)]
 Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)]
@@ -35,53 +37,32 @@ Seed = Annotated[int, typer.Option(min=0)]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
 SaveEvery = Annotated[float, typer.Option(help="Minutes between two checkpoints.", min=0)]
 Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute at the start; needs a C++ compiler).")]
-BatchRows = Annotated[int, typer.Option(help="Rows of a batch.", min=1)]
 
 
-def with_options(function: Callable[..., Any]) -> Callable[..., None]:
-    """`function` as a Typer command: the fields of its arguments that are dataclasses become options of their own. It
-    exits with status 130, as after Ctrl-C, if `function` returns False."""
-    parameters: list[inspect.Parameter] = []
-    groups: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        if not dataclasses.is_dataclass(parameter.annotation):
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[name] = parameter.annotation
-        parameters += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-                annotation=field.type,
-            )
-            for field in dataclasses.fields(parameter.annotation)
-        ]
-
-    @functools.wraps(function)
-    def command(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
-        if function(**values) is False:
-            raise typer.Exit(130)
-
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
+class Layers(tuple[int, ...]):
+    """Numbers of layers, on the command line with commas between."""
 
 
-@dataclass
+def layers_of(name: str) -> Callable[[Any], Layers]:
+    """The parser of an option that takes layers, for `option(..., parser=...)`."""
+
+    def parse(text: Any) -> Layers:
+        try:
+            return Layers(map(int, text.split(",") if isinstance(text, str) else text))
+        except ValueError:
+            raise PacelineError(f"{name} is {text!r}; it must be layers with commas between, as in 2,3,4") from None
+
+    return parse
+
+
+@dataclass(kw_only=True)
 class AnswerOptions:
     """Which answers a target writes, for its drafters to learn from."""
 
-    prompts: Annotated[
-        list[str] | None, typer.Option(help="NAME=PATH of prompts for the target to answer; may be repeated.")
-    ] = None
-    generate: Annotated[int, typer.Option(help="Answers for the target to write.", min=0)] = 0
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of such an answer.", min=1)] = 128
-    temperature: Annotated[
-        float | None, typer.Option(help="Of such answers; half greedy, half at 1 if left out.", min=0)
-    ] = None
+    prompts: list[str] | None = option(None, "NAME=PATH of prompts for the target to answer; may be repeated.")
+    generate: int = option(0, "Answers for the target to write.", least=0)
+    max_tokens: int = option(128, "Most tokens of such an answer.", least=1)
+    temperature: float | None = option(None, "Of such answers; half greedy, half at 1 if left out.", least=0)
     seed: Seed = 0
     threads: Threads = 1
 
@@ -121,36 +102,33 @@ class DrafterOptions(AnswerOptions):
             callback=check_folder,
         ),
     ] = None
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="JSON Lines of the target's own answers, with their prompts; may be repeated.", dir_okay=False
-        ),
-    ] = None
+    data: list[Path] | None = option(
+        None, "JSON Lines of the target's own answers, with their prompts; may be repeated.", dir_okay=False
+    )
     minutes: Minutes = None
     tokens: Tokens = None
-    length: Annotated[int, typer.Option(help="Tokens of a training row.", min=8)] = 512
     save_every: SaveEvery = 5.0
 
-    def prepare(self) -> tuple[Path, Path]:
-        """(folder of checkpoint and log, file of the target's answers, made now if they are not there yet).
+    def training(self, passes: int, **settings: Any) -> Training:
+        """What is trained for whom, where and how long; the target's answers are written now if they are not there yet.
+
+        passes    over the answers, where no budget is given.
+        settings  of the loop.
 
         PacelineError for two budgets at once, before the target has written an hour of answers."""
+        from paceline.train.lesson import Training
+        from paceline.train.loop import LoopConfig
+
         use_threads(self.threads)
         if self.minutes is not None and self.tokens is not None:
             raise PacelineError("--minutes and --tokens are two budgets for one training: give one of them, or neither")
-        run = self.run or self.out.with_name(f"{self.out.name}-run")
-        return run, self.answer(self.target, run / "answers.jsonl", self.data)
-
-    def loop(self, answers: Path, passes: int, **settings: Any) -> "LoopConfig":
-        """The loop's configuration; without a budget, `passes` times the tokens in a file of answers."""
-        from paceline.train.plan import LoopConfig
-
-        tokens = self.tokens
+        run, tokens = self.run or self.out.with_name(f"{self.out.name}-run"), self.tokens
+        answers = self.answer(self.target, run / "answers.jsonl", self.data)
         if self.minutes is None and tokens is None:
             rows = objects(answers, PacelineError, "an answer")
             tokens = passes * sum(len(row["prompt_tokens"] or ()) + len(row["tokens"]) for _, row in rows)
-        return LoopConfig(minutes=self.minutes, tokens=tokens, seed=self.seed, save_every=self.save_every, **settings)
+        loop = LoopConfig(minutes=self.minutes, tokens=tokens, seed=self.seed, save_every=self.save_every, **settings)
+        return Training(self.target, answers, self.out, run, loop)
 
 
 def use_threads(count: int) -> None:
@@ -159,49 +137,25 @@ def use_threads(count: int) -> None:
     os.environ.pop("KMP_AFFINITY", None)
     import torch
 
-    from paceline.train.memory import keep_freed_memory
-
     keep_freed_memory()
     torch.set_num_threads(count)
     os.environ.setdefault("RAYON_NUM_THREADS", str(count))  # tokenizers
 
 
-@dataclass
-class HeadOptions:
-    """Options of every command that trains draft heads which fill a tree of fixed shape."""
+def keep_freed_memory() -> bool:
+    """Keep freed memory in the process instead of giving it back to the system; call before the first large allocation.
+    False where the C library is not glibc: nothing changes then.
 
-    heads: Annotated[int, typer.Option(help="Heads: the most tokens a draft is deep.", min=1)] = 4
-    share: Annotated[
-        float, typer.Option(help="Share of a batch's positions whose logits are computed.", min=0.001, max=1)
-    ] = 0.25
-    soft: Annotated[
-        float,
-        typer.Option(
-            help="Share of soft labels, the target's distribution, in the loss; the rest is its tokens.", min=0, max=1
-        ),
-    ] = 1.0
-    decay: Annotated[float, typer.Option(help="Weight of a depth in the loss beside the one above it.", min=0)] = 0.8
-    optimiser: Annotated[str, typer.Option(help="muon (for matrices), or adamw for everything.")] = "muon"
-    lr: Rate = 4e-3
-    rows: BatchRows = 16
-    begin: Annotated[
-        Path | None, typer.Option(help="Heads of the same make to go on from, with more text.", file_okay=False)
-    ] = None
-    states: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder in which the target's states are kept, for other trainings on the same answers.",
-            file_okay=False,
-            callback=check_folder,
-        ),
-    ] = None
-
-    def settings(self) -> dict[str, Any]:
-        """The loop's settings that heads share."""
-        return {"optimiser": self.optimiser, "peak_lr": self.lr, "weight_decay": 0.0, "warmup_steps": 20}
-
-
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """PacelineError unless `value` is one of the choices of option `name`."""
-    if value not in choices:
-        raise PacelineError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+    A training step on a CPU allocates and frees the same hundreds of megabytes again and again; glibc gives large
+    blocks back to the kernel, which then fills each page anew with zeros. Keeping them made large matrix products up to
+    twelve times and whole steps a quarter faster (docs/training.md)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # of malloc.h
+    settings = {arena_max: 1, mmap_max: 0, trim_threshold: 2**31 - 1, top_pad: 64 << 20}
+    done = [mallopt(name, value) == 1 for name, value in settings.items()]
+    return all(done)

@@ -9,35 +9,39 @@ one draft serves every target with the tokenizer; `--teacher` adds the distance 
 
 Where we differ: a sum over exits in SoFT is a mean here (and in S2D's code), which only rescales the learning rate.
 
-Doesn't know: how drafts are verified, when a token leaves.
+At the end come thresholds for the exits: those that should make the draft fastest for the target it was trained for.
+S2D finds them by decoding with several (0.5,0.5 for 7B and 13B, 0.75,0.7 for 70B). Here they are computed from held-out
+answers: how sure every exit is at every token, whether it names the token that the target would, and which weights were
+read until then.
 
     paceline train sorted models/demo --data answers.jsonl --out build/sorted
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig
 
+from paceline.cost.model import chain_tokens, speedup
 from paceline.draft.neural.checkpoint import save_drafter
+from paceline.draft.s2d import NEVER
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
-from paceline.train import options
-from paceline.train.agreement import Agreement, overlaps, with_all
-from paceline.train.attention import use_blocks
 from paceline.train.data import Rows, batches, first_batch
-from paceline.train.drafter import Lesson, LessonConfig, open_teacher
+from paceline.train.layers import use_blocks
+from paceline.train.lesson import Agreement, Lesson, LessonConfig, Training, open_teacher, overlaps, with_all
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
-from paceline.train.plan import LoopConfig
-from paceline.train.thresholds import ExitRecord
+from paceline.train.options import Compiled, DrafterOptions, Layers, layers_of, with_options
 
 PASSES = 3
 """Over the answers, where no budget is given: the layers know the language already."""
@@ -47,9 +51,16 @@ PASSES = 3
 class SortedConfig(LessonConfig):
     """What the draft is cut to, and what a batch is made of."""
 
-    layers: int | None = None  # None: half of the target's
-    exits: tuple[int, ...] | None = None  # layers; None: half, three quarters and all of the draft's
-    teacher: bool = False  # add the distance to the target's distribution
+    layers: int | None = option(None, "Layers of the draft; half of the target's if left out.", least=1)
+    exits: Layers | None = option(
+        None,
+        "Layers with an exit, as in 2,3,4; half, three quarters and all if left out.",
+        parser=layers_of("--exits"),
+    )
+    teacher: bool = option(
+        False, "Learn the target's distribution as well: for one target only.", names=("--teacher",)
+    )
+    lr: float = option(3e-4, "Peak learning rate.", least=0)
 
 
 class SortedLoss(nn.Module):
@@ -119,22 +130,14 @@ def depths(config: SortedConfig, num_layers: int) -> tuple[int, tuple[int, ...]]
     return layers, exits
 
 
-def train_sorted(
-    target: Path,
-    answers: Path,
-    out: Path,
-    run: Path,
-    loop: LoopConfig,
-    config: SortedConfig = SortedConfig(),
-    compiled: bool = True,
-) -> bool:
-    """Train a sorted draft from the model in `target` on `answers` (a file of `generated_rows`); writes `out`, a model
-    folder for `s2d:PATH`. False when interrupted; the same call goes on."""
-    lesson = Lesson.open(target, answers, config)
+def train_sorted(training: Training, config: SortedConfig = SortedConfig(), compiled: bool = True) -> bool:
+    """Train a sorted draft from the target; writes a model folder for `s2d:PATH`. False when interrupted; the same call
+    goes on."""
+    lesson = Lesson.open(training, config)
     teacher, held = lesson.teacher, lesson.held
     layers, exits = depths(config, teacher.config.num_hidden_layers)
-    loss = SortedLoss(cut(target, layers), exits, teacher if config.teacher else None, compiled)
-    if not lesson.train(loss, loop, run, validation(held, exits)):
+    loss = SortedLoss(cut(training.target, layers), exits, teacher if config.teacher else None, compiled)
+    if not lesson.train(loss, validation(held, exits)):
         return False
     if lesson.first:
         fits, record = measure(loss.model.cpu(), exits, teacher.cpu(), held) if held else ([], None)
@@ -143,12 +146,11 @@ def train_sorted(
         if thresholds:
             listed = ",".join(f"{threshold:g}" for threshold in thresholds)
             report.append(
-                f"thresholds {listed} should be fastest for {target.name}: {speed:.2f} times plain decoding "
+                f"thresholds {listed} should be fastest for {training.target.name}: {speed:.2f} times plain decoding "
                 "where reading weights takes the time"
             )
-        facts = lesson.facts("sorted", loop, exits=list(exits), thresholds=thresholds, acceptance=fits)
-        save(lesson, loss.model, out, facts)
-        lesson.report(report, out)
+        save(lesson, loss.model, lesson.facts("sorted", exits=list(exits), thresholds=thresholds, acceptance=fits))
+        lesson.report(report)
     return True
 
 
@@ -212,9 +214,9 @@ def lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def save(lesson: Lesson, network: Any, out: Path, facts: Mapping[str, Any]) -> None:
+def save(lesson: Lesson, network: Any, facts: Mapping[str, Any]) -> None:
     """A model folder in the target's own dtype, with the exits and `facts` in its config.json."""
-    dtype = AutoConfig.from_pretrained(lesson.target).dtype or torch.float32
+    dtype, out = AutoConfig.from_pretrained(lesson.training.target).dtype or torch.float32, lesson.training.out
     weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
     config = json.loads(network.config.to_json_string(use_diff=False)) | {"dtype": str(dtype).removeprefix("torch.")}
     out.mkdir(parents=True, exist_ok=True)
@@ -223,22 +225,58 @@ def save(lesson: Lesson, network: Any, out: Path, facts: Mapping[str, Any]) -> N
     save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=lesson.target_facts())
 
 
-@options.with_options
-def sorted_command(
-    setup: options.DrafterOptions,
-    lr: options.Rate = 3e-4,
-    layers: Annotated[
-        int | None, typer.Option(help="Layers of the draft; half of the target's if left out.", min=1)
-    ] = None,
-    exits: Annotated[
-        str | None, typer.Option(help="Layers with an exit, as in 2,3,4; half, three quarters and all if left out.")
-    ] = None,
-    teacher: Annotated[
-        bool, typer.Option("--teacher", help="Learn the target's distribution as well: for one target only.")
-    ] = False,
-    rows: options.BatchRows = 16,
-    compiled: options.Compiled = True,
-) -> bool:
+# Thresholds ------------------------------------------------------------------------------------------------------
+
+GRID = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, NEVER)
+LONGEST = 16
+"""Most tokens of a draft; longer ones do not pay at any rate that a part of a target reaches."""
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """What every exit of a draft says at N tokens.
+
+    sure    [N, E]: the probability of its best token. right [N, E]: whether that is the target's best.
+    layers  [E]: weights of the layers up to it, as a share of what a forward of the target reads.
+    head    that share of the head, which is read at every exit that is tried.
+    share   [N]: the weight of the tokens, 1 together."""
+
+    sure: np.ndarray
+    right: np.ndarray
+    layers: Sequence[float]
+    head: float
+    share: np.ndarray
+
+    def best(self) -> tuple[tuple[float, ...], float]:
+        """Thresholds for all exits but the last, of those in GRID, and the speed-up they should bring.
+
+        They are moved one after the other until that helps no more, starting from each value in GRID for all of
+        them, because no threshold matters after an exit at which every token leaves."""
+        ends = (self._climb((start,) * (len(self.layers) - 1)) for start in GRID)
+        return max(ends, key=lambda end: end[1])
+
+    def speed(self, thresholds: Sequence[float]) -> float:
+        """Speed-up over plain decoding with the draft length that is best on average."""
+        leaves = np.column_stack([self.sure[:, :-1] > np.asarray(thresholds), np.ones(len(self.sure), bool)])
+        at = leaves.argmax(1)
+        tried = np.cumsum([*(threshold < 1 for threshold in thresholds), True])
+        rate = float(self.share @ self.right[np.arange(len(at)), at])
+        call = float(self.share @ (np.asarray(self.layers) + self.head * tried)[at])
+        return max(speedup(chain_tokens([rate] * n), calls=n, call=call) for n in range(1, LONGEST + 1))
+
+    def _climb(self, thresholds: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
+        speed, before = self.speed(thresholds), 0.0
+        while speed > before:
+            before = speed
+            for exit in range(len(thresholds)):
+                moved = [(*thresholds[:exit], value, *thresholds[exit + 1 :]) for value in GRID]
+                speeds = ((self.speed(choice), choice) for choice in [*moved, thresholds])
+                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # of equals the lowest
+        return thresholds, speed
+
+
+@with_options
+def command(setup: DrafterOptions, config: SortedConfig, compiled: Compiled = True) -> bool:
     """Cut a draft with several exits from a model's first layers, for `--draft s2d:OUT`.
 
     paceline train sorted models/demo --data answers.jsonl --out build/sorted
@@ -247,14 +285,4 @@ def sorted_command(
     saves; the same command goes on from there. At the end every exit is measured on held-out answers, and the
     thresholds that should be fastest for this target are written beside the draft.
     """
-    config = SortedConfig(layers=layers, exits=_exits(exits), teacher=teacher, length=setup.length, rows=rows)
-    run, answers = setup.prepare()
-    loop = setup.loop(answers, PASSES, peak_lr=lr)
-    return train_sorted(setup.target, answers, setup.out, run, loop, config, compiled)
-
-
-def _exits(text: str | None) -> tuple[int, ...] | None:
-    try:
-        return None if text is None else tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise PacelineError(f"--exits is {text!r}; it must be layers with commas between, as in 2,3,4") from None
+    return train_sorted(setup.training(PASSES, peak_lr=config.lr), config, compiled)

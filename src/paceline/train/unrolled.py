@@ -5,30 +5,21 @@ drafter does s tokens deep in a draft. Position t then attends to what was read 
 own keys of steps 1 to s (the training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2): a draft
 below every position of a text at once.
 
-Parameters have the names of the published files: "fc.weight", "layers.0.self_attn.q_proj.weight". Doesn't know: losses,
-drafting.
+Parameters have the names of the published files: "fc.weight", "layers.0.self_attn.q_proj.weight".
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.target.shape import Shape
-from paceline.train.data import Rows, batches
-from paceline.train.loss import IGNORE
 
 Memory = list[tuple[Tensor, Tensor]]
 """Keys and values [B, kv_heads, T, head_dim] of every step so far; those of step 0 are of the true text."""
-
-
-def steps_of(ids: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
-    """For every step its number and the tokens that it reads, [B, T - 1 - step]: those after the next `step`."""
-    for step in range(count):
-        yield step, ids[:, 1 + step :]
 
 
 class UnrolledAttention(nn.Module):
@@ -78,7 +69,7 @@ class UnrolledAttention(nn.Module):
 
 
 class UnrolledLayer(nn.Module):
-    """A decoder layer that gets what its attention reads and what it adds to: r + attention(x), and the MLP after it.
+    """A decoder layer: attention input x, residual r; r + attention(x), and the MLP after it.
 
     norms  names of the layer's norms that a head uses before it."""
 
@@ -130,75 +121,11 @@ class Unrolled(nn.Module):
 
         taps [B, T, ...] are the target's states of the tokens ids [B, T]; table [V, H] embeds tokens."""
         features, memory = self.first(taps), Memory()
-        for step, tokens in steps_of(ids, steps):
+        for step in range(steps):
+            tokens = ids[:, 1 + step :]
             length = tokens.shape[1]
             place = slice(step, step + length)
             features, read = self.step(
                 F.embedding(tokens, table), features[:, :length], self.cos[place], self.sin[place], memory
             )
             yield read
-
-
-# How good it is -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Depth:
-    """How a head drafts at one depth below texts that the target wrote, after drafts that the text followed so far.
-
-    reached   positions with such a draft. top1: share of them where its best token is the target's. overlap: mean of
-              sum min(p, q), what sampling accepts."""
-
-    reached: int
-    top1: float
-    overlap: float
-
-
-class Reading(Protocol):
-    """A head over texts, as `by_depth` reads it. What is [..., H] here is turned into distributions where it counts."""
-
-    def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
-        """The target's states of ids [B, T], [B, T, H], and of every step what its output head reads."""
-
-    def target_probs(self, states: Tensor) -> Tensor:
-        """The target's distribution [N, V] after states [N, H]."""
-
-    def draft_probs(self, read: Tensor) -> Tensor:
-        """The head's distribution [N, V] of what its output head reads, [N, H]."""
-
-
-@torch.no_grad()
-def by_depth(texts: Mapping[str, Rows], head: Reading, depths: int, batch: int = 4) -> list[Depth]:
-    """Acceptance by depth over the labelled positions of held-out rows."""
-    sums = torch.zeros(depths, 3, dtype=torch.float64)
-    for ids, labels in (pair for rows in texts.values() for pair in batches(rows, batch)):
-        states, steps = head.drafted(ids, depths)
-        kept = labels != IGNORE
-        right = kept[:, 1:]
-        for step, read in enumerate(steps):
-            here = right[:, : read.shape[1]] & kept[:, 1 + step :]
-            target = head.target_probs(states[:, 1 + step :][here])
-            own = head.draft_probs(read[here])
-            best = own.argmax(-1)
-            sums[step, 0] += len(own)
-            sums[step, 1] += (best == target.argmax(-1)).sum()
-            sums[step, 2] += torch.minimum(target, own).sum()
-            right = torch.zeros_like(here)  # the next step is below a draft only where the text goes on with it
-            right[here] = best == labels[:, 1 + step :][here]
-    return [
-        Depth(int(reached), top1 / max(reached, 1), overlap / max(reached, 1))
-        for reached, top1, overlap in sums.tolist()
-    ]
-
-
-def depth_lines(depths: Sequence[Depth]) -> list[str]:
-    """`by_depth` for a reader."""
-    lines = ["held out, by depth of the draft"]
-    lines += [f"{'depth':>7}{'reached':>10}{'top 1':>8}{'overlap':>9}"]
-    lines += [f"{n:7}{d.reached:10,}{d.top1:8.3f}{d.overlap:9.3f}" for n, d in enumerate(depths, 1)]
-    return lines
-
-
-def depth_facts(depths: Sequence[Depth]) -> list[dict[str, Any]]:
-    """`by_depth` for config.json."""
-    return [asdict(depth) for depth in depths]

@@ -4,13 +4,14 @@ Goel et al. 2025 (arXiv 2506.22694): the text to count in is what the target gen
 domain. Only answers count. Those to a tenth of the prompts are kept aside, and the report says how much of them the
 best K tokens cover: other tokens cannot be accepted.
 
-Doesn't know: drafters; `paceline.draft.neural.vocab` uses the counts.
+`paceline.draft.neural.vocab` uses the counts.
 
     paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +34,8 @@ from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
-from paceline.train import options
 from paceline.train.data import Example, read_examples
+from paceline.train.options import AnswerOptions, use_threads, with_options
 
 ASIDE = 10
 """One prompt in this number is kept aside for the report, with its answers."""
@@ -111,7 +112,10 @@ def count_vocabulary(
         "tokenizer_name": tokenizer.name,
         "replies": number,
         "tokens": tokens,
-        "coverage": [{"k": row.k, "all": round(row.overall, 5), **_rounded(row.by_source)} for row in rows],
+        "coverage": [
+            {"k": row.k} | {name: round(share, 5) for name, share in {"all": row.overall, **row.by_source}.items()}
+            for row in rows
+        ],
     }
     total = sum_of(whole)
     vocabulary = Vocabulary(best_tokens(total, keep, must), total, must, tokenizer.fingerprint, facts)
@@ -120,10 +124,6 @@ def count_vocabulary(
 
 def _sizes(vocabulary: int) -> list[int]:
     return [max(vocabulary // share, 1) for share in SHARES]
-
-
-def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(share, 5) for name, share in shares.items()}
 
 
 def together(one: Counts, other: Counts) -> Counts:
@@ -158,7 +158,8 @@ def train_vocabulary(
     """Count the target's recorded answers and write the vocabulary to `out`: a .safetensors file, or a folder (a
     drafter's checkpoint), in which it is called paceline/vocab.safetensors. Returns lines for a reader."""
     tokenizer = load_tokenizer(model)
-    counted = count_vocabulary(examples_in(files, tokenizer, questions), tokenizer, end_tokens(model), keep)
+    examples = chain.from_iterable(read_examples(file, tokenizer, questions) for file in files)
+    counted = count_vocabulary(examples, tokenizer, end_tokens(model), keep)
     save_vocabulary(place_of(out), counted.vocabulary)
     return report(counted, place_of(out))
 
@@ -169,7 +170,8 @@ def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path 
     if known.tokenizer and known.tokenizer != tokenizer.fingerprint:
         raise PacelineError(f"{file} is a vocabulary of another tokenizer than {tokenizer.name}'s")
     size = vocab_size(tokenizer)
-    one, other, number = count_tokens(examples_in(files, tokenizer, questions), size)
+    examples = chain.from_iterable(read_examples(file, tokenizer, questions) for file in files)
+    one, other, number = count_tokens(examples, size)
     counts = together(one, other)
     maps = {len(known.keep): known.keep}
     if known.counts is not None:
@@ -178,12 +180,6 @@ def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path 
         f"{number:,} answers; {place_of(file)} keeps {len(known.keep):,} tokens by default",
         *_table([covered(maps[k], counts) for k in sorted(maps)]),
     ]
-
-
-def examples_in(files: Sequence[Path], tokenizer: Tokenizer, questions: Path | None = None) -> Iterator[Example]:
-    """The answers of several files, as `read_examples` reads them."""
-    for file in files:
-        yield from read_examples(file, tokenizer, questions)
 
 
 def place_of(out: Path) -> Path:
@@ -217,9 +213,9 @@ def _table(rows: Sequence[Coverage]) -> list[str]:
     ]
 
 
-@options.with_options
+@with_options
 def command(
-    setup: options.AnswerOptions,
+    setup: AnswerOptions,
     target: Annotated[
         Path, typer.Argument(exists=True, help="Folder of the target; with --text, its SentencePiece file will do.")
     ],
@@ -249,7 +245,7 @@ def command(
     cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
     there.
     """
-    options.use_threads(setup.threads)
+    use_threads(setup.threads)
     if bool(out) == bool(check_file):
         raise PacelineError("say where to write the vocabulary, --out, or which one to check, --check")
     check_folder(place_of(out).parent if out else None)

@@ -283,7 +283,7 @@ def _parsed(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conver
     if "turns" in record:
         return _turns(record["turns"])
     if pair is not None:
-        return _pair(record, *pair, ignore)
+        return _pair(record, pair, ignore)
     for key in RESPONSES:
         if key in record:
             title = {"title": _text(record, "title")} if record.get("title") is not None else {}
@@ -294,9 +294,11 @@ def _parsed(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conver
 
 def _chat(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversation:
     """A list of messages, with or without a response."""
-    response = next((key for key in RESPONSES if key in record), None)
-    _refuse_unread(record, {"messages", response}, ignore)
     messages = _messages(record["messages"], "messages", "content")
+    # After an answer a "text" is the whole conversation once more.
+    keys = RESPONSES[:1] if messages[-1]["role"] == "assistant" else RESPONSES
+    response = next((key for key in keys if key in record), None)
+    _refuse_unread(record, {"messages", response}, ignore)
     for message in record["messages"]:
         _refuse_unread(message, {"role", "content"}, ignore, "a message: ")
     if response is not None:
@@ -318,9 +320,10 @@ def _answers_in(messages: Sequence[Message]) -> list[int]:
 
 
 def _pair(
-    record: Mapping[str, Any], asked: Sequence[str], answers: Sequence[str], ignore: Collection[str] | None
+    record: Mapping[str, Any], keys: tuple[tuple[str, ...], tuple[str, ...]], ignore: Collection[str] | None
 ) -> Conversation:
     """A prompt of one part or several; and its answer, which only a "prompt" can do without."""
+    asked, answers = keys
     answer = next((key for key in answers if key in record), None)
     if answer is None and asked[0] != "prompt":
         raise ConversationError(f'no response: there is no "{answers[0]}"')

@@ -29,7 +29,7 @@ from paceline.engine.round import Segment
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError
 from paceline.target.load import load
-from paceline.train.streams import StreamsLoss
+from paceline.train.draft import StreamsLoss
 
 TEXTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat"]
 COUNT, LAYERS, RANK = 2, 2, 4

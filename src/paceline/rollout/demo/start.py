@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from paceline.jsonl import replacing
 from paceline.rollout.demo.task import BOS, EOS, PAD, VOCAB_SIZE, encode, problems
-from paceline.train.llama import ModelConfig, new_llama
+from paceline.workbench.llama import ModelConfig, new_llama
 
 SHAPE = ModelConfig(hidden=128, layers=4, heads=4, kv_heads=4, intermediate=512, positions=64)
 STEPS, BATCH, RATE, WARM_UP = 350, 128, 1e-3, 50

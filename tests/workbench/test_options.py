@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli.options import with_options
 from paceline.draft.spec import option
+from paceline.workbench.options import with_options
 
 
 @dataclass(frozen=True)

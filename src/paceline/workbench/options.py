@@ -1,0 +1,89 @@
+"""Options of a command: the fields of the dataclasses that it takes.
+
+    @app.command()
+    @with_options
+    def align(asked: Asked, out: Out) -> int: ...        # --data, --method, ... of Asked, and --out
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+T = TypeVar("T")
+
+
+def with_options(command: Callable[..., T]) -> Callable[..., T]:
+    """`command` as Typer takes it: a parameter whose type is a dataclass becomes the options of its fields.
+
+    @with_options
+    def align(asked: Asked, out: Out) -> int: ...        # --data, --method, ... of Asked, and --out
+    """
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            parameters += options_of(parameter.annotation)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def generated(**values: Any) -> T:
+        return command(**{name: _filled(group, values) for name, group in groups.items()}, **values)
+
+    generated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    generated.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return generated
+
+
+def options_of(group: Any) -> list[inspect.Parameter]:
+    """The fields of a dataclass as parameters of a command.
+
+    Options are fields made by `draft.spec.option`, those whose type is Annotated for Typer, and such fields of a
+    dataclass within the dataclass. Other fields keep their defaults. What `option` was given beside help and range
+    goes to `typer.Option`; `names` are the option's names, where the field's own is not it: ("--max-tokens", "-n")."""
+    return [
+        parameter for field, hint in _options(group)
+        for parameter in (options_of(hint) if dataclasses.is_dataclass(hint) else [_parameter(field, hint)])
+    ]  # fmt: skip
+
+
+def _options(group: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    """The fields of a dataclass that are options, or dataclasses of options, with their types."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in dataclasses.fields(group):
+        hint = hints[field.name]
+        is_option = "help" in field.metadata or hasattr(hint, "__metadata__")
+        if is_option or (dataclasses.is_dataclass(hint) and next(_options(hint), None)):
+            yield field, hint
+
+
+def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if "help" in field.metadata:
+        settings: dict[str, Any] = {"min": field.metadata.get("least"), "max": field.metadata.get("most")}
+        settings |= {key: value for key, value in field.metadata.items() if key not in ("least", "most", "in_front")}
+        hint = Annotated[hint, typer.Option(*settings.pop("names", ()), **settings)]
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=empty if default is dataclasses.MISSING else default,
+        annotation=hint,
+    )
+
+
+def _filled(group: Any, values: dict[str, Any]) -> Any:
+    """The dataclass with the options that a command was given; they are taken out of `values`."""
+    return group(
+        **{
+            field.name: _filled(hint, values) if dataclasses.is_dataclass(hint) else values.pop(field.name)
+            for field, hint in _options(group)
+        }
+    )

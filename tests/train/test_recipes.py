@@ -1,0 +1,167 @@
+"""What every recipe must do: train, report and draft; stop at Ctrl-C and end with the same bits; refuse in one line."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from paceline.draft.neural.checkpoint import TargetFacts
+from paceline.draft.shapes import SLOTS_FILE, read_accuracies
+from paceline.engine.engine import Engine
+from paceline.engine.sampling import SamplingParams
+from paceline.errors import PacelineError
+from paceline.target.load import load
+from paceline.train.__main__ import app
+from paceline.train.loop import Reporter, read_log
+from tests import models
+
+SMALL = {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48}
+RECIPES = {
+    "draft": (["--hidden", "64", "--layers", "1", "--no-compiled"], "model:{out}"),
+    "streams": (["--draft", "DRAFT"], "model:{out},streams=2"),
+    "sorted": (["--exits", "1,2", "--layers", "2", "--no-compiled"], "s2d:{out}"),
+    "noise": (["--noise", "3-6", "--every", "8", "--no-compiled"], "jacobi:{out},tree=8,retrieve=none"),
+    "kangaroo": (["--exit", "0"], "kangaroo:{out}"),
+    "medusa": (["--heads", "3", "--own-heads"], "medusa:{out},tree=5"),
+    "hydra": (["--heads", "3", "--layers", "2", "--states", "STATES"], "hydra:{out},tree=5"),
+    "amphista": (["--heads", "3", "--stage2-input", "add", "--positions-begin", "0.02"], "amphista:{out},tree=5"),
+    "eagle": ([], "eagle:{out}"),
+    "eagle3": (["--taps", "0,1,2", "--vocab", "200"], "eagle3:{out}"),
+}
+"""Options of each command, and the drafter that it makes."""
+TREES = ("medusa", "hydra", "amphista")
+HEADS = ("kangaroo", "eagle", "eagle3", *TREES)
+
+
+@pytest.fixture(autouse=True)
+def _another_process() -> Iterator[None]:
+    """accelerate settles a process's precision once, and the commands' is not that of the other tests."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, a draft model for it, and answers in which every token but the first follows from the one before."""
+    folder = tmp_path_factory.mktemp("recipes")
+    models.make("llama2", folder / "target", **SMALL, tie_word_embeddings=False)
+    models.make("llama2", folder / "draft", **SMALL | {"num_hidden_layers": 2})
+    models.make("gpt2", folder / "gpt2")
+    rng = np.random.default_rng(0)
+    after, lines = rng.permutation(np.arange(4, 40)), []
+    for n in range(60):
+        text = [int(rng.integers(4, 40))]
+        for _ in range(20):
+            text.append(int(after[text[-1] - 4]))
+        lines.append(json.dumps({"id": f"answer {n}", "source": "made", "prompt_tokens": text[:5], "tokens": text[5:]}))
+    (folder / "answers.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "one.jsonl").write_text(lines[0] + "\n")
+    return folder
+
+
+def run(root: Path, recipe: str, out: Path, *more: str, target: str = "target", data: str = "answers") -> Result:
+    folders = {"DRAFT": str(root / "draft"), "STATES": str(root / "states")}
+    options = [folders.get(option, option) for option in RECIPES[recipe][0]]
+    places = [str(root / target), "--data", str(root / f"{data}.jsonl"), "--out", str(out)]
+    return CliRunner().invoke(app, [recipe, *places, "--length", "32", "--rows", "4", *options, *more])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {file.name + name: t for file in folder.rglob("*.safetensors") for name, t in load_file(file).items()}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains_stops_goes_on_reports_and_drafts(
+    recipe: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    budget = ("--tokens", str(5 * 4 * 32))
+    assert run(root, recipe, whole, *budget).exit_code == 0
+    of_loop = Reporter.step
+
+    def interrupted(self: Reporter, progress, *args) -> None:
+        of_loop(self, progress, *args)
+        if progress.step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "step", interrupted)
+        stopped = run(root, recipe, out, *budget)
+    assert stopped.exit_code == 130
+    assert "stopped at step 3; the same command goes on from there" in stopped.output
+    assert (tmp_path / "out-run" / "checkpoint.safetensors").exists()
+    assert not (out / "config.json").exists()
+    done = run(root, recipe, out, *budget)
+    assert done.exit_code == 0, done.output
+    assert "resumed at step 3" in done.output
+    assert "wrote" in done.output
+    one, other = weights(whole), weights(out)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+    log = read_log(tmp_path / "out-run" / "log.jsonl")
+    assert (log[-1]["step"], log[-1]["tokens"]) == (5, 640)
+    assert all(np.isfinite(loss) for loss in log[-1]["valid"].values())
+    config = json.loads((out / ("noise.json" if recipe == "noise" else "config.json")).read_text())
+    facts = config["streams"] if recipe == "streams" else config
+    assert (facts["recipe"]["stage"], facts["data"]) == (recipe, ["answers.jsonl"])
+    assert facts["recipe"]["loop"]["tokens"] == 640
+    target = load(root / "target", dtype="float32", device="cpu")
+    if recipe != "streams":
+        told = config["tuned_from" if recipe == "noise" else "target"]
+        assert (told["name"], told["weights_fingerprint"]) == ("target", TargetFacts.of(target).weights_fingerprint)
+    if recipe in HEADS:
+        assert {t.dtype for t in other.values() if t.is_floating_point()} == {torch.bfloat16}
+        assert (out / "training.jsonl").read_text() == (tmp_path / "out-run" / "log.jsonl").read_text()
+
+    if recipe in TREES:
+        assert len(config["held_out"]["top1"]) == len(read_accuracies(str(out))) == 3
+
+    prompts, params = [[5, 6, 7], [8], [30] * 9], SamplingParams(max_tokens=12)
+    model = load(out, dtype="float32", device="cpu") if recipe == "noise" else target
+    spec = RECIPES[recipe][1].format(out=out)
+    plain, drafted = ([one.tokens for one in Engine(model, d).generate(prompts, params)] for d in ("none", spec))
+    assert drafted == plain
+    if recipe == "medusa":
+        (out / SLOTS_FILE).unlink()
+        words = ["tree", str(root / "target"), f"medusa:{out}", "--data", str(root / "answers.jsonl")]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        assert len(read_accuracies(str(out))) == 3
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "where", "says"),
+    [
+        ("draft", ["--tokens", "64", "--minutes", "1"], {}, "two budgets for one training"),
+        *((recipe, ["--tokens", "64"], {"data": "one"}, "too few answers") for recipe in HEADS),
+        *((recipe, ["--tokens", "64"], {"target": "gpt2"}, "the native decoder cannot run it") for recipe in HEADS),
+        ("draft", ["--tokens", "64"], {"target": "gpt2"}, "a gpt2 keeps its layers in another place"),
+        ("draft", ["--tokens", "64", "--hidden", "100"], {}, "--hidden is 100; heads are 64 wide"),
+        ("kangaroo", ["--tokens", "64", "--exit", "3"], {}, "has 3 layers: it is 0 to 2"),
+        ("eagle3", ["--tokens", "64", "--taps", "2,3"], {}, "ascending numbers of 0 to 2, such as 0,1,2"),
+        ("eagle3", ["--tokens", "64", "--taps", "x"], {}, "--taps is 'x'; it must be layers with commas between"),
+        ("sorted", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9; the target has 3, so 1 to that"),
+        ("sorted", ["--tokens", "64", "--exits", "one"], {}, "--exits is 'one'; it must be layers with commas between"),
+        ("streams", ["--tokens", "64", "--layers", "9"], {}, "--layers is 9"),
+        ("noise", ["--tokens", "64", "--noise", "some"], {}, "--noise is 'some'; it must be a number of tokens"),
+        ("noise", ["--tokens", "64", "--source", "air"], {}, "no noise from 'air'"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(
+    recipe: str, more: list[str], where: dict[str, str], says: str, root: Path, tmp_path: Path
+) -> None:
+    error = run(root, recipe, tmp_path / "out", *more, **where).exception
+    assert isinstance(error, PacelineError)
+    assert says in str(error)
+    assert "\n" not in str(error)
+    assert not (tmp_path / "out").exists()
