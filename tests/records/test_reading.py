@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.looping import read_prompts
 from paceline.bench.suites import read_suite
 from paceline.cli.prompts import from_file
 from paceline.cost.replay import read_cost
@@ -18,6 +17,7 @@ from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import NotJSON, loads, objects
 from paceline.replay.record import read_trace
 from paceline.train.sources import parse_source, read
+from zoo.looping import read_prompts
 
 DEEP = "[" * 200_000 + "]" * 200_000
 BROKEN = {

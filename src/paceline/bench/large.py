@@ -1,4 +1,4 @@
-"""Which shape an enlarged model has, and the record of how a model was enlarged.
+"""A small model made as costly as a large one without changing what it says: which shape, the record, the weights.
 
     large = choose_shape(small, parse_size("1B"), "demo")      # ordinary proportions, about 10**9 parameters
     Enlargement.read(folder).describe()
@@ -211,11 +211,9 @@ def _oddness(s: Shape) -> float:
     return mlp**2 + outside(s.hidden_size / s.num_layers, *WIDTH_TO_LAYERS) ** 2
 
 
-# Enlarging a small model without changing what it says, so that its forward costs what a large model's costs.
-
 SHARD_BYTES = 1 << 28
 
-RECIPE = 1
+RECIPE = 2
 """Counts up when the same request would give other weights; part of the name in the cache."""
 
 COPIED = (
@@ -338,13 +336,7 @@ class Source:
 
 
 def padded(
-    name: str,
-    old: torch.Tensor,
-    shape: tuple[int, ...],
-    width_factor: int,
-    *,
-    spread: float = 0.02,
-    empty: bool = False,
+    name: str, old: torch.Tensor, shape: tuple[int, ...], width_factor: int, *, spread: float, empty: bool
 ) -> torch.Tensor:
     """Tensor `name` (by its name's end: a norm, a projection, the embeddings) of a model whose width is `width_factor`
     times as large; empty: of a layer that is to add nothing."""

@@ -2,8 +2,6 @@
 
     setup.room(prompt, ask)                # new tokens this prompt may have
     setup.turn(prompt, tokens, ask, seconds=1.5)
-
-Knows no engine.
 """
 
 from __future__ import annotations
@@ -72,6 +70,25 @@ class Setup:
         else:
             finish = "context" if len(prompt) + ask.max_tokens > self.max_context else "length"
         return Reply(len(prompt), tokens, self.decode(tokens), finish=finish, **rounds)
+
+
+class Rounds:
+    """What the rounds of one call were like, as they are heard: when the tokens of each came, how many they were, and
+    over how many tokens its forward ran."""
+
+    def __init__(self, began: float):
+        self.began = began
+        self.times: list[float] = []
+        self.lengths: list[int] = []
+        self.widths: list[int] = []
+
+    def facts(self, prompt: int, total: int) -> dict[str, Any]:
+        """What a Reply says of the rounds of a row with `total` new tokens. prompt: tokens of its prompt, padding
+        included, which the first forward ran with the first draft."""
+        lengths = cut_rounds(self.lengths, total)
+        known = [prompt, *[1] * len(lengths)]
+        nodes = [width - known[i] for i, width in enumerate(self.widths[: len(lengths)])]
+        return {"lengths": lengths, "times": self.times[: len(lengths)], "nodes": nodes, "depths": nodes}
 
 
 def cut(tokens: Sequence[int], ends: Collection[int], room: int) -> list[int]:

@@ -24,7 +24,7 @@ from transformers.utils import is_sklearn_available, logging
 
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.workbench.contestant import Ask, Contestant, Reply
-from paceline.workbench.peers.setup import Setup, cut, cut_rounds, folder_of, weight_bytes
+from paceline.workbench.peers.setup import Rounds, Setup, cut, folder_of, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -227,16 +227,11 @@ class EarlyExit(_WithModel):
             config.num_hidden_layers = depth
 
 
-class _Rounds(BaseStreamer):
-    """Listens to generate(): when the tokens of each round came, and how many tokens its forward was over.
-
-    calls counts forwards that drafted: of the assistant, or of the target itself beyond one a round."""
+class _Rounds(Rounds, BaseStreamer):
+    """Listens to generate(). calls: forwards that drafted, of the assistant, or of the target beyond one a round."""
 
     def __init__(self, began: float):
-        self.began = began
-        self.times: list[float] = []
-        self.lengths: list[int] = []
-        self.widths: list[int] = []
+        super().__init__(began)
         self._prompt = True
         self._width = self._forwards = self._drafts = 0
 
@@ -271,18 +266,7 @@ class _Rounds(BaseStreamer):
         pass
 
     def facts(self, prompt: int, total: int) -> dict[str, Any]:
-        """What a Reply says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
-        padding included, and the first draft."""
-        lengths = cut_rounds(self.lengths, total)
-        known = [prompt, *[1] * len(lengths)]
-        nodes = [width - known[i] for i, width in enumerate(self.widths[: len(lengths)])]
-        return {
-            "lengths": lengths,
-            "times": self.times[: len(lengths)],
-            "nodes": nodes,
-            "depths": nodes,
-            "calls": self._drafts + self._forwards - len(self.widths),
-        }
+        return super().facts(prompt, total) | {"calls": self._drafts + self._forwards - len(self.widths)}
 
 
 def how(ask: Ask, room: int) -> dict[str, Any]:
