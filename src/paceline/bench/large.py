@@ -276,10 +276,10 @@ def large_folder(folder: str | Path, params: int | Enlargement, progress: Progre
     `Enlargement.read` tells what was done. Errors as `enlarge`."""
     source = find(folder, [*SMALL_FILES, "*.safetensors"])
     size = params if isinstance(params, int) else f"as-{params.large.parameters}"
-    kept = cache_home() / f"{source.resolve().name}-{size}-{fingerprint_of(source)}"
-    if not kept.exists():
-        enlarge(source, params, kept, progress)
-    return kept
+    made = cache_home() / f"{source.resolve().name}-{size}-{fingerprint_of(source)}"
+    if not made.exists():
+        enlarge(source, params, made, progress)
+    return made
 
 
 def cache_home() -> Path:
@@ -432,13 +432,13 @@ def _write(folder: Path, source: Source, shapes: Mapping[str, tuple[int, ...]], 
 def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
     """Names in their order, as many to a shard as SHARD_BYTES holds and at least one."""
     shards: list[list[str]] = [[]]
-    room = SHARD_BYTES
+    left = SHARD_BYTES
     for name, size in sizes.items():
-        if size > room and shards[-1]:
+        if size > left and shards[-1]:
             shards.append([])
-            room = SHARD_BYTES
+            left = SHARD_BYTES
         shards[-1].append(name)
-        room -= size
+        left -= size
     return shards
 
 

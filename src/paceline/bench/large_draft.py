@@ -162,9 +162,9 @@ class Sizes:
     @staticmethod
     def _spread(old: torch.Tensor, axis: int, places: tuple[int, int]) -> torch.Tensor:
         """`old` with every part of an axis followed by zeros."""
-        part, room = places
-        if part == room:
+        part, padded = places
+        if part == padded:
             return old
         moved = old.movedim(axis, -1)
         parts = moved.unflatten(-1, (-1, part))
-        return torch.nn.functional.pad(parts, (0, room - part)).flatten(-2).movedim(-1, axis).contiguous()
+        return torch.nn.functional.pad(parts, (0, padded - part)).flatten(-2).movedim(-1, axis).contiguous()

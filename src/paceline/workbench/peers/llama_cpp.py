@@ -94,7 +94,7 @@ class Plain(Contestant):
         if len(prompts) > 1:
             raise PacelineError(f"{self.name} answers 1 at a time, not {len(prompts)}.")
         (prompt,), llama = prompts, self.llama
-        room = self.setup.room(prompt, ask)
+        limit = self.setup.max_new(prompt, ask)
         if ask.seeds:
             llama.set_seed(ask.seeds[0])
         llama.reset()  # what it computed for the prompt before must not be had for nothing
@@ -106,7 +106,7 @@ class Plain(Contestant):
             for token in stream:
                 tokens.append(int(token))
                 rounds.token()
-                if token in ends or len(tokens) >= room:
+                if token in ends or len(tokens) >= limit:
                     break
             seconds = perf_counter() - began
         finally:

@@ -96,7 +96,7 @@ class Plain(Contestant):
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if len(prompts) > self.max_batch:
             raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
-        rooms = [self.setup.room(prompt, ask) for prompt in prompts]
+        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if ask.temperature > 0 and ask.seeds:
             torch.manual_seed(ask.seeds[0])
         rounds = _Rounds(perf_counter())
@@ -105,15 +105,15 @@ class Plain(Contestant):
             out = self.model.generate(
                 ids,
                 attention_mask=mask,
-                generation_config=GenerationConfig(**how(ask, max(rooms)), **self._wishes()),
+                generation_config=GenerationConfig(**how(ask, max(limits)), **self._wishes()),
                 streamer=rounds,
                 **self._helpers(),
             )
             made = out[:, ids.shape[1] :].tolist()
         seconds = perf_counter() - rounds.began
         turns = []
-        for prompt, row, room in zip(prompts, made, rooms, strict=True):
-            tokens = cut(row, ask.ends, room)
+        for prompt, row, limit in zip(prompts, made, limits, strict=True):
+            tokens = cut(row, ask.ends, limit)
             facts = rounds.facts(ids.shape[1], len(tokens))
             turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
         return turns
@@ -269,11 +269,11 @@ class _Rounds(Rounds, BaseStreamer):
         return super().facts(prompt, total) | {"calls": self._drafts + self._forwards - len(self.widths)}
 
 
-def how(ask: Ask, room: int) -> dict[str, Any]:
+def how(ask: Ask, limit: int) -> dict[str, Any]:
     """How to answer, as entries of a generation configuration; nothing is left to a checkpoint's own."""
     sampling = {"temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p} if ask.temperature > 0 else {}
     return {
-        "max_new_tokens": room,
+        "max_new_tokens": limit,
         "do_sample": ask.temperature > 0,
         "eos_token_id": list(ask.ends) or None,
         "pad_token_id": next(iter(ask.ends), 0),
