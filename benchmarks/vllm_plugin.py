@@ -19,7 +19,7 @@ from time import monotonic
 
 import numpy as np
 
-from paceline.certify import acceptance
+from paceline.certify.acceptance import measured, replayed
 from paceline.certify.greedy import Greedy
 from paceline.certify.reference import Reference
 from paceline.engine.engine import Engine
@@ -47,7 +47,7 @@ class Ran:
 
     def line(self, plain: Ran) -> str:
         """Its figures, beside plain decoding's."""
-        rate = acceptance.measured([reply.lengths or [] for reply in self.replies])
+        rate = measured([reply.lengths or [] for reply in self.replies])
         speed, base = (sum(map(len, ran.answers)) / ran.seconds for ran in (self, plain))
         same = sum(a == b for a, b in zip(self.answers, plain.answers, strict=True))
         return (
@@ -102,10 +102,10 @@ def main() -> None:
     print(f"against the model alone: {verdicts.tokens:,} tokens, {len(verdicts.divergences)} differ, "
           f"{len(verdicts.bugs)} of them bugs")  # fmt: skip
     plain = ran[SPECS[0], 1].answers
-    replayed = acceptance.reference(
+    alone = replayed(
         "sam,draft=16", tokenizer, target.eos_token_ids, target.vocab_size, prompts[: len(plain)], plain, chains=True
     )
-    print(f"sam replayed as chains: {replayed:.3f} tokens a round")
+    print(f"sam replayed as chains: {alone:.3f} tokens a round")
 
 
 def ask_all(

@@ -18,12 +18,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors.torch import load_file
 
-from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, table
+from paceline.bench.looping import MAX_NGRAM, WINDOW
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import read_vocabulary
 from paceline.target.folder import TUNED_FILE
 from paceline.train.loop import read_log
 from zoo.answers import LONGEST, Answer, counts
+from zoo.looping import LoopCount, table
 from zoo.text import STAGE_FILE
 
 SOURCES: dict[str, dict[str, str]] = STAGE_FILE["sources"]

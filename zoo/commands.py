@@ -260,9 +260,9 @@ def card(
     python -m zoo card models/demo --draft models/demo-draft --out models/README.md
     """
     use_threads(threads)
-    from paceline.bench.looping import read_prompts
     from zoo import card
     from zoo.answers import answer_all, counts, drawn, practised
+    from zoo.looping import read_prompts
 
     answers, practice = answer_all(model), practised(model)
     samples = answer_all(model, {"sample": drawn(read_prompts(prompts))}) if prompts else []

@@ -162,7 +162,7 @@ def steps(zoo: Zoo, out: Path, checkpoints: Path) -> list[Step]:
             threaded=True,
         ),
         Step("held-out", ("held-out", *sources("sgd", "dolly"), "--out", str(held)), held),
-        Step("looping", loops, demo / "looping.json", module="paceline.bench.looping"),
+        Step("looping", loops, demo / "looping.json", module="zoo.looping"),
         Step("card", card, out / "README.md", threaded=True),
     ]
 

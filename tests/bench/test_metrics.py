@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from paceline.bench.metrics import (
     accepted_by_depth,
+    beside_plain,
     block_efficiency,
     calls_per_round,
     draft_share,
@@ -27,6 +28,7 @@ from paceline.bench.metrics import (
     mean_accepted_tokens,
     parts_ms,
     peak_bytes,
+    recorded_rounds,
     speedup,
     speedup_interval,
     speedup_spec_bench,
@@ -38,7 +40,7 @@ from paceline.bench.metrics import (
 )
 from paceline.bench.pairs import Pairs
 from paceline.bench.record import Answer
-from paceline.cost.model import round_cost
+from paceline.cost.model import DEVICES, Machine, Size, predict, round_cost
 from paceline.workbench.contestant import Reply
 
 
@@ -65,18 +67,23 @@ ROUNDS = [
 ]
 
 
-def test_tokens_a_round() -> None:
-    assert mean_accepted_tokens(ROUNDS) == pytest.approx(12 / 7)  # 8 + 1 + 3 tokens in 3 + 1 + 3 rounds
-    assert block_efficiency(ROUNDS) == pytest.approx(9 / 4)  # 4 + 3 + 1 + 1
-    assert length_histogram(ROUNDS) == [0, 5, 0, 1, 1]
-    assert drafted_per_round(ROUNDS) == pytest.approx(16 / 4)
-    assert calls_per_round(ROUNDS) == pytest.approx(12 / 4)
+PLAIN_ROUNDS = [plain(turn(4, lengths=[1] * 4, nodes=[0] * 4, depths=[0] * 4))]
 
 
-def test_plain_decoding_brings_one_token_a_round() -> None:
-    answers = [plain(turn(4, lengths=[1] * 4, nodes=[0] * 4, depths=[0] * 4))]
-    assert mean_accepted_tokens(answers) == block_efficiency(answers) == 1
-    assert (accepted_by_depth(answers), drafted_per_round(answers), calls_per_round(answers)) == ([], 0, 0)
+@pytest.mark.parametrize(
+    ("figure", "of_rounds", "of_plain"),
+    [
+        (mean_accepted_tokens, 12 / 7, 1),  # 8 + 1 + 3 tokens in 3 + 1 + 3 rounds
+        (block_efficiency, 9 / 4, 1),  # 4 + 3 + 1 + 1
+        (length_histogram, [0, 5, 0, 1, 1], [0, 4]),
+        (drafted_per_round, 16 / 4, 0),
+        (calls_per_round, 12 / 4, 0),
+    ],
+)
+def test_tokens_a_round(figure: Callable[[Any], Any], of_rounds: Any, of_plain: Any) -> None:
+    assert figure(ROUNDS) == pytest.approx(of_rounds)
+    assert figure(PLAIN_ROUNDS) == of_plain
+    assert accepted_by_depth(PLAIN_ROUNDS) == []
 
 
 def test_accepted_by_depth_is_a_share_of_the_rounds_that_reach_it() -> None:
@@ -321,13 +328,18 @@ def test_resamples_agree_with_a_plain_loop() -> None:
 # What was said
 
 
-def test_first_divergence() -> None:
-    one = plain(turn([1, 2, 3]), turn([4, 5]))
-    assert first_divergence(answer(turn([1, 2, 3]), turn([4, 5])), one) is None
-    assert first_divergence(answer(turn([1, 9, 3]), turn([4, 5])), one) == (0, 1)
-    assert first_divergence(answer(turn([1, 2, 3]), turn([4, 5, 6])), one) == (1, 2)
-    assert first_divergence(answer(turn([1, 2]), turn([4, 5])), one) == (0, 2)
-    assert first_divergence(answer(turn([1, 2, 3])), one) == (1, 0)
+@pytest.mark.parametrize(
+    ("turns", "where"),
+    [
+        ([[1, 2, 3], [4, 5]], None),
+        ([[1, 9, 3], [4, 5]], (0, 1)),
+        ([[1, 2, 3], [4, 5, 6]], (1, 2)),
+        ([[1, 2], [4, 5]], (0, 2)),
+        ([[1, 2, 3]], (1, 0)),
+    ],
+)
+def test_first_divergence(turns: list[list[int]], where: tuple[int, int] | None) -> None:
+    assert first_divergence(answer(*map(turn, turns)), plain(turn([1, 2, 3]), turn([4, 5]))) == where
 
 
 def test_identical_compares_question_and_repeat() -> None:
@@ -465,3 +477,72 @@ def test_without_plain_decoding_there_are_no_speedups() -> None:
     assert sam["compared"] == 0
     assert sam["tokens_per_second"] == pytest.approx(20)
     assert sam["mean_accepted_tokens"] == 3
+
+
+# Requests that are answered together
+
+
+def test_figures_of_requests_that_are_answered_together() -> None:
+    counts = {"rounds": 5, "rows": 9, "slots": 10, "drafting": 4, "same_length": 1, "moved_bytes": 1000}
+
+    def request(question: str, tokens: list[int], **more: Any) -> Answer:
+        times = [float(i) for i in range(1, len(tokens) + 1)]
+        reply = turn(tokens, times[-1], lengths=[1] * len(tokens), times=times, **more)
+        return answer(reply, question=question, group=0)
+
+    mine = [
+        request("1", [5, 6, 7, 8], parts={"forward": 3.0, "align": 1.0}, batch=counts),
+        request("2", [5, 6], parts={"forward": 4.0}),
+    ]
+    none = [replace(one, method="none") for one in (request("1", [5, 6, 9, 8]), request("2", [5, 6]))]
+    results = summarize([*mine, *none], {})
+    figures = told_by(results, "sam")
+    expected = {"partial_match": 0.75, "align_share": 1 / 8, "group_rate": 1 / 4, "idle_slots": 0.1, "moved_bytes": 200}
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
+    assert figures["latency_p50"] == 3
+    unscheduled = told_by(results, "none")
+    assert unscheduled["partial_match"] == 1
+    assert unscheduled["idle_slots"] is unscheduled["group_rate"] is unscheduled["align_share"] is None
+
+
+def test_beside_plain_at_the_same_batch() -> None:
+    def result(drafter: str, schedule: str, batch: int, speed: float | None) -> dict[str, object]:
+        how = {"drafter": drafter, "schedule": schedule, "batch": batch}
+        return {"method": f"{drafter} {schedule} {batch}", "tokens_per_second": speed, "scheduled": how}
+
+    results = [
+        {"method": "none", "tokens_per_second": 10.0, "scheduled": None},
+        result("sam", "equal", 1, 15.0),
+        result("sam", "equal", 4, 30.0),
+        result("none", "ragged", 4, 40.0),
+        result("sam", "equal", 8, 50.0),
+        result("sam", "ragged", 4, None),
+    ]
+    gains = {"none": 1.0, "sam equal 1": 1.5, "sam equal 4": 0.75, "none ragged 4": 1.0}
+    assert beside_plain(results) == gains
+
+
+# Rounds, as predictions for other machines take them
+
+
+def drafted(rounds: int, tokens: int, drafted: int, drafting: float = 0.0) -> Answer:
+    """After its first token an answer of so many rounds, each with `tokens` tokens after `drafted` drafted ones."""
+    lengths, nodes = [1] + [tokens] * rounds, [0] + [drafted] * rounds
+    reply = Reply(9, [1] * sum(lengths), "", 1.0, lengths, None, nodes, nodes, parts={"draft": drafting})
+    return Answer("x", 0, "q", "qa", "qa", 0, turns=[reply])
+
+
+def test_rounds_of_all_answers_after_their_first_tokens() -> None:
+    rounds = recorded_rounds([drafted(50, 2, 10, 0.1), drafted(100, 1, 0)])
+    assert rounds is not None
+    assert (rounds.tokens, rounds.sizes, rounds.draft_seconds) == (200, {11: 50, 1: 100}, 0.1)
+    size = Size(7e9, layers=32, width=4096, cache_bytes=131072)
+    assert 1 < predict(rounds, size, Machine(DEVICES["H100-SXM"])).speedup < 200 / 150
+
+
+def test_rounds_that_are_not_known() -> None:
+    silent, failed = drafted(2, 2, 3), replace(drafted(2, 2, 3), failed="out of memory")
+    silent.turns[0].nodes = None
+    assert recorded_rounds([drafted(2, 2, 3), silent]) is None
+    assert recorded_rounds([failed]) is None
+    assert recorded_rounds([]) is None

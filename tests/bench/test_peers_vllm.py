@@ -31,7 +31,7 @@ for line in sys.stdin:
         say({"done": True})
         continue
     told = [{"tokens": [p[-1], p[-1], 7, 8][:r], "lengths": [1, 3], "times": [0.1, 0.2], "accepted": [2],
-             "drafted": [4]} for p, r in zip(asked["prompts"], asked["rooms"])]
+             "drafted": [4]} for p, r in zip(asked["prompts"], asked["limits"])]
     say({"answers": told, "seconds": 0.25, "peak_bytes": 1000, "config": config})
 """
 
@@ -220,7 +220,7 @@ def noisy(tmp_path: Path) -> dict[str, str]:
 
 
 CONFIG = {"model": "m", "dtype": "float32", "max_context": 64, "batch": 1, "kv_bytes": 9, "eager": True}
-ASKED = {"prompts": [[1, 2]], "rooms": [4], "temperature": 0.0, "seeds": [], "ends": []}
+ASKED = {"prompts": [[1, 2]], "limits": [4], "temperature": 0.0, "seeds": [], "ends": []}
 
 
 def test_the_worker_keeps_its_answers_apart_from_noise(noisy: dict[str, str]) -> None:

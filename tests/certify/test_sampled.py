@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.certify.engines import Output, UnderTest
+from paceline.certify.engines import UnderTest
 from paceline.certify.sampled import Case, Distribution, Sampled, sample
 from paceline.engine.sampling import SamplingParams
+from paceline.workbench.contestant import Reply
 from paceline.workbench.stats import Floats, chi_square, tail
 
 FINE = np.tile([0.02, 0.03], 20)
@@ -23,8 +24,8 @@ class Draws(UnderTest):
     def __init__(self, probs: Floats, seed: int):
         self.probs, self.rng = probs, np.random.default_rng(seed)
 
-    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Output]:
-        return [Output([int(token)]) for token in self.rng.choice(40, len(prompts), p=self.probs)]
+    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Reply]:
+        return [Reply(0, [int(token)], "", 0.0) for token in self.rng.choice(40, len(prompts), p=self.probs)]
 
 
 def run(probs: Floats, seed: int, requests: int) -> Sampled:

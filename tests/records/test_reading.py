@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.looping import read_prompts
 from paceline.bench.suites import read_suite
 from paceline.cli.prompts import from_file
 from paceline.draft.shapes import read_paths
@@ -18,6 +17,7 @@ from paceline.replay.report import read_cost
 from paceline.train.data import parse_source, read
 from paceline.workbench.conversations import read_trace
 from paceline.workbench.corpus import texts
+from zoo.looping import read_prompts
 
 DEEP = "[" * 200_000 + "]" * 200_000
 BROKEN = {

@@ -1,4 +1,4 @@
-"""Which shape an enlarged model has, and the record of how a model was enlarged.
+"""A small model made as costly as a large one without changing what it says: which shape, the record, the weights.
 
     large = choose_shape(small, parse_size("1B"), "demo")      # ordinary proportions, about 10**9 parameters
     Enlargement.read(folder).describe()
@@ -212,11 +212,9 @@ def _oddness(s: Shape) -> float:
     return mlp**2 + outside(s.hidden_size / s.num_layers, *WIDTH_TO_LAYERS) ** 2
 
 
-# Enlarging a small model without changing what it says, so that its forward costs what a large model's costs.
-
 SHARD_BYTES = 1 << 28
 
-RECIPE = 1
+RECIPE = 2
 """Counts up when the same request would give other weights; part of the name in the cache."""
 
 COPIED = (
@@ -279,10 +277,10 @@ def large_folder(folder: str | Path, params: int | Enlargement, progress: Progre
     `Enlargement.read` tells what was done. Errors as `enlarge`."""
     source = find(folder, [*SMALL_FILES, "*.safetensors"])
     size = params if isinstance(params, int) else f"as-{params.large.parameters}"
-    kept = cache_home() / f"{source.resolve().name}-{size}-{fingerprint_of(source)}"
-    if not kept.exists():
-        enlarge(source, params, kept, progress)
-    return kept
+    made = cache_home() / f"{source.resolve().name}-{size}-{fingerprint_of(source)}"
+    if not made.exists():
+        enlarge(source, params, made, progress)
+    return made
 
 
 def cache_home() -> Path:
@@ -339,13 +337,7 @@ class Source:
 
 
 def padded(
-    name: str,
-    old: torch.Tensor,
-    shape: tuple[int, ...],
-    width_factor: int,
-    *,
-    spread: float = 0.02,
-    empty: bool = False,
+    name: str, old: torch.Tensor, shape: tuple[int, ...], width_factor: int, *, spread: float, empty: bool
 ) -> torch.Tensor:
     """Tensor `name` (by its name's end: a norm, a projection, the embeddings) of a model whose width is `width_factor`
     times as large; empty: of a layer that is to add nothing."""
@@ -441,13 +433,13 @@ def _write(folder: Path, source: Source, shapes: Mapping[str, tuple[int, ...]], 
 def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
     """Names in their order, as many to a shard as SHARD_BYTES holds and at least one."""
     shards: list[list[str]] = [[]]
-    room = SHARD_BYTES
+    left = SHARD_BYTES
     for name, size in sizes.items():
-        if size > room and shards[-1]:
+        if size > left and shards[-1]:
             shards.append([])
-            room = SHARD_BYTES
+            left = SHARD_BYTES
         shards[-1].append(name)
-        room -= size
+        left -= size
     return shards
 
 

@@ -3,9 +3,8 @@
     large_spec("model:demo-draft,stop=svip", target, Enlargement.read(folder))     # "model:~/.cache/...,stop=svip"
 
 A draft model is enlarged like any model (`large.py`), its exits with it; one that was cut from the target exactly as
-the target was. An adapter, which reads and writes the target's hidden states, is padded as the target's own attention
-is; a head over its states state by state (`large_head.py`). Whatever else a drafter reads, a corpus say, stays as it
-is. Knows no drafter by name.
+the target was. A head or an adapter over the target's states is padded state by state. Whatever else a drafter reads,
+such as a corpus, stays as it is. No drafter is known by name here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.bench.large import Enlargement, Proportions, cache_home, copy_files, fingerprint_of, large_folder, padded
+from paceline.bench.large import Enlargement, Proportions, cache_home, copy_files, fingerprint_of, large_folder
 from paceline.draft.neural.checkpoint import CONFIG, KIND, TargetFacts, open_drafter, save_drafter
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.draft.spec import parse, split
@@ -26,6 +25,12 @@ from paceline.jsonl import loads
 from paceline.target.base import Target
 from paceline.target.load import SMALL_FILES, find, read_config
 from paceline.target.shape import Shape, unsupported
+
+GROWING = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+"""Entries of a configuration that grow with the width."""
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+TABLES = ("lm_head", "lm_heads", "embed_tokens", "position_embedding")
+"""Tensors with a row for every token or depth: their number stays."""
 
 
 def large_spec(spec: str, target: Target, done: Enlargement) -> str:
@@ -48,7 +53,7 @@ def _large_part(part: str, target: Target, done: Enlargement) -> str:
         if (slots := Path(checkpoint).expanduser() / SLOTS_FILE).exists():
             shutil.copy(slots, grown)  # the accuracies of a model tuned with noise are those of the large one
         return _with_exits(part.replace(checkpoint, str(grown), 1), parsed.options.get("exits"), grown)
-    return part.replace(checkpoint, str(large_adapter(Path(checkpoint), target, done)), 1)
+    return part.replace(checkpoint, str(large_head(Path(checkpoint), target, done)), 1)
 
 
 def _is_head(config: dict[str, Any]) -> bool:
@@ -87,54 +92,21 @@ def large_draft_model(checkpoint: str, done: Enlargement) -> Path:
     return large_folder(folder, round(times * Proportions.of(shape).parameters))
 
 
-def large_adapter(folder: Path, target: Target, done: Enlargement) -> Path:
-    """An adapter for the small target as one for the enlarged `target`; a copy in the cache, made the first time.
-
-    Its tensors are attention (q_proj, k_proj, v_proj, o_proj) and norms over the target's hidden states."""
-    kind = (_config(str(folder)) or {})[KIND]
-    config, tensors = open_drafter(folder, kind, None)
+def large_head(folder: Path, target: Target, done: Enlargement) -> Path:
+    """A head or adapter over the small target's states as one for the enlarged `target`; a copy in the cache, made the
+    first time. One that does not say how wide it is has the target's sizes. ModelError for one of another width."""
     folder = folder.expanduser()
     facts = TargetFacts.of(target)
-    kept = cache_home() / f"{folder.resolve().name}-{facts.weights_fingerprint}-{fingerprint_of(folder)}"
-    if (kept / CONFIG).exists():
-        return kept
-    if "exit_layer" not in config:
-        copy_files(folder, kept)
-        large_head(folder, kept, target, done)
-        return kept
-    factor = done.width_factor  # of width and heads alike
-    large = {
-        name: padded(name, tensor, tuple(factor * side for side in tensor.shape), factor)
-        for name, tensor in tensors.items()
-    }
-    own = {key: value for key, value in config.items() if key not in (KIND, "paceline", "target")}
-    own["exit_layer"] = config["exit_layer"] * done.layer_factor
-    copy_files(folder, kept)
-    save_drafter(kept, kind, config=own, tensors=large, target=facts)
-    return kept
-
-
-# Heads over a target's states, for an enlarged target: as much larger as it became, and drafting the same.
-
-GROWING = ("hidden_size", "num_attention_heads", "num_key_value_heads")
-"""Entries of a configuration that grow with the width."""
-LAYERS = "eagle_aux_hidden_state_layer_ids"
-TABLES = ("lm_head", "lm_heads", "embed_tokens", "position_embedding")
-"""Tensors with a row for every token or depth: their number stays."""
-
-
-def large_head(folder: Path, kept: Path, target: Target, done: Enlargement) -> None:
-    """Write the head in `folder` for the enlarged `target` into `kept`. A head that does not say how wide it is has the
-    target's sizes. ModelError for one of another width."""
-    kind = str(loads((folder / CONFIG).read_bytes())[KIND])
+    made = cache_home() / f"{folder.resolve().name}-{facts.weights_fingerprint}-{fingerprint_of(folder)}"
+    if (made / CONFIG).exists():
+        return made
+    kind = str((_config(str(folder)) or {})[KIND])
     config, tensors = open_drafter(folder, kind, None)
     layers = config.get("transformer_layer_config") or config
     width = layers.get("hidden_size", done.small.hidden_size)
-    inner = layers.get("intermediate_size", done.small.intermediate_size)
     if width != done.small.hidden_size:
         raise ModelError(f"{folder} cannot be enlarged: it is {width} wide, its target {done.small.hidden_size}")
-    sizes = Sizes(width, inner, done)
-    large = {name: sizes.grown(name, tensor) for name, tensor in tensors.items()}
+    sizes = Sizes(width, layers.get("intermediate_size", done.small.intermediate_size), done)
     own = {key: value for key, value in config.items() if key not in (KIND, "paceline", "target")}
     if "transformer_layer_config" in own:
         own["transformer_layer_config"] = sizes.described(layers)
@@ -142,7 +114,12 @@ def large_head(folder: Path, kept: Path, target: Target, done: Enlargement) -> N
         own = sizes.described(own)
     if own.get(LAYERS):
         own[LAYERS] = [layer * done.layer_factor for layer in own[LAYERS]]
-    save_drafter(kept, kind, config=own, tensors=large, target=TargetFacts.of(target))
+    if "exit_layer" in own:
+        own["exit_layer"] *= done.layer_factor
+    large = {name: sizes.grown(name, tensor) for name, tensor in tensors.items()}
+    copy_files(folder, made)
+    save_drafter(made, kind, config=own, tensors=large, target=facts)
+    return made
 
 
 class Sizes:
@@ -185,9 +162,9 @@ class Sizes:
     @staticmethod
     def _spread(old: torch.Tensor, axis: int, places: tuple[int, int]) -> torch.Tensor:
         """`old` with every part of an axis followed by zeros."""
-        part, room = places
-        if part == room:
+        part, padded = places
+        if part == padded:
             return old
         moved = old.movedim(axis, -1)
         parts = moved.unflatten(-1, (-1, part))
-        return torch.nn.functional.pad(parts, (0, room - part)).flatten(-2).movedim(-1, axis).contiguous()
+        return torch.nn.functional.pad(parts, (0, padded - part)).flatten(-2).movedim(-1, axis).contiguous()

@@ -437,40 +437,32 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "speedup_low": interval[0],
         "speedup_high": interval[1],
         "speedup_decode": decode,
-        "speedup_spec_bench": speedup_spec_bench(mine, plain),
         "tokens_per_second": tokens_per_second(mine),
         "tokens_per_second_decode": tokens_per_second(mine, decode=True),
-        "tokens_per_second_spec_bench": tokens_per_second_spec_bench(mine),
-        "mean_accepted_tokens": mean_accepted_tokens(mine),
-        "block_efficiency": tau,
         "round_cost": cost.round_cost(tau, decode) if tau and decode else None,
         "mbsu": _mbsu(mine, tau, facts),
-        "accepted_by_depth": accepted_by_depth(mine),
-        "drafted_per_round": drafted_per_round(mine),
-        "draft_share": draft_share(mine),
-        "parts_ms": parts_ms(mine),
         "lengths": lengths,
         "rounds": sum(lengths) if lengths else None,
         "new_tokens": sum(answer.num_new for answer in good(mine)),
         "seconds": float(sum(cell.turns[:, 1].sum() for cell in cells(mine).values())),
-        "peak_bytes": peak_bytes(mine),
-        "first_token_ms": first_token_ms(mine),
         "inter_token_ms_p50": waits[0],
         "inter_token_ms_p99": waits[1],
         "latency_p50": late[0],
         "latency_p90": late[1],
         "latency_p99": late[2],
-        "align_share": align_share(mine),
-        "group_rate": group_rate(mine),
-        "idle_slots": idle_slots(mine),
-        "moved_bytes": moved_bytes(mine),
-        "partial_match": partial_match(mine, plain),
         "scheduled": facts.get("settings", {}).get("scheduled"),
-        "identical": identical(mine, plain),
-        "looping": looping(mine),
-        "too_short": too_short(mine),
-        "speedup_without_loops": speedup_without_loops(mine, plain),
+        **{figure.__name__: figure(mine) for figure in OF_A_METHOD},
+        **{figure.__name__: figure(mine, plain) for figure in OVER_PLAIN},
     }
+
+
+OF_A_METHOD = (
+    tokens_per_second_spec_bench, mean_accepted_tokens, block_efficiency, accepted_by_depth, drafted_per_round,
+    draft_share, parts_ms, peak_bytes, first_token_ms, align_share, group_rate, idle_slots, moved_bytes, looping,
+    too_short,
+)  # fmt: skip
+OVER_PLAIN = (speedup_spec_bench, identical, partial_match, speedup_without_loops)
+"""Figures that are recorded under the names of their functions."""
 
 
 def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> float | None:

@@ -130,22 +130,22 @@ def read_run(folder: Path) -> BenchRun:
         summary = loads((folder / SUMMARY).read_bytes(), parse_constant=lambda _: None)
     except (OSError, ValueError) as error:
         raise PacelineError(f"{folder / SUMMARY} cannot be read: {error}") from None
-    results = summary.get("results") if isinstance(summary, dict) else None
-    if not _all_have(results, "method", "category"):
-        raise PacelineError(f'{folder / SUMMARY} is not a summary: "results" must list objects by method and category')
-    facts = about.get("methods", [])
-    if not _all_have(facts, "method"):
-        raise PacelineError(f'{folder / RUN} does not describe a run: "methods" must list objects with a "method"')
+    not_summary = f'{folder / SUMMARY} is not a summary: "results" must list objects by method and category'
+    results = _listed(summary.get("results") if isinstance(summary, dict) else None, not_summary, "method", "category")
+    not_run = f'{folder / RUN} does not describe a run: "methods" must list objects with a "method"'
+    facts = _listed(about.get("methods", []), not_run, "method")
     tasks = list(dict.fromkeys(row["category"] for row in results if row["category"] != OVERALL))
     about = {**about["identity"], **about}
     return BenchRun(folder, about, summary, _methods(facts, results), tasks, _first_answers(folder / ANSWERS))
 
 
-def _all_have(rows: Any, *keys: str) -> bool:
-    """Whether `rows` is a list of objects with texts by these keys."""
-    return isinstance(rows, list) and all(
-        isinstance(row, dict) and all(isinstance(row.get(key), str) for key in keys) for row in rows
-    )
+def _listed(rows: Any, message: str, *keys: str) -> list[dict[str, Any]]:
+    """`rows`, if it is a list of objects with texts by these keys. PacelineError with the message if not."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise PacelineError(message)
+    if not all(isinstance(row.get(key), str) for row in rows for key in keys):
+        raise PacelineError(message)
+    return rows
 
 
 def _methods(facts: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> list[Method]:

@@ -8,7 +8,6 @@ a host that verifies chains, its trees cut to their best chain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,24 +22,16 @@ COLLAPSED = 0.8
 """Of the reference's drafted and accepted tokens a round; below that share acceptance has collapsed."""
 
 
-@dataclass
-class Acceptance:
-    """Tokens a round, the target's own included: of the engine, and of the same drafter replayed; None: not known."""
-
-    measured: float | None = None
-    reference: float | None = None
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether far fewer drafts are accepted than should be."""
-        if self.measured is None or self.reference is None:
-            return False
-        return self.measured - 1 < COLLAPSED * (self.reference - 1) and self.reference - self.measured > 0.05
-
-    def facts(self) -> dict[str, Any]:
-        """For the certificate."""
-        rounded = {name: None if value is None else round(value, 3) for name, value in vars(self).items()}
-        return {"tokens_a_round": rounded["measured"], "reference": rounded["reference"], "collapsed": self.collapsed}
+def acceptance(tokens: float | None, reference: float | None) -> dict[str, Any]:
+    """For the certificate: tokens a round, the target's own included, of the engine and of the same drafter replayed
+    (None: not known), and whether far fewer drafts are accepted than should be."""
+    known = tokens is not None and reference is not None
+    collapsed = known and tokens - 1 < COLLAPSED * (reference - 1) and reference - tokens > 0.05  # type: ignore[operator]
+    return {
+        "tokens_a_round": None if tokens is None else round(tokens, 3),
+        "reference": None if reference is None else round(reference, 3),
+        "collapsed": collapsed,
+    }
 
 
 def measured(lengths: Sequence[Sequence[int]]) -> float | None:
@@ -49,7 +40,7 @@ def measured(lengths: Sequence[Sequence[int]]) -> float | None:
     return sum(later) / len(later) if later else None
 
 
-def reference(
+def replayed(
     draft: str,
     tokenizer: Tokenizer | None,
     ends: Sequence[int],

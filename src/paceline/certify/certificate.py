@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.certify import acceptance
-from paceline.certify.engines import Output, UnderTest
+from paceline.certify.acceptance import acceptance, measured, replayed
+from paceline.certify.engines import UnderTest
 from paceline.certify.greedy import Greedy, Stops, check_stops
 from paceline.certify.options import Scope, Watch
 from paceline.certify.reference import Model
 from paceline.certify.sampled import Case, Sampled, distribution_of, needed, sample
 from paceline.engine.sampling import SamplingParams
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.contestant import Reply
 
 Prompts = Sequence[Sequence[int]]
 
@@ -65,15 +66,15 @@ def certify(
     prompts  for greedy answers; starts  short ones, for the distribution of what comes next.
     draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains."""
     began = perf_counter()
-    greedy, outputs = _greedy(engine, models, prompts, scope, watch)
-    stops = _stops(engine, models, prompts, outputs, scope, watch)
+    greedy, replies = _greedy(engine, models, prompts, scope, watch)
+    stops = _stops(engine, models, prompts, replies, scope, watch)
     watch.say("how often drafts are accepted")
-    accepted = acceptance.Acceptance(acceptance.measured([one.lengths for one in outputs]))
+    tokens, reference = measured([one.lengths or [] for one in replies]), None
     if draft is not None:
-        accepted.reference = acceptance.reference(
-            draft, models.tokenizer, models.ends, models.vocab_size, prompts, [one.tokens for one in outputs],
-            chains=chains,
-        )  # fmt: skip
+        answers = [one.tokens for one in replies]
+        reference = replayed(
+            draft, models.tokenizer, models.ends, models.vocab_size, prompts, answers, chains=chains
+        )
     sampled = _sampled(engine, models, starts, scope, watch)
     return {
         "lossless": not greedy.bugs and not stops.wrong and sampled.lossless,
@@ -83,7 +84,7 @@ def certify(
         "stops": stops.facts(),
         "sampled": sampled.facts(),
         "power": sampled.power(scope.shift) | {"greedy_rate": round(3 / max(greedy.tokens, 3), 6)},
-        "acceptance": accepted.facts(),
+        "acceptance": acceptance(tokens, reference),
         "not_tested": _not_tested(engine, stops, sampled),
         "plan": asdict(scope),
         "ran_on": engine.facts,
@@ -93,14 +94,14 @@ def certify(
 
 def _greedy(
     engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch
-) -> tuple[Greedy, list[Output]]:
+) -> tuple[Greedy, list[Reply]]:
     """Every prompt alone, all together, with a penalty, and between rows that sample. Returns the first answers too."""
     greedy = Greedy(models.exact, models.own, models.ends)
     params = SamplingParams(max_tokens=scope.max_tokens)
     watch.say("greedy answers")
 
-    def judged(outputs: Sequence[Output], params: SamplingParams, company: str) -> None:
-        for number, (prompt, one) in enumerate(zip(prompts, outputs, strict=True)):
+    def judged(replies: Sequence[Reply], params: SamplingParams, company: str) -> None:
+        for number, (prompt, one) in enumerate(zip(prompts, replies, strict=True)):
             greedy.read(number, prompt, one.tokens, params, company)
             watch.step(number + 1, len(prompts))
 
@@ -123,7 +124,7 @@ def _greedy(
 
 
 def _stops(
-    engine: UnderTest, models: Models, prompts: Prompts, outputs: Sequence[Output], scope: Scope, watch: Watch
+    engine: UnderTest, models: Models, prompts: Prompts, replies: Sequence[Reply], scope: Scope, watch: Watch
 ) -> Stops:
     tokenizer = models.tokenizer
     if tokenizer is None or not engine.honours(SamplingParams(stop=("x",))):
@@ -134,7 +135,7 @@ def _stops(
         detokenizer = tokenizer.detokenizer(list(prompt))
         return "".join(detokenizer.push(t) for t in answer if t not in models.ends) + detokenizer.flush()
 
-    return check_stops(engine, prompts, outputs, SamplingParams(max_tokens=scope.max_tokens), decode)
+    return check_stops(engine, prompts, replies, SamplingParams(max_tokens=scope.max_tokens), decode)
 
 
 def _sampled(engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch) -> Sampled:

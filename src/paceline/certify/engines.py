@@ -1,14 +1,14 @@
 """UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids.
 
     engine = Ours(target, tokenizer, "sam")
-    output = engine.answer([[1, 2, 3]], [SamplingParams(max_tokens=8)])[0]
+    reply = engine.answer([[1, 2, 3]], [SamplingParams(max_tokens=8)])[0]
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from paceline import __version__
@@ -19,17 +19,7 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
-from paceline.workbench.contestant import Ask, Contestant
-
-
-@dataclass(frozen=True)
-class Output:
-    """An answer. tokens: an end token included; text: as the engine cut it, None if it gives none; lengths: tokens of
-    each round, empty if it does not tell."""
-
-    tokens: list[int]
-    text: str | None = None
-    lengths: list[int] = field(default_factory=list)
+from paceline.workbench.contestant import Ask, Contestant, Reply
 
 
 class UnderTest(ABC):
@@ -47,7 +37,7 @@ class UnderTest(ABC):
     takes: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
         """Answer all of them, as many together as it can."""
 
     def close(self) -> None:  # noqa: B027
@@ -79,7 +69,7 @@ class Ours(UnderTest):
         self.name = f"paceline, {drafter.name}"
         self.facts = {"engine": f"paceline {__version__}", "dtype": str(target.dtype).removeprefix("torch.")}
 
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
         lengths: list[list[int]] = [[] for _ in prompts]
         done = self.engine.generate(
             [list(prompt) for prompt in prompts],
@@ -88,8 +78,10 @@ class Ours(UnderTest):
         )
         if failed := next((one.error for one in done if one.error), ""):
             raise PacelineError(f"{self.name} failed: {failed}")
-        texts = [one.text if self.engine.tokenizer is not None else None for one in done]
-        return [Output(one.tokens, text, of) for one, text, of in zip(done, texts, lengths, strict=True)]
+        return [
+            Reply(one.prompt_tokens, one.tokens, one.text, one.seconds, of, finish=one.finish_reason)
+            for one, of in zip(done, lengths, strict=True)
+        ]
 
 
 class Host(UnderTest):
@@ -112,7 +104,7 @@ class Host(UnderTest):
     def close(self) -> None:
         self.contestant.close()
 
-    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Reply]:
         alike: dict[Ask, list[int]] = {}
         for i, one in enumerate(params):
             ask = Ask(
@@ -124,12 +116,11 @@ class Host(UnderTest):
                 repetition_penalty=one.repetition_penalty,
             )
             alike.setdefault(ask, []).append(i)
-        outputs: dict[int, Output] = {}
+        by_index: dict[int, Reply] = {}
         for ask, members in alike.items():
             for begin in range(0, len(members), self.batch):
                 together = members[begin : begin + self.batch]
                 seeds = tuple(params[i].seed or 0 for i in together)
                 replies = self.contestant.answer([prompts[i] for i in together], replace(ask, seeds=seeds))
-                for i, reply in zip(together, replies, strict=True):
-                    outputs[i] = Output(reply.tokens, None, reply.lengths or [])
-        return [outputs[i] for i in range(len(prompts))]
+                by_index |= dict(zip(together, replies, strict=True))
+        return [by_index[i] for i in range(len(prompts))]

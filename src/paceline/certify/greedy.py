@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.certify.engines import Output, UnderTest
+from paceline.certify.engines import UnderTest
 from paceline.certify.reference import Model
 from paceline.engine.sampling import SamplingParams, warp
+from paceline.workbench.contestant import Reply
 
 ROUNDING = 1e-5
 """Of float32, as a share of the largest logit: kernels of other libraries add in another order."""
@@ -145,13 +146,13 @@ class Stops:
 def check_stops(
     engine: UnderTest,
     prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Output],
+    replies: Sequence[Reply],
     params: SamplingParams,
     decode: Callable[[Sequence[int], Sequence[int]], str],
 ) -> Stops:
-    """outputs: the engine's answers to `prompts`, by `params`, without stop strings. decode(prompt, answer): the text
+    """replies: the engine's answers to `prompts`, by `params`, without stop strings. decode(prompt, answer): the text
     of all tokens of an answer."""
-    asked = [(prompt, stop) for prompt, one in zip(prompts, outputs, strict=True) for stop in _strings(one.text or "")]
+    asked = [(prompt, stop) for prompt, one in zip(prompts, replies, strict=True) for stop in _strings(one.text)]
     stops = Stops(len(asked))
     each = [replace(params, stop=(stop,)) for _, stop in asked]
     again = engine.answer([prompt for prompt, _ in asked], each) if asked else []

@@ -195,8 +195,8 @@ def _ask(engine: UnderTest, sampled: Sampled, number: int, rng: np.random.Genera
     seeds = rng.integers(1 << 31, size=number).tolist()
     cases = [sampled.cases[i] for i in chosen]
     params = [replace(case.params, seed=seed) for case, seed in zip(cases, seeds, strict=True)]
-    outputs = engine.answer([case.prompt for case in cases], params)
-    for i, one in zip(chosen, outputs, strict=True):
+    replies = engine.answer([case.prompt for case in cases], params)
+    for i, one in zip(chosen, replies, strict=True):
         sampled.counts[i] += sampled.cases[i].distribution.count([one.tokens])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import quantiles
 from time import perf_counter
 from typing import Any
@@ -17,8 +18,7 @@ import torch
 from paceline.bench.checks import is_impossible
 from paceline.bench.looping import is_looping
 from paceline.bench.options import Options
-from paceline.bench.record import Answer as Recorded
-from paceline.bench.runner import QuestionGroup, Runner
+from paceline.bench.runner import Runner, grouped
 from paceline.bench.suites import Question
 from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore, warm_up
 from paceline.cli.prompts import Job
@@ -131,11 +131,8 @@ class Compared:
     @property
     def first_difference(self) -> int | None:
         """Index of the first new token in which the two differ; None: they are identical, token for token."""
-        ours, theirs = (answer.row.new_tokens.tolist() for answer in self.pair)
-        if ours == theirs:
-            return None
-        shorter = min(len(ours), len(theirs))
-        return next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+        tokens = zip_longest(*(answer.row.new_tokens.tolist() for answer in self.pair))
+        return next((i for i, (mine, other) in enumerate(tokens) if mine != other), None)
 
     @property
     def doubts(self) -> list[str]:
@@ -204,20 +201,13 @@ def runner(
 ) -> Runner:
     """Bench's runner for jobs; its method `repeat` is one turn. answered: called with a job that somebody answered."""
     by_id = {str(job.index): job for job in jobs}
-    questions = [Question(id, "", "", ("",)) for id in by_id]
-    parts = [questions[begin : begin + batch] for begin in range(0, len(questions), batch)]
-    groups = [QuestionGroup(number, tuple(part), (1,) * len(part)) for number, part in enumerate(parts)]
-
-    def progress(answer: Recorded) -> None:
-        answered(by_id[answer.question])
-
     return Runner(
         contestants,
-        groups,
+        grouped([(Question(id, "", "", ("",)), 1) for id in by_id], batch),
         Options(batch=batch),
         prompt=lambda question, _: by_id[question.id],
         stopped=lambda: interrupt.pressed,
-        progress=progress,
+        progress=lambda answer: answered(by_id[answer.question]),
         catch=(),
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,33 +36,28 @@ def report(
     """
     if markdown + as_json + (out is not None) > 1:
         raise PacelineError("--out is for the page, --markdown and --json print something else: choose one")
-    if is_run(folder, "align"):
-        _of_alignment(folder, out, markdown, as_json)
-        return
-    from paceline.bench.page import page
-    from paceline.bench.report import markdown as table
-    from paceline.bench.report import read_run
-
-    run = read_run(folder)
+    summary, table, page = (_of_alignment if is_run(folder, "align") else _of_bench)(folder)
     if as_json:
-        print(json.dumps(run.summary, indent=2))
+        print(json.dumps(summary(), indent=2))
     elif markdown:
-        print(table(run), end="")
+        print(table(), end="")
     else:
         file = out if out is not None else folder / PAGE
-        write_whole(file, page(run))
+        write_whole(file, page())
         print(f"wrote {file}")
 
 
-def _of_alignment(folder: Path, out: Path | None, markdown: bool, as_json: bool) -> None:
+def _of_bench(folder: Path) -> tuple[Callable[[], Any], Callable[[], str], Callable[[], str]]:
+    """Figures, Markdown table and page of a benchmark."""
+    from paceline.bench.page import page
+    from paceline.bench.report import markdown, read_run
+
+    run = read_run(folder)
+    return lambda: run.summary, lambda: markdown(run), lambda: page(run)
+
+
+def _of_alignment(folder: Path) -> tuple[Callable[[], Any], Callable[[], str], Callable[[], str]]:
     """The same of an alignment run's folder."""
     from paceline.evals.align import page
 
-    if as_json:
-        print(json.dumps(page.summary(folder), indent=2))
-    elif markdown:
-        print(page.markdown(folder), end="")
-    else:
-        file = out if out is not None else folder / PAGE
-        write_whole(file, page.page(folder))
-        print(f"wrote {file}")
+    return lambda: page.summary(folder), lambda: page.markdown(folder), lambda: page.page(folder)

@@ -70,7 +70,7 @@ class InTransformers(transformers.Plain):
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         from paceline.plugins.transformers import generate
 
-        rooms = [self.setup.room(prompt, ask) for prompt in prompts]
+        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if ask.temperature > 0 and ask.seeds:
             torch.manual_seed(ask.seeds[0])
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
@@ -79,7 +79,7 @@ class InTransformers(transformers.Plain):
         out = self.model.generate(
             ids,
             attention_mask=mask,
-            generation_config=GenerationConfig(**transformers.how(ask, max(rooms))),
+            generation_config=GenerationConfig(**transformers.how(ask, max(limits))),
             custom_generate=generate,
             draft=_spec(self.config),
             paced=self.config.paced,
@@ -88,8 +88,8 @@ class InTransformers(transformers.Plain):
         made = out[:, ids.shape[1] :].tolist()
         seconds = perf_counter() - began
         replies = []
-        for prompt, row, room, heard in zip(prompts, made, rooms, rounds, strict=True):
-            tokens = cut(row, ask.ends, room)
+        for prompt, row, limit, heard in zip(prompts, made, limits, rounds, strict=True):
+            tokens = cut(row, ask.ends, limit)
             lengths = cut_rounds([len(delta.tokens) for _, delta in heard], len(tokens))
             heard = heard[: len(lengths)]
             facts: dict[str, Any] = {

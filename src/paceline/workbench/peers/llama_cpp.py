@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.errors import ModelError, PacelineError
 from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
-from paceline.workbench.peers.setup import Setup
+from paceline.workbench.peers.setup import Rounds, Setup
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Plain(Contestant):
         if len(prompts) > 1:
             raise PacelineError(f"{self.name} answers 1 at a time, not {len(prompts)}.")
         (prompt,), llama = prompts, self.llama
-        room = self.setup.room(prompt, ask)
+        limit = self.setup.max_new(prompt, ask)
         if ask.seeds:
             llama.set_seed(ask.seeds[0])
         llama.reset()  # what it computed for the prompt before must not be had for nothing
@@ -106,13 +106,13 @@ class Plain(Contestant):
             for token in stream:
                 tokens.append(int(token))
                 rounds.token()
-                if token in ends or len(tokens) >= room:
+                if token in ends or len(tokens) >= limit:
                     break
             seconds = perf_counter() - began
         finally:
             stream.close()
             rounds.close()
-        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.facts(len(prompt)))]
+        return [self.setup.turn(prompt, tokens, ask, seconds=seconds, **rounds.facts(len(prompt), len(tokens)))]
 
 
 class Lookup(Plain):
@@ -130,14 +130,12 @@ class Lookup(Plain):
         return LlamaPromptLookupDecoding(**drafting)
 
 
-class _Rounds:
+class _Rounds(Rounds):
     """Counts a Llama's calls of `eval` and the tokens that come of each."""
 
     def __init__(self, llama: Any, began: float):
-        self.llama, self.began = llama, began
-        self.widths: list[int] = []
-        self.lengths: list[int] = []
-        self.times: list[float] = []
+        super().__init__(began)
+        self.llama = llama
         self._eval = llama.eval
         llama.eval = self._count
 
@@ -155,12 +153,6 @@ class _Rounds:
 
     def close(self) -> None:
         del self.llama.eval
-
-    def facts(self, prompt: int) -> dict[str, Any]:
-        """What a Reply says of the rounds."""
-        known = [prompt, *[1] * len(self.lengths)]
-        nodes = [width - known[i] for i, width in enumerate(self.widths[: len(self.lengths)])]
-        return {"lengths": self.lengths, "times": self.times, "nodes": nodes, "depths": nodes}
 
 
 def _sampling(ask: Ask) -> dict[str, float]:

@@ -1,9 +1,7 @@
 """What every peer of a run is given alike, and what every peer's answer must come down to.
 
-    setup.room(prompt, ask)                # new tokens this prompt may have
+    setup.max_new(prompt, ask)                # new tokens this prompt may have
     setup.turn(prompt, tokens, ask, seconds=1.5)
-
-Knows no engine.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Setup:
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
-    def room(self, prompt: Sequence[int], ask: Ask) -> int:
+    def max_new(self, prompt: Sequence[int], ask: Ask) -> int:
         """Most new tokens after `prompt`; PromptError if its context has no room for any."""
         if not 0 < len(prompt) < self.max_context:
             raise PromptError(
@@ -74,21 +72,40 @@ class Setup:
         return Reply(len(prompt), tokens, self.decode(tokens), finish=finish, **rounds)
 
 
-def cut(tokens: Sequence[int], ends: Collection[int], room: int) -> list[int]:
-    """`tokens` up to the first end, which is kept, and no more than `room`."""
-    kept = list(tokens[:room])
-    return kept[: next((i + 1 for i, token in enumerate(kept) if token in ends), len(kept))]
+class Rounds:
+    """What the rounds of one call were like, as they are heard: when the tokens of each came, how many they were, and
+    over how many tokens its forward ran."""
+
+    def __init__(self, began: float):
+        self.began = began
+        self.times: list[float] = []
+        self.lengths: list[int] = []
+        self.widths: list[int] = []
+
+    def facts(self, prompt: int, total: int) -> dict[str, Any]:
+        """What a Reply says of the rounds of a row with `total` new tokens. prompt: tokens of its prompt, padding
+        included, which the first forward ran with the first draft."""
+        lengths = cut_rounds(self.lengths, total)
+        known = [prompt, *[1] * len(lengths)]
+        nodes = [width - known[i] for i, width in enumerate(self.widths[: len(lengths)])]
+        return {"lengths": lengths, "times": self.times[: len(lengths)], "nodes": nodes, "depths": nodes}
+
+
+def cut(tokens: Sequence[int], ends: Collection[int], limit: int) -> list[int]:
+    """`tokens` up to the first end, which is kept, and no more than `limit`."""
+    tokens = tokens[:limit]
+    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])
 
 
 def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
     """The first rounds that bring `total` tokens, the last of them shortened if need be."""
-    kept, left = [], total
+    first, left = [], total
     for length in lengths:
         if left <= 0:
             break
-        kept.append(min(length, left))
+        first.append(min(length, left))
         left -= length
-    return kept
+    return first
 
 
 def folder_of(model: str) -> Path:

@@ -24,7 +24,7 @@ from transformers.utils import is_sklearn_available, logging
 
 from paceline.errors import MethodError, ModelError, PacelineError
 from paceline.workbench.contestant import Ask, Contestant, Reply
-from paceline.workbench.peers.setup import Setup, cut, cut_rounds, folder_of, weight_bytes
+from paceline.workbench.peers.setup import Rounds, Setup, cut, folder_of, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Plain(Contestant):
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if len(prompts) > self.max_batch:
             raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
-        rooms = [self.setup.room(prompt, ask) for prompt in prompts]
+        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if ask.temperature > 0 and ask.seeds:
             torch.manual_seed(ask.seeds[0])
         rounds = _Rounds(perf_counter())
@@ -105,15 +105,15 @@ class Plain(Contestant):
             out = self.model.generate(
                 ids,
                 attention_mask=mask,
-                generation_config=GenerationConfig(**how(ask, max(rooms)), **self._wishes()),
+                generation_config=GenerationConfig(**how(ask, max(limits)), **self._wishes()),
                 streamer=rounds,
                 **self._helpers(),
             )
             made = out[:, ids.shape[1] :].tolist()
         seconds = perf_counter() - rounds.began
         turns = []
-        for prompt, row, room in zip(prompts, made, rooms, strict=True):
-            tokens = cut(row, ask.ends, room)
+        for prompt, row, limit in zip(prompts, made, limits, strict=True):
+            tokens = cut(row, ask.ends, limit)
             facts = rounds.facts(ids.shape[1], len(tokens))
             turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
         return turns
@@ -227,16 +227,11 @@ class EarlyExit(_WithModel):
             config.num_hidden_layers = depth
 
 
-class _Rounds(BaseStreamer):
-    """Listens to generate(): when the tokens of each round came, and how many tokens its forward was over.
-
-    calls counts forwards that drafted: of the assistant, or of the target itself beyond one a round."""
+class _Rounds(Rounds, BaseStreamer):
+    """Listens to generate(). calls: forwards that drafted, of the assistant, or of the target beyond one a round."""
 
     def __init__(self, began: float):
-        self.began = began
-        self.times: list[float] = []
-        self.lengths: list[int] = []
-        self.widths: list[int] = []
+        super().__init__(began)
         self._prompt = True
         self._width = self._forwards = self._drafts = 0
 
@@ -271,25 +266,14 @@ class _Rounds(BaseStreamer):
         pass
 
     def facts(self, prompt: int, total: int) -> dict[str, Any]:
-        """What a Reply says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
-        padding included, and the first draft."""
-        lengths = cut_rounds(self.lengths, total)
-        known = [prompt, *[1] * len(lengths)]
-        nodes = [width - known[i] for i, width in enumerate(self.widths[: len(lengths)])]
-        return {
-            "lengths": lengths,
-            "times": self.times[: len(lengths)],
-            "nodes": nodes,
-            "depths": nodes,
-            "calls": self._drafts + self._forwards - len(self.widths),
-        }
+        return super().facts(prompt, total) | {"calls": self._drafts + self._forwards - len(self.widths)}
 
 
-def how(ask: Ask, room: int) -> dict[str, Any]:
+def how(ask: Ask, limit: int) -> dict[str, Any]:
     """How to answer, as entries of a generation configuration; nothing is left to a checkpoint's own."""
     sampling = {"temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p} if ask.temperature > 0 else {}
     return {
-        "max_new_tokens": room,
+        "max_new_tokens": limit,
         "do_sample": ask.temperature > 0,
         "eos_token_id": list(ask.ends) or None,
         "pad_token_id": next(iter(ask.ends), 0),

@@ -147,7 +147,7 @@ class Plain(Contestant):
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         if self.worker is None:
             raise PacelineError(f"{self.name} is not running")
-        rooms = [self.setup.room(prompt, ask) for prompt in prompts]
+        limits = [self.setup.max_new(prompt, ask) for prompt in prompts]
         if ask.temperature > 0 and self.guarded and self.speculative() is not None and not self._samples_right():
             raise PacelineError(
                 f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
@@ -156,7 +156,7 @@ class Plain(Contestant):
         reply = self.worker.ask(
             {
                 "prompts": [list(map(int, prompt)) for prompt in prompts],
-                "rooms": rooms,
+                "limits": limits,
                 "temperature": ask.temperature,
                 "top_k": ask.top_k,
                 "top_p": ask.top_p,
@@ -166,17 +166,17 @@ class Plain(Contestant):
             }
         )
         return [
-            self._turn(prompt, row, ask, room, reply)
-            for prompt, row, room in zip(prompts, reply["answers"], rooms, strict=True)
+            self._turn(prompt, row, ask, limit, reply)
+            for prompt, row, limit in zip(prompts, reply["answers"], limits, strict=True)
         ]
 
     def _samples_right(self) -> bool:
         return self.settings["device"] != "cpu" or self.settings["triton"]
 
     def _turn(
-        self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, room: int, reply: Mapping[str, Any]
+        self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, limit: int, reply: Mapping[str, Any]
     ) -> Reply:
-        tokens = cut(row["tokens"], ask.ends, room)
+        tokens = cut(row["tokens"], ask.ends, limit)
         lengths = cut_rounds(row["lengths"], len(tokens))
         nodes = verified(lengths, row["accepted"], row["drafted"])
         return self.setup.turn(
@@ -291,11 +291,11 @@ def verified(lengths: Sequence[int], accepted: Sequence[int], drafted: Sequence[
 
 def _environment(setup: Setup) -> dict[str, str]:
     """Ours, without what would lead another interpreter to our packages, and to a GPU that the target does not use."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     if setup.device == "cpu":
-        kept["CUDA_VISIBLE_DEVICES"] = ""
+        ours["CUDA_VISIBLE_DEVICES"] = ""
     # numba, which vLLM's n-grams are compiled with, sets the number of torch's threads to its own.
-    return kept | ({} if setup.threads is None else dict.fromkeys(THREADS, str(setup.threads)))
+    return ours | ({} if setup.threads is None else dict.fromkeys(THREADS, str(setup.threads)))
 
 
 class Worker:

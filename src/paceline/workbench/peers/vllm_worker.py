@@ -1,7 +1,7 @@
 """The vLLM side of the peer: answers lines of JSON with lines of JSON. Run by vllm.py with another interpreter.
 
     {"model": ..., "dtype": ..., ...}           ->  {"ready": {versions, device, threads, ...}}, or {"missing": why}
-    {"prompts": [[1, 2]], "rooms": [64], ...}   ->  {"answers": [{"tokens", "lengths", "times", ...}], "seconds": ...}
+    {"prompts": [[1, 2]], "limits": [64], ...}   ->  {"answers": [{"tokens", "lengths", "times", ...}], "seconds": ...}
     {"forget": true}, {"wake": seconds}         ->  {"done": true}
 
 Imports nothing of Paceline: it runs where only vLLM is installed. Answers go to what was standard output when it
@@ -159,13 +159,13 @@ class Engine:
                 top_k=request.get("top_k", 0),
                 top_p=request.get("top_p", 1.0),
                 repetition_penalty=request.get("repetition_penalty", 1.0),
-                max_tokens=room,
+                max_tokens=limit,
                 seed=seed,
                 stop_token_ids=request["ends"],
                 ignore_eos=True,  # the ends that count are all in stop_token_ids
                 detokenize=False,
             )
-            for room, seed in zip(request["rooms"], seeds)  # noqa: B905
+            for limit, seed in zip(request["limits"], seeds)  # noqa: B905
         ]
         prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
         self.heard.clear()
@@ -174,12 +174,12 @@ class Engine:
         outputs = self.llm.generate(prompts, wishes, use_tqdm=False)
         seconds = perf_counter() - began
         return {
-            "answers": [self._told(output, began) for output in outputs],
+            "answers": [self._answer(output, began) for output in outputs],
             "seconds": seconds,
             "peak_bytes": peak.read(),
         }
 
-    def _told(self, output: Any, began: float) -> dict[str, Any]:
+    def _answer(self, output: Any, began: float) -> dict[str, Any]:
         one = output.outputs[0]
         # Inside the engine an id ends in something random.
         mine = [
