@@ -21,8 +21,8 @@ from paceline.draft.neural.layers import (
     HeadLayers,
     Precision,
     head_ops,
+    head_shapes,
     layer_config,
-    layer_shapes,
     nbytes,
     placed,
     table_and_head,
@@ -45,7 +45,7 @@ def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (h, 2 * h)}
     shapes |= {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
     for number in range(shape.num_layers):
-        of_layer = layer_shapes(shape, h, ("input_layernorm",) if number else ())
+        of_layer = head_shapes(shape, h, ("input_layernorm",) if number else ())
         shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
     return shapes
 

@@ -24,8 +24,8 @@ from paceline.draft.neural.layers import (
     HeadLayers,
     Precision,
     head_ops,
+    head_shapes,
     layer_config,
-    layer_shapes,
     nbytes,
     placed,
     table_and_head,
@@ -94,7 +94,7 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
     if flags.fc_norm:
         shapes |= {f"fc_norm.{n}.weight": (width,) for n in range(taps)}
     for number in range(shape.num_layers):
-        of_layer = layer_shapes(shape, h if number else 2 * h, ("input_layernorm", "hidden_norm")[: 1 if number else 2])
+        of_layer = head_shapes(shape, h if number else 2 * h, ("input_layernorm", "hidden_norm")[: 1 if number else 2])
         shapes |= {f"layers.{number}.{name}": of for name, of in of_layer.items()}
     return shapes
 

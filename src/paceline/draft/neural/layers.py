@@ -19,7 +19,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.target.attention import Attention, TorchOps, attention_shapes, begin
+from paceline.target.attention import Layer, TorchOps, begin
 from paceline.target.base import Facts
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.decoder import Decoder
@@ -28,7 +28,7 @@ from paceline.target.layout import Layout
 from paceline.target.linear import Linear, linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import Weights, quantised, tensors_of
-from paceline.target.shape import Shape, rotary_tables, unsupported
+from paceline.target.shape import Shape, layer_shapes, rotary_tables, unsupported
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
@@ -139,46 +139,12 @@ def layer_config(where: Any, config: Mapping[str, Any], target: Facts) -> Pretra
     return made
 
 
-def layer_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a layer's tensors. width: of what its attention reads; norms: names of those before it."""
-    h, inner = shape.hidden_size, shape.intermediate_size
-    attention = attention_shapes(shape, width)
-    biased = ["q_proj", "k_proj", "v_proj"] * shape.qkv_bias + ["o_proj"] * shape.out_bias
-    attention |= {f"{name}.bias": attention[f"{name}.weight"][:1] for name in biased}
-    if shape.qk_norm:
-        attention |= {"q_norm.weight": (shape.head_dim,), "k_norm.weight": (shape.head_dim,)}
-    shapes = {f"self_attn.{name}": of for name, of in attention.items()}
-    rows = {"gate_proj": (inner, h), "up_proj": (inner, h), "down_proj": (h, inner)}
-    shapes |= {f"mlp.{name}.weight": of for name, of in rows.items()}
-    if shape.mlp_bias:
-        shapes |= {f"mlp.{name}.bias": of[:1] for name, of in rows.items()}
-    return shapes | {f"{name}.weight": (h,) for name in (*norms, "post_attention_layernorm")}
+def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of a layer's tensors. width: of what its attention reads; norms: names of those before it.
 
-
-class HeadLayer:
-    """A decoder layer: attention over x, added to a residual r, and the gated MLP after it.
-
-    x and r come separately because heads differ there: EAGLE-1's first layer has no norm before its attention, and
-    EAGLE-3's reads twice the width. weights: of `layer_shapes`, their names after `prefix`."""
-
-    def __init__(self, weights: Mapping[str, Tensor | Blocks], prefix: str, shape: Shape, ops: TorchOps):
-        own = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
-        inner = {name.removeprefix("self_attn."): weight for name, weight in own.items()}
-        self.ops = ops
-        self.attention = Attention(inner, shape, ops)
-        vectors = tensors_of(own)
-        self.mlp_norm = vectors["post_attention_layernorm.weight"]
-        parts, dtype = ("mlp.gate_proj", "mlp.up_proj"), self.mlp_norm.dtype
-        bias = torch.cat([vectors[f"{name}.bias"] for name in parts]) if shape.mlp_bias else None
-        self.gate_up = linear([own[f"{name}.weight"] for name in parts], bias, dtype)
-        self.down = linear([own["mlp.down_proj.weight"]], vectors.get("mlp.down_proj.bias"), dtype)
-
-    def __call__(
-        self, x: Tensor, residual: Tensor, layout: Layout, cache: Writer, layer: int
-    ) -> tuple[Tensor, Tensor]:
-        """The layer's output as two summands, [N, H] each, which the next norm adds; x [N, width], residual [N, H]."""
-        residual, h = self.ops.add_norm(residual, self.attention(x, layout, cache, layer), self.mlp_norm)
-        return residual, self.down(self.ops.gate(self.gate_up(h)))
+    They differ among heads: EAGLE-1's first layer has no norm before its attention, and EAGLE-3's reads twice the
+    width."""
+    return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
 
 
 class HeadLayers:
@@ -196,7 +162,10 @@ class HeadLayers:
         target: Facts,
     ):
         self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
-        self.layers = [HeadLayer(weights, prefix, shape, self.ops) for prefix in prefixes]
+        self.layers = [
+            Layer({name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}, shape, ops)
+            for prefix in prefixes
+        ]
         self.cache = RaggedCache(
             len(prefixes), shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device
         )
@@ -245,5 +214,5 @@ def own_shape(target: Decoder, layers: int) -> Shape:
 
 def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Name and shape of the tensors of `OwnLayers`."""
-    of_layer = layer_shapes(own_shape(target, 1), target.hidden_size, (NORM,))
+    of_layer = head_shapes(own_shape(target, 1), target.hidden_size, (NORM,))
     return {f"{prefix}{name}": shape for prefix in prefixes for name, shape in of_layer.items()}
