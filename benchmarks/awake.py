@@ -12,10 +12,10 @@ import time
 from itertools import pairwise
 from statistics import median
 
-from paceline.bench.contestant import Ask, Contestant
 from paceline.bench.ours import Ours
-from paceline.bench.peers import create_peer
 from paceline.target.load import load, load_tokenizer
+from paceline.workbench.contestant import Ask, Contestant
+from paceline.workbench.peers import create_peer
 
 SLEEP = WAKE = 0.2
 TOKENS = 129

@@ -45,7 +45,7 @@ def main() -> None:
         while any(row.num_new == 0 for row in rows):
             engine.step()
         engine.reset_profile()
-        engine.memory.give_way, engine.memory.ready = timed(engine.memory.give_way), timed(engine.memory.ready)
+        engine.memory.preempt, engine.memory.ready = timed(engine.memory.preempt), timed(engine.memory.ready)
         while len(engine.rows) == options.rows:
             engine.step()
         profile = engine.profile

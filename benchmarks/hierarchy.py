@@ -17,11 +17,12 @@ import numpy as np
 
 from material import EOS, VOCAB_SIZE, best, conversations, text
 from paceline.draft.hierarchy import Hierarchy
+from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.text.ngrams import ContextNgrams, PastNgrams, build_part
 from paceline.engine.request import Row
 from paceline.engine.tree import DraftTree
-from paceline.replay.walk import Recording, Tally, replay
+from paceline.workbench.walk import Tally, replay
 
 
 class Watched(Hierarchy):

@@ -12,11 +12,11 @@ import signal
 import time
 from statistics import median
 
-from paceline.bench.contestant import Ask
 from paceline.bench.ours import Ours
-from paceline.bench.peers import create_peer
-from paceline.bench.peers.vllm import Plain
 from paceline.target.load import load, load_tokenizer
+from paceline.workbench.contestant import Ask
+from paceline.workbench.peers import create_peer
+from paceline.workbench.peers.vllm import Plain
 
 PROMPT = [*range(100, 140)]
 SETTLE = 0.3

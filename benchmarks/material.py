@@ -10,8 +10,8 @@ from time import perf_counter
 
 import numpy as np
 
-from paceline.replay import tokens
-from paceline.replay.record import read_trace
+from paceline.workbench import transcript
+from paceline.workbench.conversations import read_trace
 
 VOCAB_SIZE = 32_000
 EOS = 2
@@ -38,12 +38,12 @@ def best(work: Callable[[], object], times: int = 7) -> float:
     return min(seconds)
 
 
-def conversations() -> Sequence[tokens.Conversation]:
+def conversations() -> Sequence[transcript.Transcript]:
     """Vicuna-7B-v1.3's greedy answers to Spec-Bench, from the optional data that PACELINE_SHARED names."""
     if "PACELINE_SHARED" not in os.environ:
         sys.exit("the recorded answers are optional data: set PACELINE_SHARED to its folder")
     data = Path(os.environ["PACELINE_SHARED"]) / "data"
-    vicuna = tokens.Transcriber(tokens.open_tokenizer(data / "tokenizers/llama/tokenizer.model"), "vicuna")
+    vicuna = transcript.Transcriber(transcript.open_tokenizer(data / "tokenizers/llama/tokenizer.model"), "vicuna")
     trace = data / "traces/spec-bench-vicuna-7b-v1.3-greedy.jsonl"
     exchanges = read_trace(trace, questions=data / "spec-bench/question.jsonl")
     return [vicuna.conversation(exchange) for exchange in exchanges]

@@ -28,9 +28,9 @@ from paceline import Engine, SamplingParams
 from paceline.bench.looping import is_looping
 from paceline.draft.recycling import TREES, Recycling, RecyclingConfig, _grow, _update
 from paceline.draft.shapes import RankPath, compile_template
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Completion
 from paceline.engine.round import Round
-from paceline.engine.topk import top_tokens
 from paceline.engine.tree import DraftTree, depths
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer

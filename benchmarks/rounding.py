@@ -23,10 +23,10 @@ import torch
 from paceline.bench.suites import read_suite
 from paceline.engine.round import Segment
 from paceline.errors import ModelError
-from paceline.replay.tokens import Transcriber
 from paceline.target.decoder import Decoder
 from paceline.target.linear import Linear
 from paceline.target.load import load, load_tokenizer
+from paceline.workbench.transcript import Transcriber
 
 WINDOW = 256
 

@@ -42,7 +42,7 @@ ROOM = 2048
 SLACK = 64
 """Tokens of that which are left for drafts."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 5}
-"""vLLM's drafter, set as docs/peers.md says."""
+"""vLLM's drafter, set as docs/measuring.md says."""
 
 Prompts = Sequence[Sequence[int]]
 

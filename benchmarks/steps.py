@@ -20,11 +20,11 @@ from rich.table import Table
 
 from forward import CONTEXT, shape_135m
 from paceline.engine.round import Segment
+from paceline.target.attention import TorchOps
 from paceline.target.cache import RaggedCache
 from paceline.target.kernels.steps import FusedOps
 from paceline.target.layout import plan
 from paceline.target.shape import Shape, rotary_tables
-from paceline.target.steps import TorchOps
 
 
 def microseconds(function: Callable[[], object], rounds: int) -> float:

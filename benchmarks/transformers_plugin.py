@@ -15,10 +15,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from time import monotonic, process_time
 
-from paceline.bench.contestant import Ask
-from paceline.bench.peers import create_peer
 from paceline.bench.suites import read_suite
 from paceline.target.load import load_tokenizer, read_config
+from paceline.workbench.contestant import Ask
+from paceline.workbench.peers import create_peer
 
 SPECS = ("transformers", "transformers-paceline,draft=sam", "transformers-lookup")
 OVERALL = "overall"

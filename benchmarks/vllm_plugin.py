@@ -19,14 +19,13 @@ from time import monotonic
 
 import numpy as np
 
-from paceline.bench.contestant import Ask, Contestant
-from paceline.bench.peers import create_peer
-from paceline.bench.record import Reply
 from paceline.certify import acceptance
-from paceline.certify.greedy import Greedy, Judge
+from paceline.certify.greedy import Greedy
 from paceline.certify.reference import Reference
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
+from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.workbench.peers import create_peer
 
 SPECS = ("vllm,eager=true", "vllm-paceline,eager=true,draft=sam", "vllm-ngram,eager=true")
 CONTEXT = 1024
@@ -96,11 +95,10 @@ def main() -> None:
             peer.close()
     for (spec, batch), one in ran.items():
         print(f"{spec}, batch {batch}: {one.line(ran[SPECS[0], batch])}")
-    judge = Judge(Reference.load(given.model, dtype="float32", device=target.device), None, target.eos_token_ids)
-    verdicts = Greedy()
+    verdicts = Greedy(Reference.load(given.model, dtype="float32", device=target.device), None, target.eos_token_ids)
     for one in ran.values():
         for number, (prompt, answer) in enumerate(zip(prompts, one.answers, strict=False)):
-            judge.read(verdicts, number, prompt, answer, SamplingParams(max_tokens=given.max_tokens), "")
+            verdicts.read(number, prompt, answer, SamplingParams(max_tokens=given.max_tokens), "")
     print(f"against the model alone: {verdicts.tokens:,} tokens, {len(verdicts.divergences)} differ, "
           f"{len(verdicts.bugs)} of them bugs")  # fmt: skip
     plain = ran[SPECS[0], 1].answers

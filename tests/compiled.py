@@ -7,13 +7,11 @@ Numba keeps it beside the sources. In a fresh clone every process of pytest woul
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import paceline.engine.engine
-import paceline.target.kernels.steps
-import paceline.target.path_attention  # noqa: F401
+from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.draft.text import frozen as freezing
 from paceline.draft.text import ngrams, suffix_array
-from paceline.replay.walk import Recording, tokens_only
+from paceline.workbench.walk import tokens_only
 from tests.draft.rows import target
 from tests.draft.stores import corpus
 

@@ -1,4 +1,4 @@
-"""Rows that give way again and again, whatever memory there is."""
+"""Rows that are preempted again and again, whatever memory there is."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from paceline.engine.request import Row
 
 
 def preempt_often(engine: Engine, every: int = 4) -> Engine:
-    """`engine`, whose youngest row gives way once in `every` rounds that have several."""
-    give_way, rounds = engine.memory.give_way, count(1)
+    """`engine`, whose youngest row is preempted once in `every` rounds that have several."""
+    preempt, rounds = engine.memory.preempt, count(1)
 
     def more(running: Sequence[Row]) -> list[Row]:
-        gone = give_way(running)
+        gone = preempt(running)
         left = [row for row in running if row not in gone]
         if len(left) > 1 and next(rounds) % every == 0:
             gone.append(max(left, key=lambda row: row.id))
             engine.memory.release(gone[-1])
         return gone
 
-    engine.memory.give_way = more  # type: ignore[method-assign]
+    engine.memory.preempt = more  # type: ignore[method-assign]
     return engine

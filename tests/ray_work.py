@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.replay.report import Report
-from paceline.replay.shards import Replayer, Shard
+from paceline.replay.workers import Replayer, Shard
 
 
 class Doubling:

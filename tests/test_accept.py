@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import paceline.engine.accept as rules
 from paceline.draft.base import Drafter
 from paceline.engine import sampling
-from paceline.engine.accept import Walker, accept, follow, residual, target_distributions
+from paceline.engine.accept import Cursor, accept, follow, residual, target_distributions
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import RowRandom, SamplingParams, draw, draw_rows
 from paceline.engine.tree import DraftTree
@@ -500,14 +500,14 @@ class Lenient:
 
     name, lossless = "lenient", False
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+    def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
         stepped = []
-        for walker, p in zip(walkers, target_distributions(walkers), strict=True):
-            children, q = walker.tree.children(walker.node), walker.tree.token_probs
+        for cursor, p in zip(cursors, target_distributions(cursors), strict=True):
+            children, q = cursor.tree.children(cursor.node), cursor.tree.chances
             assert q is not None
-            kept = [c for c in children if p[walker.tree.tokens[c]] >= 0.5 * q[c]]
-            token = int(walker.tree.tokens[kept[0]]) if kept else int(p.argmax())
-            stepped += [walker] if follow(walker, token) else []
+            kept = [c for c in children if p[cursor.tree.tokens[c]] >= 0.5 * q[c]]
+            token = int(cursor.tree.tokens[kept[0]]) if kept else int(p.argmax())
+            stepped += [cursor] if follow(cursor, token) else []
         return stepped
 
 
@@ -515,11 +515,11 @@ def test_another_rule_decides_with_one_probability_a_node() -> None:
     row: Any = Request(PROMPT, [], SamplingParams(temperature=1.0), RowRandom(0))
     p = torch.tensor([0.5, 0.3, 0.2]).log().repeat(3, 1)
     for q, path in ((0.6, [0, 1, 2]), (0.7, [0])):
-        tree = DraftTree.chain(0, [1, 1], token_probs=np.array([1.0, q, 0.4]))
+        tree = DraftTree.chain(0, [1, 1], chances=np.array([1.0, q, 0.4]))
         [done] = accept([row], [tree], [p], Lenient())
         assert done.path == path
         assert done.tokens == [1] * (len(path) - 1) + [0]
-    assert tree.clipped(1).token_probs.tolist() == [1.0, 0.7]
+    assert tree.clipped(1).chances.tolist() == [1.0, 0.7]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

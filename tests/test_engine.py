@@ -590,21 +590,6 @@ def test_a_schedule_decides_who_joins_and_who_runs(world: World) -> None:
         assert row.new_tokens.tolist() == world.answer(prompt, row.params).tokens
 
 
-def test_a_drafter_that_works_beside_the_target_books_its_own_time(world: World) -> None:
-    class Beside(Drafter):
-        def draft(self, row: Row) -> DraftTree:
-            assert self.clock is not None
-            self.clock.beside("draft", 2.0)
-            return DraftTree.root(row.last_token)
-
-    engine = world.engine(Beside())
-    engine.generate([[5]], SamplingParams(max_tokens=4))
-    assert engine.profile.parallel == {"draft": 6.0}
-    assert engine.profile.seconds < 2
-    engine.reset_profile()
-    assert engine.profile.parallel == {}
-
-
 # Parameters and ends ------------------------------------------------------------------------------------------------
 
 

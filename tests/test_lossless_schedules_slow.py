@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from paceline.bench.together import exact, partial
+from paceline.bench.metrics import exact, partial
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Target

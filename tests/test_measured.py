@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import fingerprint
 from tests.paths import REPOSITORY
 
 SHIPPED = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from paceline.engine.argmax import best_token
+from paceline.engine.logits import BLOCK, best_token, softmax_of_row
 from paceline.engine.sampling import (
     RowRandom,
     SamplingParams,
@@ -23,7 +23,6 @@ from paceline.engine.sampling import (
     probabilities,
     warp,
 )
-from paceline.engine.softmax import BLOCK, softmax_of_row
 from paceline.errors import NumericError, PacelineError, shortened
 
 seeds = st.integers(0, 2**31)

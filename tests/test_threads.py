@@ -145,6 +145,18 @@ def test_engines_of_a_target_share_what_was_learnt_and_may_fix_it() -> None:
     target.threads.end(None)
 
 
+def test_a_target_runs_on_other_threads_for_a_while_or_for_good(demo) -> None:  # type: ignore[no-untyped-def]
+    target = load(demo, threads=2)
+    learnt = target.threads
+    assert learnt.fixed == 2
+    with target.threads_of(1):
+        assert target.threads.begin() == 1
+        target.threads.end(None)
+    assert target.threads is learnt
+    learnt.fix(None)
+    assert (learnt.fixed, learnt.number) == (None, ALL)
+
+
 def test_the_demo_model_says_the_same_bit_for_bit_on_any_number_of_threads(demo) -> None:  # type: ignore[no-untyped-def]
     import numpy as np
 

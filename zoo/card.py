@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from paceline.bench.looping import MAX_NGRAM, WINDOW, LoopCount, table
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import read_vocabulary
-from paceline.target.tuned import TUNED_FILE
+from paceline.target.folder import TUNED_FILE
 from paceline.train.log import read_log
 from zoo.answers import LONGEST, Answer, counts
 from zoo.text import STAGE_FILE

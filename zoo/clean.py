@@ -1,7 +1,7 @@
 """Cleaner text: remains of a data set's format, and paragraphs that return, are removed before training.
 
 A small model that has read the same boilerplate a hundred times repeats it for ever; to remove it is one of the means
-against loops (docs/training.md has the others).
+against loops (zoo/README.md has the others).
 
 Doesn't know: tokenizers, models, which source a text is from.
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from paceline.train.sources import Document
+from paceline.train.data import Document
 
 BOILERPLATE = 60
 """Characters of the shortest paragraph that is kept only once for each source; shorter ones may be headings."""

@@ -59,8 +59,8 @@ class StageOptions:
     def job(self, tokenizer: Path, data: "DataConfig", **loop: Any) -> "Job":
         """The stage with the tokenizer in that folder, the mixture `data`, and settings of the loop."""
         use_threads(self.threads)
+        from paceline.train.data import parse_sources
         from paceline.train.plan import LoopConfig
-        from paceline.train.sources import parse_sources
         from zoo.lm import Job
         from zoo.tokenizer import load_tokenizer
 
@@ -75,7 +75,7 @@ def sources(sources: Sources) -> None:
 
     python -m zoo sources gsm=train.jsonl.gz books=alice.txt
     """
-    from paceline.train.sources import held_out, parse_sources, read
+    from paceline.train.data import held_out, parse_sources, read
 
     for source in parse_sources(sources):
         documents = list(read(source))
@@ -108,7 +108,7 @@ def tokenizer(
     python -m zoo tokenizer books=alice.txt chat=dialogues.jsonl.gz --out build/tokenizer
     """
     use_threads(threads)
-    from paceline.train.sources import parse_sources
+    from paceline.train.data import parse_sources
     from zoo.text import PRETRAIN, load_documents
     from zoo.tokenizer import save_tokenizer, train_tokenizer
 
@@ -206,7 +206,7 @@ def held_out(
 
     python -m zoo held-out sgd=dialogues.jsonl.gz dolly=dolly.jsonl.gz --out build/held-out.jsonl
     """
-    from paceline.train.sources import parse_sources, read, split
+    from paceline.train.data import parse_sources, read, split
     from zoo.clean import clean
     from zoo.evaluate import held_out_prompts
 
@@ -232,7 +232,7 @@ def evaluate(
     python -m zoo evaluate models/demo sgd=dialogues.jsonl.gz --draft models/demo-draft
     """
     use_threads(threads)
-    from paceline.train.sources import parse_sources
+    from paceline.train.data import parse_sources
     from zoo.evaluate import evaluate
     from zoo.text import PRETRAIN
 

@@ -19,9 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline.train.agreement import agreement, logits_of
+from paceline.train.data import Document, Message, Rows, Source, batches, lay_end_to_end, pack_whole
 from paceline.train.loss import IGNORE
-from paceline.train.rows import Rows, batches, lay_end_to_end, pack_whole
-from paceline.train.sources import Document, Message, Source
 from zoo.ngram import NgramModel
 from zoo.text import DataConfig, load_documents, render
 from zoo.tokenizer import DOCUMENT, token_id

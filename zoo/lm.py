@@ -23,13 +23,12 @@ from rich.console import Console
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
+from paceline.train.data import Document, Mixture, Rows, Source, first_batch, lay_end_to_end, row_counts
 from paceline.train.llama import ModelConfig, new_llama, save_llama
 from paceline.train.log import read_log
 from paceline.train.loop import Stream, train
 from paceline.train.loss import LmLoss
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Mixture, Rows, first_batch, lay_end_to_end, row_counts
-from paceline.train.sources import Document, Source
 from zoo.text import Build, DataConfig, chat_rows, load_documents, render
 from zoo.tokenizer import DOCUMENT, END, save_tokenizer, token_id
 

@@ -27,10 +27,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.target.decoder import Decoder
+from paceline.train.data import Document, Mixture, assistant
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE
-from paceline.train.rows import Mixture
-from paceline.train.sources import Document, assistant
 from zoo.lm import Job, LmLoss, run_stage
 from zoo.text import chat_rows, render
 from zoo.tokenizer import DOCUMENT, token_id

@@ -11,7 +11,7 @@ Doesn't know: tokenizers, models, files.
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from paceline.train.sources import Document, assistant, user
+from paceline.train.data import Document, assistant, user
 from zoo.german import translation
 from zoo.reading import copy, passage_question, retrieval, summary
 from zoo.sums import arithmetic

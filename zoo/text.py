@@ -18,8 +18,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from paceline.train.rows import MixtureConfig, Rendered, Rows, lay_end_to_end, pack_whole
-from paceline.train.sources import Document, Source, assistant, read, split, user
+from paceline.train.data import (
+    Document,
+    MixtureConfig,
+    Rendered,
+    Rows,
+    Source,
+    assistant,
+    lay_end_to_end,
+    pack_whole,
+    read,
+    split,
+    user,
+)
 from zoo import synth
 from zoo.clean import clean
 from zoo.reading import sentences_of

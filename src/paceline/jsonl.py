@@ -1,7 +1,10 @@
-"""Pieces of files: whole lines, each piece to be read by itself, on any machine.
+"""JSON Lines: one reader and one writer for prompts, recordings, corpora, training data and results.
 
-    for piece in pieces_of("log.jsonl"):
-        for where, record in objects(piece, TraceError, "an answer"): ...
+    for where, record in objects("log.jsonl", ConversationError, "an answer"): ...      # where: "log.jsonl, line 7"
+    with Appender.open(Path("log.jsonl")) as log: log.append([record])
+
+Whatever is wrong with JSON from outside is a PacelineError of one line. At any moment, and after a crash or on a full
+disk, a written file holds whole lines.
 """
 
 from __future__ import annotations
@@ -25,11 +28,16 @@ from paceline.errors import PacelineError
 
 PIECE_BYTES = 1 << 20
 """Bytes of a piece: some seconds of work."""
+DEPTH = 100
+"""Most levels of nesting. Python's own limit depends on the depth of the caller in the stack."""
+BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes [begin, end) of a file, which are whole lines; end None: all the rest. line: the first one's number."""
+    """Whole lines of a file, to be read by themselves, on any machine: bytes [begin, end); end None: all the rest.
+
+    line  the first one's number."""
 
     path: Path
     begin: int = 0
@@ -37,7 +45,7 @@ class Piece:
     line: int = 1
 
     def within(self, file: IO[bytes]) -> Iterable[bytes]:
-        """Its lines, of the opened file."""
+        """The piece's lines in the opened file."""
         if self.end is None:
             return file
         file.seek(self.begin)
@@ -45,8 +53,8 @@ class Piece:
 
 
 def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
-    """A file's pieces in order; one for an empty file, and for a gzipped one, which can be read from its beginning
-    alone. `error` if it cannot be read."""
+    """A file's pieces in order; one for an empty file, and for a gzipped one, which can only be read from its
+    beginning. Raises `error` if the file cannot be read."""
     try:
         with path.open("rb") as raw:
             if path.suffix == ".gz" or raw.read(2) == b"\x1f\x8b":
@@ -63,11 +71,7 @@ def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
         raise error(f"{path} cannot be read: {cause.strerror or cause}") from cause
 
 
-# Read JSON from outside. Anything wrong with it is a PacelineError of one line.
-
-DEPTH = 100
-"""Most levels of nesting. Python's own limit depends on the depth of the caller in the stack."""
-BOM = b"\xef\xbb\xbf"
+# Reading --------------------------------------------------------------------------------------------------------------
 
 
 class NotJSON(PacelineError, ValueError):
@@ -75,8 +79,8 @@ class NotJSON(PacelineError, ValueError):
 
 
 def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """`json.loads`, but whatever is wrong raises NotJSON: bytes that are not UTF-8, a syntax error, nesting deeper
-    than DEPTH, an integer of more digits than Python reads, half a surrogate pair (no text can be made of it)."""
+    """`json.loads`. NotJSON for bytes that are not UTF-8, a syntax error, nesting deeper than DEPTH, an integer of
+    more digits than Python reads, and half a surrogate pair (no text can be made of it)."""
     try:
         text = text.removeprefix(BOM).decode() if isinstance(text, bytes) else text
         value = json.loads(text, parse_constant=parse_constant)
@@ -92,7 +96,11 @@ def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None)
     if text.count("[") + text.count("{") > DEPTH and _is_deep(value):
         raise NotJSON(_DEEP)
     if "\\ud" in text or "\\uD" in text:
-        _refuse_surrogates(value)
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise NotJSON(f"{half} is half of a surrogate pair and stands alone, which is not a character") from None
     return value
 
 
@@ -103,22 +111,12 @@ def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEPTH + 1):
         holders = [value for value in level if isinstance(value, (dict, list)) and value]
-        if not holders:
-            return False
         level = [inner for holder in holders for inner in (holder.values() if isinstance(holder, dict) else holder)]
-    return True
-
-
-def _refuse_surrogates(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise NotJSON(f"{half} is half of a surrogate pair and stands alone, which is not a character") from None
+    return bool(holders)
 
 
 def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
-    """The JSON object of a line. NotJSON if it holds something else; `wanted` says what, in the message."""
+    """The JSON object of a line; NotJSON, which says what is `wanted`, for anything else."""
     value = loads(line)
     if not isinstance(value, dict):
         raise NotJSON(f"a JSON object is wanted ({wanted}), not a {type(value).__name__}")
@@ -135,8 +133,8 @@ def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, byte
 
 @contextmanager
 def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
-    """A file, gzipped (by its first bytes, or its name) or not, for reading bytes. What cannot be read in the block, or
-    unzipped, raises `error`. `tell` of its `raw` stays where the compressed bytes are."""
+    """A file for reading bytes, unzipped if its first bytes or its name say that it is gzipped. What cannot be read in
+    the block raises `error`. `tell` of its `raw` counts compressed bytes."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b" or path.suffix == ".gz"
@@ -154,7 +152,7 @@ def objects(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """("file, line n", object) of every line that is not blank; `error`, which names the line, if it is not an object.
 
-    wanted  what a line should be, for the message."""
+    wanted  what a line should be, for the message of the error."""
     piece = source if isinstance(source, Piece) else Piece(Path(source))
     with opened(piece.path, error) as file:
         for number, line in numbered(piece.within(file), piece.line):
@@ -166,7 +164,8 @@ def objects(
             yield where, record
 
 
-# Append JSON Lines. At any moment, and after a crash or on a full disk, the file holds whole lines.
+# Writing --------------------------------------------------------------------------------------------------------------
+
 
 class Writer(Protocol):
     """Anything that records can be appended to."""
@@ -178,7 +177,8 @@ class Writer(Protocol):
 class Appender:
     """Lines at the end of an unbuffered file: when `append` returns they are written.
 
-    raw   opened for writing; closed with this. name is for messages; then follows "cannot be written" in a message."""
+    raw   opened for writing; closed with this.
+    name  for messages; then: what follows "cannot be written" in them."""
 
     def __init__(self, raw: FileIO, name: str, then: str = ""):
         self._raw, self._name, self._then = raw, name, then
@@ -186,7 +186,7 @@ class Appender:
 
     @classmethod
     def open(cls, path: Path, *, new: bool = False, then: str = "") -> Appender:
-        """At the end of `path`, made if it does not exist; new: it must not exist. PacelineError if that fails."""
+        """Append to `path`, made if it does not exist; new: it must not exist. PacelineError if that fails."""
         try:
             return cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
         except FileExistsError as error:
@@ -239,7 +239,7 @@ def standard_output() -> Writer:
 
 
 def check_file(path: Path | None) -> Path | None:
-    """PacelineError unless a file can be written at `path`, in place of the one there may be. Its folder must exist."""
+    """`path`; PacelineError unless a file can be written there, perhaps over another. Its folder must exist."""
     if path is not None:
         with _writing(path):
             if path.exists() and not path.is_file():
@@ -250,7 +250,7 @@ def check_file(path: Path | None) -> Path | None:
 
 
 def check_log(path: Path | None) -> Path | None:
-    """PacelineError unless lines can be appended to `path`: to a file as in `check_file`, or to a device or a pipe."""
+    """`path`; PacelineError unless lines can be appended to it: a file as in `check_file`, a device or a pipe."""
     if path is None or not path.exists() or path.is_dir():
         return check_file(path)
     with _writing(path):
@@ -262,7 +262,7 @@ def check_log(path: Path | None) -> Path | None:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """PacelineError unless files can be written into the folder `path`, which may be made, its parents too."""
+    """`path`; PacelineError unless files can be written into this folder, which may be made, with its parents."""
     if path is not None:
         with _writing(path):
             if path.exists() and not path.is_dir():
@@ -272,7 +272,7 @@ def check_folder(path: Path | None) -> Path | None:
 
 
 def check_new_folder(path: Path) -> Path:
-    """`check_folder`, and PacelineError if there is something at `path`."""
+    """As `check_folder`; also PacelineError if `path` exists."""
     if path.exists():
         raise PacelineError(f"{path} exists already; name a new folder")
     check_folder(path)
@@ -298,47 +298,26 @@ def _writing(path: Path) -> Generator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a file to write, which then replaces `path` (its folder is made). So `path` is written whole
-    or not at all, and keeps its old content if something fails. PacelineError if it cannot be written."""
-    beside = path.with_name(f"{path.name}.part")
+    """Yields the path of a file to write, which then replaces `path` (its folder is made): `path` keeps its old content
+    if something fails. PacelineError if it cannot be written."""
+    part = path.with_name(f"{path.name}.part")
     try:
         with _writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            yield beside
-            with beside.open("rb") as written:
+            yield part
+            with part.open("rb") as written:
                 os.fsync(written.fileno())
-            os.replace(beside, path)
+            os.replace(part, path)
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that is there whole or not at all; PacelineError if that fails."""
-    with replacing(path) as beside:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+    """Write a file whole or not at all; PacelineError if that fails."""
+    with replacing(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _line(record: Mapping[str, Any] | str) -> str:
     return (record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)) + "\n"
-
-
-# JSON Lines: one reader and one writer for prompts, recordings, corpora, training data and results.
-
-__all__ = [
-    "Appender",
-    "NotJSON",
-    "Piece",
-    "as_object",
-    "check_file",
-    "check_folder",
-    "check_log",
-    "check_new_folder",
-    "loads",
-    "numbered",
-    "objects",
-    "opened",
-    "pieces_of",
-    "replacing",
-    "write_whole",
-]

@@ -9,12 +9,11 @@ from typing import Any
 
 from tests import models
 
-from paceline.bench.contestant import Contestant
-from paceline.bench.peers import create_peer
-from paceline.bench.record import Reply
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.target.load import load
+from paceline.workbench.contestant import Contestant, Reply
+from paceline.workbench.peers import create_peer
 
 PROMPTS = [[0, 9, 40, 41, 42, 9, 40, 41], [0, 50, 51, 52], [0, 7, 30, 31, 7, 30, 31, 7, 30]]
 NEW = 24

@@ -7,21 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.record import Answer, Reply
+from paceline.bench.record import Answer
+from paceline.workbench.contestant import Reply
 
 TASKS = ("mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 METHODS = {"none": 1.0, "sam": 1.9, "recycling,tree=16": 2.2, "peer:transformers-lookup": 1.4}
 """Methods with their overall speed-ups."""
-RUN = {
-    "model": "m",
-    "fingerprint": "f",
-    "as_large": None,
-    "suite": {"name": "demo", "fingerprint": "s"},
-    "options": {"max_tokens": 8, "methods": ["none", "sam"]},
-    "machine": {"threads": 2},
-    "environment": {"load": 0.1},
-}
-"""What a run is, in its shortest form."""
 WHY = "vLLM is not installed in /opt/python; pip install vllm"
 
 
@@ -40,12 +31,15 @@ def make_run(
     folder.mkdir(parents=True, exist_ok=True)
     names = [*methods, *not_installed]
     about = {
+        "kind": "bench",
         "paceline": "0.1.0",
-        "model": "models/demo",
+        "identity": {
+            "model": "models/demo",
+            "as_large": None,
+            "suite": {"name": "demo", "source": "shipped", "fingerprint": "0123456789abcdef", "questions": 48},
+            "options": {"max_tokens": 128, "temperature": 0.0, "batch": 1, "repeats": 3, "warm_up": 3, "seed": 0},
+        },
         "model_name": "demo",
-        "as_large": None,
-        "suite": {"name": "demo", "source": "shipped", "fingerprint": "0123456789abcdef", "questions": 48},
-        "options": {"max_tokens": 128, "temperature": 0.0, "batch": 1, "repeats": 3, "warm_up": 3, "seed": 0},
         "left_out": [{"question": "demo-7", "why": "its prompt has 1,100 tokens"}],
         "environment": {
             "python": "3.11.9", "torch": "2.13.0", "cpu": "Some Xeon", "threads": 2, "memory_bytes": 24_000_000_000,
@@ -69,7 +63,7 @@ def make_run(
     (folder / "run.json").write_text(json.dumps(about))
     (folder / "summary.json").write_text(json.dumps(summary))
     lines = [
-        answer(name, task, f"{task}-{n}", f"{text} {task} {n}, {name}.").to_json() + "\n"
+        json.dumps(answer(name, task, f"{task}-{n}", f"{text} {task} {n}, {name}.").row(), ensure_ascii=False) + "\n"
         for task in tasks
         for n in range(2)
         for name in methods

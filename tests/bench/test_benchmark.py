@@ -12,12 +12,9 @@ import pytest
 from tests.models import make_repetitive
 
 from paceline.bench import benchmark as benchmarks
-from paceline.bench import setting
-from paceline.bench.benchmark import Result, bench
-from paceline.bench.contestant import Ask, Contestant, NotInstalled
-from paceline.bench.record import Reply
-from paceline.bench.runner import Options
-from paceline.bench.setting import Benchmark, Watch
+from paceline.bench.benchmark import Benchmark, Result, Watch, bench
+from paceline.bench.options import Options
+from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
 
 PEERS = ("transformers", "transformers-lookup")
 PROMPTS = ("the cat", "the dog", "the mat")
@@ -48,7 +45,7 @@ class Peer(Contestant):
 
 @pytest.fixture(autouse=True)
 def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setting, "create_peer", Peer)
+    monkeypatch.setattr(benchmarks, "create_peer", Peer)
     Peer.asked, Peer.opened = [], []
 
 

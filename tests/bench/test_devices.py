@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from paceline.bench.devices import recorded_rounds
-from paceline.bench.record import Answer, Reply
+from paceline.bench.metrics import recorded_rounds
+from paceline.bench.record import Answer
 from paceline.cost.model import DEVICES, Machine, Size, predict
+from paceline.workbench.contestant import Reply
 
 
 def answer(rounds: int, tokens: int, drafted: int, drafting: float = 0.0) -> Answer:

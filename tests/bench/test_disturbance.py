@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.bench.environment import ROUNDS, disturbances, is_impossible
+from paceline.bench.checks import ROUNDS, disturbances, is_impossible
 from paceline.bench.metrics import OVERALL
-from paceline.bench.record import Answer, Reply
+from paceline.bench.record import Answer
+from paceline.workbench.contestant import Reply
 
 
 def row(method: str, speedup: float | None, accepted: float | None) -> dict[str, object]:

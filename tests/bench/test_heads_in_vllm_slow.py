@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.bench.contestant import Ask
-from paceline.bench.peers import create_peer
 from paceline.draft.registry import names
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.train.export import export_medusa
+from paceline.workbench.contestant import Ask
+from paceline.workbench.peers import create_peer
 from zoo.prompts import PROMPTS
 
 NEW = 64

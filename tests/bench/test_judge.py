@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests import models
 
-from paceline.bench.differences import Judge
+from paceline.bench.checks import Judge
 from paceline.engine.round import Segment
 from paceline.target.base import Target
 from paceline.target.load import load

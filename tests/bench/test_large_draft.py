@@ -16,7 +16,7 @@ from paceline.bench.large import Enlargement, large_folder
 from paceline.bench.large_draft import large_spec
 from paceline.draft.kangaroo import adapter_shapes
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.heads.networks import Switches
+from paceline.draft.neural.networks import Switches
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.draft.neural.vocab import Vocabulary, best_tokens, save_vocabulary
 from paceline.engine.engine import Engine

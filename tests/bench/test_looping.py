@@ -82,7 +82,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     assert [m[-1]["content"] for m in read_prompts(path)] == ["first", "other", "text", "hi"]
     assert [m[-1]["content"] for m in read_prompts(path, MT_BENCH)] == ["first", "text", "hi"]
-    path.write_text('{"question": "?"}')
+    path.write_text('{"text": "a story"}')
     with pytest.raises(PromptError, match='line 1: a line is an object with "messages", "prompt" or "turns"'):
         read_prompts(path)
     with pytest.raises(SystemExit):

@@ -37,8 +37,9 @@ from paceline.bench.metrics import (
     too_short,
 )
 from paceline.bench.pairs import Pairs
-from paceline.bench.record import Answer, Reply
+from paceline.bench.record import Answer
 from paceline.cost.model import round_cost
+from paceline.workbench.contestant import Reply
 
 
 def turn(tokens: int | Sequence[int], seconds: float = 1.0, **told: Any) -> Reply:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from paceline.bench import ours
-from paceline.bench.contestant import Ask
 from paceline.bench.ours import Ours
 from paceline.draft.recycling import Recycling
 from paceline.target.load import load, load_tokenizer
+from paceline.workbench.contestant import Ask
 
 
 def test_a_drafter_does_not_learn_while_it_is_woken(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tests.bench.peers import check, opened, peer
 
-from paceline.bench.contestant import Ask, NotInstalled
 from paceline.errors import ModelError
+from paceline.workbench.contestant import Ask, NotInstalled
 
 
 class FakeLlama:

@@ -11,9 +11,9 @@ import pytest
 from tests import models
 from tests.bench.peers import NEW, PROMPTS, answers, check, opened, peer
 
-from paceline.bench.contestant import Ask
-from paceline.bench.peers import transformers as ours
 from paceline.errors import MethodError, ModelError, PacelineError, PromptError
+from paceline.workbench.contestant import Ask
+from paceline.workbench.peers import transformers as ours
 
 ALONE = ["transformers-lookup", "transformers-assisted:{draft}", "transformers-early-exit"]
 

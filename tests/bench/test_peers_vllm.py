@@ -15,11 +15,11 @@ import pytest
 from tests import models
 from tests.bench.peers import NEW, PROMPTS, check, opened, peer
 
-from paceline.bench.contestant import Ask, NotInstalled
-from paceline.bench.peers import vllm
-from paceline.bench.peers.vllm import cache_bytes, verified
 from paceline.errors import PacelineError
 from paceline.target.load import read_config
+from paceline.workbench.contestant import Ask, NotInstalled
+from paceline.workbench.peers import vllm
+from paceline.workbench.peers.vllm import cache_bytes, verified
 
 READY = '{"ready": {"engine": "vllm 0", "device": "cpu", "triton": false, "threads": 2}}'
 HEAD = "import json, os, sys, time\nconfig = json.loads(sys.stdin.readline())\n"
@@ -270,7 +270,7 @@ def test_the_worker_is_stopped_between_answers(noisy: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_a_stopped_worker_dies_with_whoever_asks(noisy: dict[str, str]) -> None:
     program = (
-        "import os, sys\nfrom paceline.bench.peers import vllm\n"
+        "import os, sys\nfrom paceline.workbench.peers import vllm\n"
         f"worker = vllm.Worker([sys.executable, str(vllm.WORKER)], {{**os.environ, 'PYTHONPATH': "
         f"{noisy['PYTHONPATH']!r}}}, 'peer:vllm')\n"
         f"worker.ask({ {**CONFIG, 'speculative': None}!r}, 60)\nprint(worker.process.pid, flush=True)\n"

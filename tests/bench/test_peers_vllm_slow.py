@@ -11,11 +11,11 @@ from time import perf_counter
 
 import pytest
 
-from paceline.bench.contestant import Ask
-from paceline.bench.peers import create_peer
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
+from paceline.workbench.contestant import Ask
+from paceline.workbench.peers import create_peer
 from zoo.prompts import PROMPTS
 
 NEW = 16

@@ -2,18 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.bench.runs import RUN
 
 from paceline.bench import runner
-from paceline.bench.contestant import Ask, Contestant
-from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Reply
-from paceline.bench.runner import Messages, Options, Runner, fitting, grouped
+from paceline.bench.record import Answer
+from paceline.bench.runner import Options, Runner, fitting, grouped
 from paceline.bench.suites import Question
 from paceline.errors import PacelineError
+from paceline.workbench.contestant import Ask, Contestant, Reply
 
 QUESTIONS = [
     Question("a", "writing", "mt-bench", ("one", "two")),
@@ -24,9 +22,10 @@ QUESTIONS = [
 ]
 
 
-def prompt(messages: Messages) -> list[int]:
-    """A token a character."""
-    return [ord(letter) for message in messages for letter in message["content"]]
+def prompt(question: Question, answers: Sequence[str]) -> list[int]:
+    """A token a character of the conversation."""
+    said = zip(question.turns, [*answers, ""], strict=False)
+    return [ord(letter) for turn, answer in said for letter in turn + answer]
 
 
 class Echo(Contestant):
@@ -62,55 +61,58 @@ def _forget() -> None:
     Echo.asked, Echo.woken = [], []
 
 
-def run(path: Path, contestants: Sequence[Contestant], options: Options = Options(warm_up=0), **more: object) -> bool:
+class Log(list[Answer]):
+    """Answers as they are recorded, for a run to go on with."""
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def run(log: Log, contestants: Sequence[Contestant], options: Options = Options(warm_up=0), **more: Any) -> bool:
     groups = grouped([(q, len(q.turns)) for q in QUESTIONS], options.batch)
-    with RunFolder.open(path, RUN) as folder:
-        return Runner(folder, contestants, groups, options, prompt=prompt, recount=len, **more).run()  # type: ignore[arg-type]
+    return Runner(contestants, groups, options, prompt, known=list(log), record=log.extend, **more).run()
 
 
-def answers(path: Path) -> list[Answer]:
-    with RunFolder.open(path, RUN) as folder:
-        return folder.answers
-
-
-def test_everyone_answers_everything_in_an_order_of_its_own(tmp_path: Path) -> None:
-    assert run(tmp_path, [Echo("x"), Echo("y"), Echo("z")], Options(warm_up=0, repeats=8))
-    done = answers(tmp_path)
+def test_everyone_answers_everything_in_an_order_of_its_own(log: Log) -> None:
+    assert run(log, [Echo("x"), Echo("y"), Echo("z")], Options(warm_up=0, repeats=8))
+    done = list(log)
     assert Counter((a.method, a.question) for a in done) == {(m, q.id): 8 for m in "xyz" for q in QUESTIONS}
     assert [a.question for a in done] == [q for _ in range(8) for q in "acbde" for _ in range(3)]
     orders = ["".join(a.method for a in done[i : i + 3]) for i in range(0, len(done), 3)]
     assert len(set(orders)) == 6  # everyone comes first, and behind everyone else
-    again = tmp_path / "again"
+    again = Log()
     run(again, [Echo("x"), Echo("y"), Echo("z")], Options(warm_up=0, repeats=8))
-    assert [a.method for a in answers(again)] == [a.method for a in done]
+    assert [a.method for a in again] == [a.method for a in done]
 
 
-def test_a_stopped_run_has_answers_of_every_task(tmp_path: Path) -> None:
+def test_a_stopped_run_has_answers_of_every_task(log: Log) -> None:
     """Their groups take turns, whatever the order of the suite."""
     done: list[Answer] = []
     options = Options(warm_up=0, batch=2)
     there = {"stopped": lambda: len(done) >= 4, "progress": done.append}
-    assert not run(tmp_path, [Echo("x")], options, **there)
-    assert [a.question for a in answers(tmp_path)] == ["a", "b", "c", "d"]
+    assert not run(log, [Echo("x")], options, **there)
+    assert [a.question for a in log] == ["a", "b", "c", "d"]
 
-    again = tmp_path / "again"
+    again = Log()
     run(again, [Echo("x")], Options(warm_up=0))
-    assert "".join(a.question for a in answers(again)) == "acbde"
-    assert {a.question: a.group for a in answers(again)} == {q.id: i for i, q in enumerate(QUESTIONS)}
+    assert "".join(a.question for a in again) == "acbde"
+    assert {a.question: a.group for a in again} == {q.id: i for i, q in enumerate(QUESTIONS)}
 
 
-def test_a_second_turn_reads_the_contestants_own_first_answer(tmp_path: Path) -> None:
-    run(tmp_path, [Echo("x")])
+def test_a_second_turn_reads_the_contestants_own_first_answer(log: Log) -> None:
+    run(log, [Echo("x")])
     assert [text for _, text, _ in Echo.asked[:2]] == ["one", "one" + "eno" + "two"]
-    first = answers(tmp_path)[0]
+    first = log[0]
     assert [turn.text for turn in first.turns] == ["eno", "owtoneeno"]  # as a reader sees it
     assert [turn.plain_tokens for turn in first.turns] == [3, 9]
     assert first.turns[0].peak_bytes is None or first.turns[0].peak_bytes > 0
 
 
-def test_who_is_asked_is_awake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_asked_is_awake(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "WAKE", 0.25)
-    run(tmp_path, [Echo("x"), Echo("y")], Options(warm_up=0, batch=2))
+    run(log, [Echo("x"), Echo("y")], Options(warm_up=0, batch=2))
     assert {seconds for *_, seconds in Echo.woken} == {0.25}
     before = {at: name for name, at, _ in Echo.woken}
     assert len(Echo.woken) == len(before), "once for every request, right before it"
@@ -118,77 +120,77 @@ def test_who_is_asked_is_awake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert 0 < len(before) < len(Echo.asked), "requests are of two questions"
 
 
-def test_the_warm_up_comes_first_is_not_recorded_and_is_forgotten(tmp_path: Path) -> None:
+def test_the_warm_up_comes_first_is_not_recorded_and_is_forgotten(log: Log) -> None:
     contestants = [Echo("x"), Echo("y")]
-    run(tmp_path, contestants, Options(warm_up=2, max_tokens=100, repeats=2))
+    run(log, contestants, Options(warm_up=2, max_tokens=100, repeats=2))
     warm = Echo.asked[:8]
     turns = ("one", "oneenotwo")
     assert [(name, text) for name, text, _ in warm] == [(n, t) for n in "xy" for _ in "12" for t in turns]
     assert {ask.max_tokens for *_, ask in warm} == {32}
-    assert len(answers(tmp_path)) == 2 * 2 * len(QUESTIONS)
+    assert len(log) == 2 * 2 * len(QUESTIONS)
     assert [c.forgot for c in contestants] == [2, 2]  # behind the warm-up, and between the repetitions
 
 
-def test_a_method_that_fails_is_left_behind_and_the_others_go_on(tmp_path: Path) -> None:
-    assert not run(tmp_path, [Echo("x"), Echo("y", fails_at="three")])
-    done = answers(tmp_path)
+def test_a_method_that_fails_is_left_behind_and_the_others_go_on(log: Log) -> None:
+    assert not run(log, [Echo("x"), Echo("y", fails_at="three")])
+    done = list(log)
     assert "".join(a.question for a in done if a.method == "x") == "acbde"
     failed = [a for a in done if a.method == "y"]
     assert [(a.question, a.failed) for a in failed] == [("a", None), ("c", None), ("b", "it broke in two")]
 
 
-def test_a_method_that_fails_while_warming_up_has_a_line_that_says_so(tmp_path: Path) -> None:
-    run(tmp_path, [Echo("x"), Echo("y", fails_at="one")], Options(warm_up=1))
-    assert [(a.question, a.failed) for a in answers(tmp_path) if a.method == "y"] == [("a", "it broke in two")]
+def test_a_method_that_fails_while_warming_up_has_a_line_that_says_so(log: Log) -> None:
+    run(log, [Echo("x"), Echo("y", fails_at="one")], Options(warm_up=1))
+    assert [(a.question, a.failed) for a in log if a.method == "y"] == [("a", "it broke in two")]
 
 
-def test_what_is_not_ours_to_foresee_is_caught_too(tmp_path: Path) -> None:
+def test_what_is_not_ours_to_foresee_is_caught_too(log: Log) -> None:
     class Broken(Echo):
         def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
             raise ZeroDivisionError("1/0")
 
-    run(tmp_path, [Echo("x"), Broken("y")])
-    assert [a.failed for a in answers(tmp_path) if a.method == "y"] == ["ZeroDivisionError('1/0')"]
+    run(log, [Echo("x"), Broken("y")])
+    assert [a.failed for a in log if a.method == "y"] == ["ZeroDivisionError('1/0')"]
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_goes_on_where_it_was(log: Log) -> None:
     done: list[Answer] = []
-    assert not run(tmp_path, [Echo("x"), Echo("y")], stopped=lambda: len(done) == 7, progress=done.append)
-    before = answers(tmp_path)
+    assert not run(log, [Echo("x"), Echo("y")], stopped=lambda: len(done) == 7, progress=done.append)
+    before = list(log)
     assert len(before) == 7
     Echo.asked = []
     seen: list[Answer] = []
-    assert run(tmp_path, [Echo("x"), Echo("y")], progress=seen.append)
-    after = answers(tmp_path)
+    assert run(log, [Echo("x"), Echo("y")], progress=seen.append)
+    after = list(log)
     assert after[:7] == before
     assert Counter((a.method, a.question) for a in after) == Counter((m, q.id) for m in "xy" for q in QUESTIONS)
     assert len(Echo.asked) == 3
     assert len(seen) == 10
 
 
-def test_a_run_that_is_complete_asks_nothing(tmp_path: Path) -> None:
-    run(tmp_path, [Echo("x")])
+def test_a_run_that_is_complete_asks_nothing(log: Log) -> None:
+    run(log, [Echo("x")])
     Echo.asked = []
-    assert run(tmp_path, [Echo("x")], Options(warm_up=3))
+    assert run(log, [Echo("x")], Options(warm_up=3))
     assert Echo.asked == []
 
 
-def test_a_failure_is_tried_again_when_the_run_goes_on(tmp_path: Path) -> None:
-    run(tmp_path, [Echo("x", fails_at="four")])
-    assert run(tmp_path, [Echo("x")])
-    assert sum(a.failed is None for a in answers(tmp_path)) == len(QUESTIONS)
+def test_a_failure_is_tried_again_when_the_run_goes_on(log: Log) -> None:
+    run(log, [Echo("x", fails_at="four")])
+    assert run(log, [Echo("x")])
+    assert sum(a.failed is None for a in log) == len(QUESTIONS)
 
 
-def test_a_batch_is_of_one_task(tmp_path: Path) -> None:
-    run(tmp_path, [Echo("x"), Echo("y", max_batch=1)], Options(batch=2, warm_up=0))
-    done = answers(tmp_path)
+def test_a_batch_is_of_one_task(log: Log) -> None:
+    run(log, [Echo("x"), Echo("y", max_batch=1)], Options(batch=2, warm_up=0))
+    done = list(log)
     groups = {a.question: a.group for a in done if a.method == "x"}
     assert groups == {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
     assert [a.failed for a in done if a.method == "y"] == ["answers 1 at a time, and --batch is 2"] * 2
 
 
-def test_every_contestant_has_the_same_seed_and_every_answer_another(tmp_path: Path) -> None:
-    run(tmp_path, [Echo("x"), Echo("y")], Options(temperature=0.7, repeats=2, warm_up=0, batch=2))
+def test_every_contestant_has_the_same_seed_and_every_answer_another(log: Log) -> None:
+    run(log, [Echo("x"), Echo("y")], Options(temperature=0.7, repeats=2, warm_up=0, batch=2))
     seeds: dict[str, list[int]] = {}
     for name, _, ask in Echo.asked:
         assert ask.temperature == 0.7

@@ -16,10 +16,11 @@ from paceline.bench.metrics import (
     speedup_spec_bench,
     tokens_per_second_spec_bench,
 )
-from paceline.bench.record import Answer, Reply
+from paceline.bench.record import Answer
 from paceline.bench.specbench import export
 from paceline.bench.suites import Question, Suite
 from paceline.errors import PacelineError
+from paceline.workbench.contestant import Reply
 
 CATEGORIES = ("writing", "coding", "translation", "rag", "rag", "qa")
 SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "overall")

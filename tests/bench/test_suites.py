@@ -14,10 +14,10 @@ import huggingface_hub
 import pytest
 
 from paceline.bench import suites
-from paceline.bench.suites import Question, SuiteError, cache_folder, fingerprint, read_suite
+from paceline.bench.suites import Question, cache_folder, fingerprint, read_suite
 from paceline.errors import PacelineError
 from paceline.jsonl import write_whole
-from paceline.replay.record import SPEC_BENCH
+from paceline.workbench.conversations import SPEC_BENCH
 
 TASKS = ["mt-bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 
@@ -28,7 +28,7 @@ def write(path: Path, *records: Any) -> str:
 
 
 def told(path: str, **options: Any) -> str:
-    with pytest.raises(SuiteError) as caught:
+    with pytest.raises(PacelineError) as caught:
         read_suite(path, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -124,14 +124,16 @@ def test_only_spec_benchs_own_questions_are_grouped_as_in_the_paper(tmp_path: Pa
     [
         ("{", "line 2: not JSON: Expecting property name"),
         ('["a"]', "line 2: a JSON object is wanted .* not a list"),
-        ('{"question": "?"}', 'line 2: a line is {"turns"'),
-        ('{"turns": []}', "line 2: a question is one or more texts"),
-        ('{"turns": "hello"}', "line 2: a question is one or more texts"),
+        ('{"question": "?"}', 'line 2: no response: there is no "answer"'),
+        ('{"asked": "?"}', "line 2: unknown record with the keys asked; a line is"),
+        ('{"text": "a story"}', "line 2: a question is one or more texts"),
+        ('{"turns": []}', 'line 2: "turns" must be a list'),
+        ('{"turns": "hello"}', 'line 2: "turns" must be a list'),
         ('{"prompt": " "}', "line 2: a question is one or more texts"),
-        ('{"prompt": 3}', "line 2: a question is one or more texts"),
-        ('{"messages": "hello"}', 'line 2: "messages" is a list'),
+        ('{"prompt": 3}', 'line 2: "prompt" must be a text'),
+        ('{"messages": "hello"}', 'line 2: "messages" must be a list'),
         ('{"messages": [{"role": "system", "content": "x"}]}', "line 2: a message of role 'system'.*\"user\" only"),
-        ('{"messages": [{"role": "user"}]}', "line 2: a question is one or more texts"),
+        ('{"messages": [{"role": "user"}]}', 'line 2: "messages" must be a list'),
         ('{"prompt": "x", "category": "overall"}', "line 2: the category is 'overall'"),
         ('{"prompt": "x", "category": ["a"]}', "line 2: the category is"),
         ('{"prompt": "x", "id": null}', "line 2: the id is None"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from paceline.bench.record import Answer, Reply
-from paceline.bench.together import beside_plain, together
+from paceline.bench.metrics import beside_plain, summarize
+from paceline.bench.record import Answer
+from paceline.workbench.contestant import Reply
 
 
 def answer(question: str, tokens: list[int], times: list[float], **more: object) -> Answer:
@@ -20,14 +23,14 @@ def test_figures() -> None:
         answer("b", [5, 6], [1, 2], parts={"forward": 4.0}),
     ]
     plain = [answer("a", [5, 6, 9, 8], [1, 2, 3, 4]), answer("b", [5, 6], [1, 2])]
-    figures = together(mine, plain)
+    figures = summarize([*mine, *(replace(one, method="none") for one in plain)], {})[2]
     assert figures["partial_match"] == 0.75
     assert figures["align_share"] == 1 / 8
     assert figures["group_rate"] == 1 / 4
     assert figures["idle_slots"] == pytest.approx(0.1)
     assert figures["moved_bytes"] == 200
     assert figures["latency_p50"] == 3
-    unscheduled = together(plain, plain)
+    unscheduled = summarize([replace(one, method="none") for one in plain], {})[0]
     assert unscheduled["partial_match"] == 1
     assert unscheduled["idle_slots"] is unscheduled["group_rate"] is unscheduled["align_share"] is None
 

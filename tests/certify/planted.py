@@ -1,7 +1,7 @@
 """Ten bugs that engines with drafts have had, planted into ours one at a time, and the small world they live in.
 
 with planted("residual not used", world) as engine:
-    certify(engine, world.subject, world.prompts, world.starts, ...)
+    certify(engine, world.models, world.prompts, world.starts, ...)
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from paceline.certify.certificate import Subject
+from paceline.certify.certificate import Models
 from paceline.certify.engines import Ours
 from paceline.certify.reference import PlainDecoding, Reference
 from paceline.draft.base import Drafter
-from paceline.engine.accept import Lossless, Rule, Walker, follow, residual, target_distributions
+from paceline.engine.accept import Cursor, Lossless, Rule, follow, residual, target_distributions
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
 from paceline.engine.sampling import RowRandom, SamplingParams, draw, probabilities
@@ -51,7 +51,7 @@ class World:
         self.tokenizer = Tokenizer(models.tokenizer())
         self.target.tokenizer = self.tokenizer
         alone = PlainDecoding(native.of(model, precision=precision)) if precision else Reference(model)
-        self.subject = Subject(alone, None, self.tokenizer, self.target.eos_token_ids, VOCAB)
+        self.models = Models(alone, None, self.tokenizer, self.target.eos_token_ids, VOCAB)
         rng = np.random.default_rng(seed)
         self.prompts = [rng.integers(4, VOCAB, n).tolist() for n in (9, 3, 14, 6)]
         self.starts = [rng.integers(4, VOCAB, 4).tolist() for _ in range(4)]
@@ -91,17 +91,17 @@ class Best(Drafter):
 class OneByOne(Lossless):
     """A rule that decides rows one at a time, by `step`."""
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+    def decide(self, walkers: Sequence[Cursor]) -> list[Cursor]:
         return [w for w in walkers if self.step(w)]
 
-    def step(self, walker: Walker) -> bool:
+    def step(self, walker: Cursor) -> bool:
         return bool(super().decide([walker]))
 
 
 class BonusFromDraft(OneByOne):
     """After a draft that stands to its end, the last token comes from the draft's q."""
 
-    def step(self, walker: Walker) -> bool:
+    def step(self, walker: Cursor) -> bool:
         tree = walker.tree
         if walker.node and not tree.children(walker.node) and tree.draft_probs is not None:
             q = tree.draft_probs[tree.parent[walker.node]]
@@ -113,7 +113,7 @@ class BonusFromDraft(OneByOne):
 class NoResidual(OneByOne):
     """After a rejection the token is drawn from p, not from what p has more than q."""
 
-    def step(self, walker: Walker) -> bool:
+    def step(self, walker: Cursor) -> bool:
         def unchanged(p: torch.Tensor, q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
             return p, residual(p, q, *rest)[1]
 
@@ -124,7 +124,7 @@ class NoResidual(OneByOne):
 class ArgmaxRoot(OneByOne):
     """The first token of a round is the best one, also when sampling."""
 
-    def step(self, walker: Walker) -> bool:
+    def step(self, walker: Cursor) -> bool:
         if walker.node == 0 and len(walker.tree) > 1 and not walker.request.params.is_greedy:
             return follow(walker, int(target_distributions([walker])[0].argmax()))
         return super().step(walker)
@@ -133,7 +133,7 @@ class ArgmaxRoot(OneByOne):
 class PaddingAccepted(OneByOne):
     """A drafted padding token is taken for accepted."""
 
-    def step(self, walker: Walker) -> bool:
+    def step(self, walker: Cursor) -> bool:
         if any(walker.tree.tokens[child] == PAD for child in walker.tree.children(walker.node)):
             return follow(walker, PAD)
         return super().step(walker)

@@ -8,16 +8,17 @@ from time import process_time
 import numpy as np
 import pytest
 
-from paceline.certify.certificate import Plan, certify
+from paceline.certify.certificate import certify
 from paceline.certify.engines import Ours
-from paceline.certify.sampled import law_of
+from paceline.certify.options import Scope
+from paceline.certify.page import findings, page
+from paceline.certify.sampled import distribution_of
 from paceline.engine.sampling import SamplingParams
-from paceline.pages.certificate import findings, page
 from tests.certify.planted import BUGS, World, planted
 
 GREEDY = ("mask off by one", "positions off by one", "padding accepted", "cache not rolled back")
 """Bugs that greedy answers show; the others but the one of stop strings show in sampled ones."""
-QUICK = Plan(shift=0.3, requests=128, max_tokens=24)
+QUICK = Scope(shift=0.3, requests=128, max_tokens=24)
 
 
 @cache
@@ -25,20 +26,20 @@ def world(seed: int = 0) -> World:
     return World(seed)
 
 
-def test_the_law_of_first_tokens_is_exact() -> None:
+def test_the_distribution_of_first_tokens_is_exact() -> None:
     """Against samples drawn token by token from the reference, without engine or drafts."""
     w, wish = world(), SamplingParams(temperature=0.8, top_p=0.95, max_tokens=3, ignore_eos=True)
-    law = law_of(w.subject.exact, w.starts[0], wish, 2)
-    assert law.probs.sum() == pytest.approx(1)
-    assert len(law.probs) > 3
-    exact = law_of(w.subject.exact, w.starts[0], wish, 1)
+    probs = distribution_of(w.models.exact, w.starts[0], wish, 2)
+    assert probs.probs.sum() == pytest.approx(1)
+    assert len(probs.probs) > 3
+    exact = distribution_of(w.models.exact, w.starts[0], wish, 1)
     first = {}
     for outcome, bin in exact.bin_of.items():
         first.setdefault(bin, []).append(outcome)
     text = np.array(w.starts[0])
     from paceline.engine.sampling import probabilities
 
-    probs = probabilities(w.subject.exact.after([w.starts[0]]).double(), wish, [text])[0].numpy()
+    probs = probabilities(w.models.exact.after([w.starts[0]]).double(), wish, [text])[0].numpy()
     named = {outcome[0] for outcome in exact.bin_of if outcome}
     for bin, outcomes in first.items():
         there = sum(probs[o[0]] if o else probs.sum() - probs[list(named)].sum() for o in outcomes)
@@ -49,9 +50,9 @@ def test_the_law_of_first_tokens_is_exact() -> None:
 def test_a_planted_bug_is_found(bug: str) -> None:
     w = world()
     sampling = bug == "argmax root when sampling"
-    plan = Plan(shift=0.1, max_tokens=24, requests=None if sampling else 0)
+    plan = Scope(shift=0.1, max_tokens=24, requests=None if sampling else 0)
     with planted(bug, w) as engine:
-        found = certify(engine, w.subject, w.prompts, w.starts, plan)
+        found = certify(engine, w.models, w.prompts, w.starts, plan)
     assert not found["lossless"]
     where = "sampled" if sampling else "stops" if bug.startswith("stop") else "greedy"
     assert not found[where]["lossless"]
@@ -64,18 +65,18 @@ def test_a_planted_bug_is_found_in_a_quantised_model(bug: str) -> None:
     """Whose reference is our own plain decoding: without drafts the bug is not in it."""
     w = World(0, precision="int8")
     assert w.target.quantised
-    plan = Plan(shift=0.1, max_tokens=24, requests=None if bug.startswith("argmax") else 0)
+    plan = Scope(shift=0.1, max_tokens=24, requests=None if bug.startswith("argmax") else 0)
     with planted(bug, w) as engine:
-        found = certify(engine, w.subject, w.prompts, w.starts, plan)
+        found = certify(engine, w.models, w.prompts, w.starts, plan)
     assert not found["greedy" if bug in GREEDY else "sampled"]["lossless"]
-    clean = certify(Ours(w.target, w.tokenizer, "sam"), w.subject, w.prompts, w.starts, QUICK)
+    clean = certify(Ours(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK)
     assert clean["lossless"]
     assert clean["greedy"]["tokens"] > 100
 
 
 def test_a_lossless_engine_is_certified() -> None:
     w = world()
-    found = certify(Ours(w.target, w.tokenizer, "sam"), w.subject, w.prompts, w.starts, QUICK, draft="sam")
+    found = certify(Ours(w.target, w.tokenizer, "sam"), w.models, w.prompts, w.starts, QUICK, draft="sam")
     assert found["lossless"]
     assert found["greedy"]["tokens"] > 100
     assert found["stops"]["answers"] > 0
@@ -95,7 +96,7 @@ def test_every_planted_bug_is_found(bug: str) -> None:
     for seed in range(3):
         w, began = world(seed), process_time()
         with planted(bug, w) as engine:
-            found.append(not certify(engine, w.subject, w.prompts, w.starts, Plan(shift=0.04, seed=seed))["lossless"])
+            found.append(not certify(engine, w.models, w.prompts, w.starts, Scope(shift=0.04, seed=seed))["lossless"])
         seconds.append(process_time() - began)
     print(f"{bug}: {sum(found)} of {len(found)}, {max(seconds):.0f} s of processor time at most")
     assert all(found)
@@ -112,6 +113,6 @@ def test_no_clean_configuration_is_accused(name: str, batch: int) -> None:
     """Twenty configurations; prints the smallest p-value of each."""
     w = world(batch)
     engine = Ours(w.target, w.tokenizer, w.drawing if name == "drawing" else name, batch=batch)
-    found = certify(engine, w.subject, w.prompts, w.starts, Plan(shift=0.05, seed=batch))
+    found = certify(engine, w.models, w.prompts, w.starts, Scope(shift=0.05, seed=batch))
     print(f"{name}, batch {batch}: {found['sampled']['requests']} requests, p {found['sampled']['p']:.3f}")
     assert found["lossless"], findings(found)

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.certify.certificate import Plan
 from paceline.certify.endpoint import Server, certify_endpoint
-from paceline.pages.certificate import findings, page
+from paceline.certify.options import Scope
+from paceline.certify.page import findings, page
 
 WORDS = [f" w{i}" for i in range(12)]
 
 
 @lru_cache
-def law(context: tuple[int, ...]) -> np.ndarray:
+def probs(context: tuple[int, ...]) -> np.ndarray:
     """What may follow two words."""
     seed = int(hashlib.sha256(repr(context).encode()).hexdigest()[:8], 16)
     weights = np.exp(1.5 * np.random.default_rng(seed).normal(size=len(WORDS)))
@@ -41,7 +41,7 @@ class Model:
         text: list[int] = [len(body["messages"][-1]["content"]) % len(WORDS)]
         content = []
         for n in range(body["max_tokens"]):
-            p = law(tuple(text[-2:]))
+            p = probs(tuple(text[-2:]))
             order = np.argsort(-p)
             temperature = body.get("temperature", 1.0)
             if temperature == 0:
@@ -96,10 +96,10 @@ def served(model: Model) -> Iterator[Server]:
 
 
 PROMPTS = [({"role": "user", "content": "x" * n},) for n in (3, 8)]
-PLAN = Plan(shift=0.1, requests=120, max_tokens=12)
+PLAN = Scope(shift=0.1, requests=120, max_tokens=12)
 
 
-def certified(model: Model, reference: Model | None = None, plan: Plan = PLAN) -> dict[str, Any]:
+def certified(model: Model, reference: Model | None = None, plan: Scope = PLAN) -> dict[str, Any]:
     with served(model) as server:
         if reference is None:
             return certify_endpoint(server, None, PROMPTS, plan)
@@ -126,7 +126,7 @@ def test_an_honest_server_is_not_accused(reference: Model | None) -> None:
 
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_a_planted_bias_is_found(reference: Model | None) -> None:
-    found = certified(Model(bias=0.5 if reference is None else 0.9), reference, Plan(requests=180, max_tokens=4))
+    found = certified(Model(bias=0.5 if reference is None else 0.9), reference, Scope(requests=180, max_tokens=4))
     assert not found["sampled"]["lossless"]
     assert found["sampled"]["tv"] > 2 * found["sampled"]["tv_by_chance"]
     assert not found["lossless"]
@@ -134,7 +134,7 @@ def test_a_planted_bias_is_found(reference: Model | None) -> None:
 
 def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie() -> None:
     for reference in (None, Model()):
-        greedy = certified(Model(wrong=5), reference, Plan(requests=0, max_tokens=12))["greedy"]
+        greedy = certified(Model(wrong=5), reference, Scope(requests=0, max_tokens=12))["greedy"]
         verdicts = {one["verdict"] for one in greedy["shown"]}
         assert not greedy["lossless"]
         assert "bug" in verdicts
@@ -142,6 +142,6 @@ def test_a_wrong_greedy_token_is_a_bug_and_a_near_one_a_tie() -> None:
 
 
 def test_a_server_without_log_probabilities_cannot_be_certified() -> None:
-    found = certified(Model(logprobs=False), None, Plan(requests=0, max_tokens=4))
+    found = certified(Model(logprobs=False), None, Scope(requests=0, max_tokens=4))
     assert not found["lossless"]
     assert "reports no log-probabilities" in findings(found)[0]

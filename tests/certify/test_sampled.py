@@ -7,36 +7,37 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from paceline.certify.engines import Said, UnderTest
-from paceline.certify.sampled import Case, Floats, Law, Sampled, chi_square, sample, tail
+from paceline.certify.engines import Output, UnderTest
+from paceline.certify.sampled import Case, Distribution, Sampled, sample
 from paceline.engine.sampling import SamplingParams
+from paceline.workbench.stats import Floats, chi_square, tail
 
 FINE = np.tile([0.02, 0.03], 20)
 """Forty tokens; each four are a coarse bin."""
-LAW = Law({(): 0, **{(token,): token for token in range(40)}}, FINE, np.arange(40) // 4, 1)
+LAW = Distribution({(): 0, **{(token,): token for token in range(40)}}, FINE, np.arange(40) // 4, 1)
 
 
 class Draws(UnderTest):
-    """Answers with one token, drawn from `law`, the same for all."""
+    """Answers with one token, drawn from `probs`, the same for all."""
 
-    def __init__(self, law: Floats, seed: int):
-        self.law, self.rng = law, np.random.default_rng(seed)
+    def __init__(self, probs: Floats, seed: int):
+        self.probs, self.rng = probs, np.random.default_rng(seed)
 
-    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Said]:
-        return [Said([int(token)]) for token in self.rng.choice(40, len(prompts), p=self.law)]
+    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Output]:
+        return [Output([int(token)]) for token in self.rng.choice(40, len(prompts), p=self.probs)]
 
 
-def run(law: Floats, seed: int, requests: int) -> Sampled:
+def run(probs: Floats, seed: int, requests: int) -> Sampled:
     cases = [Case(str(i), [i], SamplingParams(temperature=1.0), LAW) for i in range(3)]
-    return sample(Draws(law, seed), cases, requests, np.random.default_rng(seed))
+    return sample(Draws(probs, seed), cases, requests, np.random.default_rng(seed))
 
 
 def moved(within: bool) -> Floats:
     """A tenth of the probability moved, within coarse bins or between them."""
     sides = np.tile([1, -1], 20) if within else np.repeat([1, -1], 20)
-    law = FINE + 0.005 * sides
-    assert np.abs(law - FINE).sum() / 2 == pytest.approx(0.1)
-    return law
+    probs = FINE + 0.005 * sides
+    assert np.abs(probs - FINE).sum() / 2 == pytest.approx(0.1)
+    return probs
 
 
 def test_what_moves_within_coarse_bins_is_found() -> None:
@@ -44,8 +45,8 @@ def test_what_moves_within_coarse_bins_is_found() -> None:
     assert not found.lossless
     assert found.requests < 9000  # in the second look: the first has too few for fine bins
     for case, counts in zip(found.cases, found.counts, strict=True):
-        coarse = np.bincount(case.law.coarse, counts)
-        assert tail(chi_square(coarse, case.law.coarse_probs), case.law.df) > 0.01
+        coarse = np.bincount(case.distribution.coarse, counts)
+        assert tail(chi_square(coarse, case.distribution.coarse_probs), case.distribution.df) > 0.01
 
 
 def test_what_moves_between_them_is_found() -> None:

@@ -57,7 +57,7 @@ def test_a_whole_run(
     assert found["sam", "overall"]["mean_accepted_tokens"] > 1.1  # this model repeats itself
     assert found["peer:vllm-ngram", "overall"]["failed"].startswith("vLLM wants an environment")
 
-    answers = read_answers((out / "answers.jsonl").read_bytes(), "answers")
+    answers = list(read_answers(out / "answers.jsonl"))
     assert len(answers) == len(methods) * len(QUESTIONS) * 2
     for answer in answers:
         for turn in answer.turns:
@@ -176,13 +176,13 @@ def test_a_larger_model_says_the_same(
     texts = [
         {
             (answer.method, answer.question): [turn.tokens for turn in answer.turns]
-            for answer in read_answers((tmp_path / run / "answers.jsonl").read_bytes(), run)
+            for answer in read_answers(tmp_path / run / "answers.jsonl")
         }
         for run in ("small-run", "large-run")
     ]
     assert texts[0].items() <= texts[1].items()
     described = json.loads((tmp_path / "large-run" / "run.json").read_text())
-    assert "without changing the function" in described["as_large"]
+    assert "without changing the function" in described["identity"]["as_large"]
     assert described["model_name"] == "small as large as 5M"
     peer = described["methods"][-1]
     assert peer["method"] == f"peer:transformers-assisted:{small}"
@@ -246,7 +246,7 @@ def test_a_disturbed_run_says_so(
 ) -> None:
     """The load average is one of its signs; a speed-up that cannot be is marked in the table as well."""
     monkeypatch.setattr("paceline.bench.runner.load", lambda: 7.0)
-    monkeypatch.setattr("paceline.bench.environment.ABOVE", 0.0)
+    monkeypatch.setattr("paceline.bench.checks.FACTOR", 0.0)
     out = tmp_path / "run"
     arguments = ["bench", tiny, "-d", "sam", "--suite", suite, "-n", 8, "--warm-up", 0, "--out", out]
     shown = command(*arguments).out

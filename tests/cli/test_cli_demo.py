@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 from tests.cli.command import Command
 from tests.paths import REPOSITORY
@@ -12,7 +11,6 @@ from tests.paths import REPOSITORY
 from paceline.bench.looping import is_looping
 from paceline.cli.demo import _is_there
 from paceline.cli.prompts import from_file
-from paceline.cli.repeats import typical
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 
@@ -87,17 +85,6 @@ def test_both_answers_are_shown(command: Command, endless: Path, tmp_path: Path)
     assert out.count("[plain]") == out.count("[sam]") == 2
     first = out.split("[plain]\n")[1].split("[sam]\n")
     assert first[0].strip() == first[1].split("\n\n")[0].strip() != ""
-
-
-def test_the_table_has_the_median_of_the_repetitions() -> None:
-    class Both:
-        def __init__(self, index: int, speedup: float, is_complete: bool = True) -> None:
-            self.job = SimpleNamespace(index=index)
-            self.speedup, self.is_complete = speedup, is_complete
-
-    runs = [[Both(0, 3.0), Both(1, 1.0)], [Both(0, 1.0), Both(1, 9.0, is_complete=False)], [Both(0, 2.0)]]
-    found = typical(runs)  # type: ignore[arg-type]
-    assert [(both.job.index, both.speedup) for both in found] == [(0, 2.0), (1, 1.0)]
 
 
 def test_without_the_demo_model(command: Command, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

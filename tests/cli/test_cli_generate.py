@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -13,11 +12,10 @@ import torch
 from tests import models
 from tests.cli.command import Command
 
-import paceline.engine.opening
-from paceline.cli.drive import Answer, Comparison, Interrupt, drive
+import paceline.target.load
+from paceline.cli.compare import Compared, doubts, until_steady
+from paceline.cli.drive import Answer, Interrupt, drive
 from paceline.cli.prompts import Job
-from paceline.cli.repeats import Repeated, doubts, once, steady
-from paceline.cli.run import comparison
 from paceline.cli.show import CONTROLS, Screen
 from paceline.engine.engine import Engine
 from paceline.engine.request import Delta, Row
@@ -175,8 +173,8 @@ def test_compare_loads_one_model_and_reports_both_speeds(
     command: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    load = paceline.engine.opening.load
-    monkeypatch.setattr(paceline.engine.opening, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
+    load = paceline.target.load.load
+    monkeypatch.setattr(paceline.target.load, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
     result = command("generate", tiny, LOOPS, "-n", 60, "--ignore-eos", "--json", "--compare")
     record = json.loads(result.out)
     assert len(loads) == 1
@@ -194,86 +192,84 @@ def test_compare_in_words(command: Command, tiny: Path) -> None:
     assert "; outputs identical, token for token" in result.err
 
 
-def _compared(ours: list[int], theirs: list[int], **sampling: float) -> Comparison:
+def _compared(ours: list[int], theirs: list[int], *ratios: float, rounds: int = 1, **sampling: float) -> Compared:
+    """A job answered with these tokens, once for each ratio of speeds."""
     job = Job(0, "x", SamplingParams(**sampling))  # type: ignore[arg-type]
-    answers = []
-    for tokens in (ours, theirs):
+
+    def answer(tokens: list[int], seconds: float) -> Answer:
         row = Row(0, [1], job.params, max_context=99)
         row.extend(tokens)
-        row.finish_reason = "stop"
-        answers.append(Answer(job, row, seconds=len(answers) + 1.0))
-    return Comparison(job, answers[0], answers[1])
+        row.stats.rounds, row.finish_reason = rounds, "stop"
+        return Answer(job, row, seconds=seconds)
+
+    turns = [(answer(ours, 1.0), answer(theirs, ratio)) for ratio in ratios or (1.0,)]
+    return Compared(job, [mine for mine, _ in turns], [its for _, its in turns])
 
 
 def test_outputs_that_differ_are_said_to_differ_and_where() -> None:
     assert _compared([5, 6, 7], [5, 6, 7]).first_difference is None
     assert _compared([5, 6, 7], [5, 9, 7]).first_difference == 1
     assert _compared([5, 6, 7], [5, 6]).first_difference == 2
-    both = _compared([5, 6, 7], [5, 9, 7])
+    both = _compared([5, 6, 7], [5, 9, 7], 2.0)
     assert both.speedup == 2
     assert both.record()["identical"] is False
     assert both.record()["first_difference"] == 1
-    text = " ".join(comparison(once(both), "sam", torch.float32))
+    text = " ".join(both.lines("sam", torch.float32))
     assert "differ from new token 1" in text
     assert "9 7" in text
     assert "6 7" in text
     assert "identical" not in text
-    assert "--exact rules that out" in " ".join(comparison(once(both), "sam", torch.bfloat16))
+    assert "--exact rules that out" in " ".join(both.lines("sam", torch.bfloat16))
     for dtype in (torch.float32, torch.bfloat16):  # naming float32 would expand the blocks: another model
-        text = " ".join(comparison(once(both), "sam", dtype, "Q8_0, 8.5 bits a weight"))
+        text = " ".join(both.lines("sam", dtype, "Q8_0, 8.5 bits a weight"))
         assert "rounded to eight bits, so two nearly equal logits can swap; --exact rules that out" in text
         assert "float32" not in text
-    assert "distribution" in " ".join(comparison(once(_compared([5], [6], temperature=1)), "sam", torch.bfloat16))
+    assert "distribution" in " ".join(_compared([5], [6], temperature=1).lines("sam", torch.bfloat16))
 
 
-def _timed(ratio: float, rounds: int = 2) -> Comparison:
-    """Four new tokens in that many rounds, at that ratio."""
-    both = _compared([1, 2, 3, 4], [1, 2, 3, 4])
-    drafted, plain = both.pair
-    drafted.row.stats.rounds = rounds
-    drafted.seconds, plain.seconds = 1.0, ratio
-    return both
+def _turns(ratios: list[float]) -> tuple[list[float], int]:
+    """The ratios that count of turns with these, the last of them again and again, and the number of turns."""
+    seen: list[float] = []
 
+    def turn(number: int) -> bool:
+        seen.append(ratios[min(number, len(ratios) - 1)])
+        return True
 
-def _steady(ratios: list[float]) -> tuple[Repeated, int]:
-    """What is made of turns with these ratios, the last of them again and again, and the number of turns."""
-    turns: list[int] = []
-
-    def turn(number: int) -> Iterator[Comparison]:
-        turns.append(number)
-        yield _timed(ratios[min(number, len(ratios) - 1)])
-
-    (found,) = steady(turn, Interrupt())
-    return found, len(turns)
+    until_steady(turn, lambda: [seen[1:] or seen])
+    return seen[1:], len(seen)
 
 
 def test_a_comparison_is_repeated_until_its_ratio_is_steady() -> None:
     """The first turn, whose kernels are still to be compiled, is not among them."""
-    found, turns = _steady([9.0, 1.5, 1.52, 1.49, 1.5, 1.51])
+    tokens = [1, 2, 3, 4]
+    counted, turns = _turns([9.0, 1.5, 1.52, 1.49, 1.5, 1.51])
     assert turns == 6
-    assert found.both.speedup == 1.5
-    assert found.spread == " (median of 5, 1.49 to 1.52)"
+    found = _compared(tokens, tokens, *counted, rounds=2)
+    assert found.speedup == 1.5
+    assert "ratio 1.50 (median of 5, 1.49 to 1.52)" in found.lines("sam", torch.float32)[0]
     assert found.record()["reliable"] is True
-    wild, turns = _steady([1.0, *[0.3, 1.9] * 8])
+    counted, turns = _turns([1.0, *[0.3, 1.9] * 8])
     assert turns == 16
+    wild = _compared(tokens, tokens, *counted, rounds=2)
     assert "another process is using the processor" in wild.doubts[0]
     assert wild.record()["reliable"] is False
 
 
-def test_a_ratio_above_the_mean_accepted_tokens_is_not_believed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ratio_above_the_mean_accepted_tokens_is_not_believed() -> None:
     """A round that verifies takes no less than one that does not: 4 tokens in 2 rounds are at most twice as fast."""
     assert doubts(2.1, 2.0) == []
-    text = " ".join(comparison(once(_timed(54.91)), "sam", torch.float32))
+    text = " ".join(_compared([1, 2, 3, 4], [1, 2, 3, 4], 54.91, rounds=2).lines("sam", torch.float32))
     assert "a ratio of 54.91 at 2.00 mean accepted tokens is impossible" in text
     assert "another process is using the processor, and timings are not reliable" in text
-    assert "impossible" not in " ".join(comparison(once(_timed(1.9)), "sam", torch.float32))
+    quiet = _compared([1, 2, 3, 4], [1, 2, 3, 4], 1.9, rounds=2).lines("sam", torch.float32)
+    assert "impossible" not in " ".join(quiet)
 
 
 def test_a_looping_answer_is_said_to_loop() -> None:
-    looping, other = ([5, 6] * 32, list(range(64)))
-    assert "runs into a loop" in " ".join(comparison(once(_compared(looping, looping)), "sam", torch.float32))
-    assert once(_compared(looping, looping)).record()["looping"] is True
-    assert "loop" not in " ".join(comparison(once(_compared(other, other)), "sam", torch.float32))
+    for tokens, loops in (([5, 6] * 32, True), (list(range(64)), False)):
+        both = _compared(tokens, tokens)
+        assert ("runs into a loop" in " ".join(both.lines("sam", torch.float32))) == loops
+        assert both.record()["looping"] is loops
 
 
 def test_a_repetition_meets_a_drafter_that_has_not_seen_the_answer(command: Command, tiny: Path) -> None:

@@ -101,7 +101,7 @@ def test_ctrl_c_while_a_module_is_imported(tiny: Path, tmp_path: Path, module: s
 
 def test_ctrl_c_while_a_model_is_loaded(command: Command, tiny: Path, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """A library turns it into an error of its own, as imports of extensions do."""
-    import paceline.engine.opening
+    import paceline.target.load
 
     def loading(*_: object, **__: object) -> None:
         try:
@@ -109,11 +109,11 @@ def test_ctrl_c_while_a_model_is_loaded(command: Command, tiny: Path, tmp_path: 
         except KeyboardInterrupt:
             raise ImportError("initialization failed") from None
 
-    monkeypatch.setattr(paceline.engine.opening, "load", loading)
+    monkeypatch.setattr(paceline.target.load, "load", loading)
     result = command("generate", tiny, "hi", "-o", tmp_path / "out.jsonl")
     assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(paceline.engine.opening, "load", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(paceline.target.load, "load", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     result = command("generate", tiny, "hi")
     assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
 

@@ -15,7 +15,6 @@ from paceline.cost.model import (
     Size,
     chain_tokens,
     forward_seconds,
-    interpolate,
     memory_bound_speedup,
     predict,
     round_cost,
@@ -91,12 +90,6 @@ def test_what_a_forward_reads() -> None:
 # Prediction --------------------------------------------------------------------------------------------------
 
 
-def test_tables_are_read_between_and_behind_their_entries() -> None:
-    assert interpolate([1, 16, 64], [20, 25, 40], [1, 16, 40, 64, 112]) == pytest.approx([20, 25, 32.5, 40, 55])
-    assert interpolate([1], [3.0], [1, 50]) == pytest.approx([3, 3])
-    assert interpolate([1, 2, 4], [5, 9, 6], 100) == pytest.approx(6)
-
-
 def test_speedup_of_recorded_rounds() -> None:
     rounds = Rounds(60, {1: 10, 41: 10}, draft_seconds=0.02)
     assert rounds.count == 20
@@ -135,9 +128,9 @@ def test_prompt_lookup_of_vicuna_on_an_a100(shared: Path) -> None:
     """Recorded answers replayed, forwards from the datasheet; Spec-Bench's leaderboard has 1.66."""
     from tests.draft.trace import conversations
 
-    from paceline.cost.replay import rounds
     from paceline.draft.registry import create
-    from paceline.replay.walk import Tally, replay
+    from paceline.replay.report import rounds
+    from paceline.workbench.walk import Tally, replay
 
     if not (shared / "data" / "traces").is_dir():
         pytest.skip("no recorded generations in the shared data")

@@ -10,79 +10,32 @@ import pytest
 import torch
 
 from paceline import Engine, SamplingParams
-from paceline.draft.auto import Auto, AutoConfig
+from paceline.draft.acceptance import DEEPEST, Acceptance, Lengths
+from paceline.draft.auto import Auto, AutoConfig, Candidate, Limited
 from paceline.draft.base import Drafter
-from paceline.draft.load.candidate import Candidate, Limited
-from paceline.draft.load.chances import DEEPEST, Chances, Lengths
-from paceline.draft.load.choice import choose
-from paceline.draft.load.times import NAMES, Times
+from paceline.draft.cost import term_names
 from paceline.draft.registry import create
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
+from tests.draft.test_cost import times_of
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, largest_difference, outcomes
 
 
-def times_of(**terms: float) -> Times:
-    """A fixed table of these terms, in milliseconds; the others are 0."""
-    full = {name: terms.get(name, 0.0) for name in NAMES}
-    return Times.from_json({"forward_ms": full, "drafting_us": {}})
-
-
 def write_table(path: Path, fingerprint: str = "", **terms: float) -> Path:
     drafting = {"sam": {"step": 0, "row": 5}, "suffix": {"step": 0, "row": 10}}
-    forward = {name: terms.get(name, 0.0) for name in NAMES}
+    forward = {name: terms.get(name, 0.0) for name in term_names()}
     table = {"model": {"fingerprint": fingerprint}, "forward_ms": forward, "drafting_us": drafting, "acceptance": {}}
     path.write_text(json.dumps(table))
     return path
 
 
-# Times ---------------------------------------------------------------------------------------------------------------
-
-
-def test_times_are_learned_from_rounds() -> None:
-    rng, times = np.random.default_rng(0), Times()
-
-    def truth(rows: int, nodes: int, widest: int, prompt: int) -> float:
-        return 1e-3 * (1.5 + 0.02 * rows + 0.05 * max(nodes + prompt - 12, 0) + 0.004 * rows * widest)
-
-    for _ in range(600):
-        rows = int(rng.choice([1, 4, 16]))
-        sizes = rng.integers(1, 12, rows)
-        prompt = int(rng.integers(0, 60)) if rng.random() < 0.2 else 0
-        shape = rows, int(sizes.sum()), int(sizes.max()), prompt
-        spike = 20 if rng.random() < 0.02 else 1
-        times.took(*shape, truth(*shape) * rng.normal(1, 0.03) * spike)
-    for shape in ((1, 1, 1, 0), (1, 10, 10, 0), (4, 30, 9, 0), (16, 16, 1, 0), (16, 100, 8, 40)):
-        assert times.seconds(*shape) == pytest.approx(truth(*shape), rel=0.15)
-
-
-def test_a_batch_that_never_drafted_guesses_low_what_a_node_costs() -> None:
-    times = Times()
-    for _ in range(64):
-        times.took(8, 8, 1, 0, 4e-3)
-    assert times.seconds(8, 8, 1) == pytest.approx(4e-3, rel=0.02)
-    assert 0 < times.slope(8, 8) < 0.05 * 4e-3
-
-
-def test_times_survive_a_file(tmp_path: Path) -> None:
-    times = Times()
-    for n in range(64):
-        times.took(1, 1 + n % 9, 1 + n % 9, 0, 1e-3 + 2e-5 * (n % 9))
-    again = Times.from_json(json.loads(json.dumps({**times.to_json()})))
-    assert again.seconds(1, 5, 5) == pytest.approx(times.seconds(1, 5, 5), rel=1e-3)
-    before = again.seconds(2, 9, 5)
-    again.took(2, 9, 5, 0, 1.0)
-    assert again.is_fixed
-    assert again.seconds(2, 9, 5) == before
-
-
-# Chances -------------------------------------------------------------------------------------------------------------
+# Acceptance ---------------------------------------------------------------------------------------------------------
 
 
 def test_chances_are_those_of_the_drafts_whatever_was_cut() -> None:
     """Cutting by depth says nothing of what lies deeper, and must not count as rejected."""
-    rng, chances = np.random.default_rng(0), Chances()
+    rng, chances = np.random.default_rng(0), Acceptance()
     step = 0.8
     for n in range(3000):
         stood = int(rng.geometric(1 - step)) - 1
@@ -95,7 +48,7 @@ def test_chances_are_those_of_the_drafts_whatever_was_cut() -> None:
 
 
 def test_a_row_that_is_rejected_more_than_others_has_lower_chances() -> None:
-    chances, tree = Chances(), DraftTree.chain(1, [2, 3, 4])
+    chances, tree = Acceptance(), DraftTree.chain(1, [2, 3, 4])
     for _ in range(40):
         chances.note(1, tree, [0, 1, 2, 3], 3, 0)
         chances.note(2, tree, [0], 3, 0)
@@ -106,7 +59,7 @@ def test_a_row_that_is_rejected_more_than_others_has_lower_chances() -> None:
 
 
 def test_no_node_is_likelier_than_its_parent() -> None:
-    chances, rng = Chances(), np.random.default_rng(0)
+    chances, rng = Acceptance(), np.random.default_rng(0)
     tree = DraftTree.of(0, rng.integers(1, 9, 40).tolist(), [int(rng.integers(0, i + 1)) for i in range(40)])
     for path in ([0], [0, tree.children(0)[0]], [0, tree.children(0)[-1]]):
         for _ in range(20):
@@ -116,7 +69,7 @@ def test_no_node_is_likelier_than_its_parent() -> None:
 
 
 def test_a_drafters_own_chances_are_corrected_by_what_came() -> None:
-    chances = Chances()
+    chances = Acceptance()
     tree = DraftTree.chain(0, [1, 2], chances=np.array([1.0, 0.9, 0.81]))
     assert chances.values(tree, 1) == pytest.approx([0.9, 0.81])
     for row in range(300):  # 6 of 10 stand, and 9 were promised
@@ -132,55 +85,6 @@ def test_lengths_of_drafts_that_were_limited() -> None:
     assert lengths.steps(4, 1)[-1] == pytest.approx(4, abs=0.3)
     assert lengths.steps(8, 1)[-1] < 5
     assert lengths.steps(8, 4)[-1] >= lengths.steps(8, 1)[-1]
-
-
-# The choice ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_choice_is_the_best_of_all_prefixes() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        rows = int(rng.integers(1, 9))
-        times = times_of(round=1.5, row=0.02, token_after_0=0.03, token_after_12=0.05)
-        drafts = [np.cumprod(rng.uniform(0.3, 1, int(rng.integers(1, 9)))) for _ in range(rows)]
-        rate = rows / times.seconds(rows, rows, 1)
-        choice = choose(drafts, rows, times, rate)
-        line = np.sort(np.concatenate(drafts))[::-1]
-
-        def net(k: int) -> float:
-            return float(line[:k].sum()) - rate * times.seconds(rows, rows + k, 1)  # noqa: B023
-
-        assert net(choice.nodes) == pytest.approx(max(map(net, range(len(line) + 1))))
-        assert sum((draft >= choice.threshold).sum() for draft in drafts) == choice.nodes
-
-
-def test_drafts_shrink_as_the_batch_grows_down_to_none() -> None:
-    times = times_of(round=2.0, row=0.01, token_after_0=0.02, token_after_12=0.08)
-    draft, sizes = 0.6 ** np.arange(1.0, 17.0), []
-    for rows in (1, 2, 4, 8, 16, 32, 128):
-        choice = choose([draft] * rows, rows, times, rows / times.seconds(rows, rows, 1))
-        sizes.append(choice.nodes / rows)
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] >= 6
-    assert sizes[-1] == 0
-
-
-def test_the_first_draft_pays_for_making_the_round_uneven() -> None:
-    smooth = times_of(round=2.0, token_after_0=0.01)
-    uneven = times_of(round=2.0, token_after_0=0.01, row_if_uneven=0.1)
-    assert uneven.seconds(8, 8, 1) == smooth.seconds(8, 8, 1)
-    rate, few, many = 8 / smooth.seconds(8, 8, 1), [np.array([0.5, 0.2])], [np.array([0.5, 0.2])] * 8
-    assert choose(few, 8, smooth, rate).nodes == 2
-    assert choose(few, 8, uneven, rate).nodes == 0
-    assert choose(many, 8, uneven, rate).nodes > 0
-
-
-def test_a_wide_row_pays_for_the_padding_of_all() -> None:
-    flat = times_of(round=2.0, row=0.01, token_after_0=0.001)
-    padded = times_of(round=2.0, row=0.01, token_after_0=0.001, row_times_widest=0.02)
-    draft = 0.9 ** np.arange(1.0, 21.0)
-    wide = choose([draft], 16, flat, 5e3)
-    assert choose([draft], 16, padded, 5e3).nodes < wide.nodes
 
 
 # The drafter ---------------------------------------------------------------------------------------------------------
@@ -308,7 +212,7 @@ class Stopping(Drafter):
         return trees
 
 
-class Unsure(Chances):
+class Unsure(Acceptance):
     """Takes drafts of one token to be hopeless, and longer ones to be right."""
 
     def values(self, tree, row):
@@ -332,7 +236,7 @@ def chosen(target: TableTarget, branches: Branches) -> tuple[int, ...]:
     auto = auto_of(copied, Stopping(), explore=0.0)
     auto.times = times_of(round=1.0, token_after_0=0.2)
     for candidate in auto.candidates:
-        candidate.chances = Unsure()
+        candidate.acceptance = Unsure()
     return answered(target, branches, auto)
 
 
@@ -367,7 +271,7 @@ def test_how_deep_a_model_drafts_is_settled_before_it_is_asked() -> None:
         auto = auto_of(deep, explore=0.0)
         auto.times = times_of(round=1.0, token_after_0=node)
         auto._price = node  # of the round before, as a share of a token
-        auto.candidates[0].drafting.row = 1e-5
+        auto.candidates[0].times.row = 1e-5
         tree = auto.propose([FakeRow()])[0]  # type: ignore[list-item]
         limits[name] = deep.limits[0]
         assert tree.max_depth <= limits[name]
@@ -378,7 +282,7 @@ def test_a_drafter_that_does_not_pay_is_left_alone_but_tried_again() -> None:
     useless = Fixed(None)
     auto = auto_of(useless, explore=0.0)
     auto.times = times_of(round=0.1)
-    auto.candidates[0].drafting.row = 1e-5
+    auto.candidates[0].times.row = 1e-5
     for _ in range(400):
         auto.propose([FakeRow()])  # type: ignore[list-item]
     asked = len(useless.limits)

@@ -13,11 +13,11 @@ import torch
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural import pending, stop
+from paceline.draft.neural.drafts import Draft, Growth
 from paceline.draft.neural.features import FeatureDrafter
-from paceline.draft.neural.growth import Growth
-from paceline.draft.neural.stepping import Draft
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
@@ -193,7 +193,7 @@ def check_cache(here: World, drafter: Drafter) -> None:
             if not pairs:
                 continue
             keys_values, states = fresh_reading(here, drafter, text, pairs)
-            own = drafter.network.cache._kv[:, :, drafter._slots[row.id], :, :pairs]
+            own = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :pairs]
             torch.testing.assert_close(own, keys_values, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(drafter.pending.of(row), states[pairs : len(text) - 1], atol=1e-4, rtol=1e-4)
             checked += 1
@@ -207,7 +207,7 @@ def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World], metho
     assert isinstance(drafter, FeatureDrafter)
     first, second = here.answer(drafter), here.answer(drafter)
     assert [done.rounds for done in first] == [done.rounds for done in second]
-    assert not drafter._slots
+    assert not drafter.pending.cache.held
     assert not drafter._drafts
     assert not drafter.pending._states
 
@@ -262,7 +262,7 @@ def test_auto_verifies_the_nodes_that_pay(
     most: int,
 ) -> None:
     """Of a head that is sure of nothing. Where few pay, drafts near the end of an answer have fewer still."""
-    monkeypatch.setattr("paceline.draft.neural.stepping.verify_seconds", lambda target: seconds)
+    monkeypatch.setattr("paceline.draft.neural.stepping.time_forwards", lambda target: RoundTimes.of_forwards(seconds))
     here = world()
     for done in here.check(here.drafter(method, "random", tree="auto"), batch=1):
         if done.stats.rounds > 3:
@@ -274,7 +274,8 @@ def test_auto_follows_what_the_head_is_sure_of(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """At the same price, by how sure one says to be of the same tokens."""
-    monkeypatch.setattr("paceline.draft.neural.stepping.verify_seconds", lambda target: {1: 1.0, 64: 1 + 63 * 0.1})
+    times = RoundTimes.of_forwards({1: 1.0, 64: 1 + 63 * 0.1})
+    monkeypatch.setattr("paceline.draft.neural.stepping.time_forwards", lambda target: times)
     here = world()
 
     def drafted(sureness: float) -> float:

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from paceline.draft import registry
 from paceline.draft.eagle import EagleNetwork, eagle_shapes
 from paceline.draft.eagle3 import Eagle3Network, Flags, default_taps, eagle3_shapes
+from paceline.draft.neural.checkpoint import open_head
 from paceline.draft.neural.features import FeatureDrafter
-from paceline.draft.neural.published import open_head
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
 from paceline.target.decoder import Decoder

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.draft.medusa import Medusa
-from paceline.draft.neural.heads.drafting import StaticHeads
+from paceline.draft.neural.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
@@ -162,7 +162,7 @@ def test_medusa_as_vllm_reads_it(tmp_path: Path) -> None:
         torch.testing.assert_close(guessed(drafter, k), by_hand(tensors, own[k], k))
     shared = {"lm_head.weight": world().target.head.dense().clone()}
     drafter = opened(write(tmp_path / "shared", VLLM, "model.safetensors", vllm(tensors) | shared))
-    assert drafter.output_heads() is None, "it is the target's, which is in memory already"
+    assert drafter.own_heads is None, "it is the target's, which is in memory already"
     plain = {name: t for name, t in vllm(tensors).items() if not name.endswith("bias")}
     drafter = opened(write(tmp_path / "no bias", VLLM, "model.safetensors", plain | shared))
     zeros = {name: t * (0 if name.endswith("bias") else 1) for name, t in tensors.items()}

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.draft import registry, sizing
+from paceline.draft import registry
 from paceline.draft.amphista import Amphista
 from paceline.draft.base import Drafter
+from paceline.draft.cost import RoundTimes
 from paceline.draft.neural import pending
-from paceline.draft.neural.heads.drafting import StaticHeads, planted
-from paceline.draft.neural.heads.networks import JointHeads, Switches, beside
+from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
+from paceline.draft.neural.static_heads import StaticHeads, planted
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.shapes import compile_template, published
 from paceline.engine.engine import Engine
@@ -32,7 +33,7 @@ from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.hf import HFTarget
 from paceline.train.heads import HeadsLoss
-from tests import models, native
+from tests import models
 from tests.draft.head_worlds import HEADS, World, stir
 from tests.plain import texts
 
@@ -255,7 +256,7 @@ def test_an_untrained_network_says_what_the_targets_own_head_says(family: str) -
 
 def test_a_tokens_embedding_comes_in_as_large_as_the_state() -> None:
     states, embedded = 13 * torch.randn(5, 32), 0.07 * torch.randn(5, 32)
-    left, right = beside(states, embedded).chunk(2, -1)
+    left, right = concat_scaled(states, embedded).chunk(2, -1)
     assert torch.equal(left, states)
     torch.testing.assert_close(right.square().mean(-1), states.square().mean(-1))
     torch.testing.assert_close(right / right.norm(dim=-1, keepdim=True), embedded / embedded.norm(dim=-1, keepdim=True))
@@ -361,40 +362,12 @@ def test_auto_takes_the_size_that_pays(made: Any, monkeypatch: pytest.MonkeyPatc
         "dear": {1: 1.0, 64: 64.0},
         "step": {1: 1, 5: 1.01, 6: 9},
     }.items():
-        monkeypatch.setattr(sizing, "verify_seconds", lambda target, found=seconds: found)
-        monkeypatch.setattr("paceline.draft.neural.heads.drafting.verify_seconds", lambda target, found=seconds: found)
+        times = RoundTimes.of_forwards(seconds)
+        monkeypatch.setattr("paceline.draft.neural.static_heads.time_forwards", lambda target, times=times: times)
         nodes[name] = len(bound(f"{spec},tree=auto").template.parent) - 1
     assert nodes["free"] > 30
     assert nodes["dear"] == 1
     assert nodes["step"] == 4
-
-
-def test_the_size_that_pays() -> None:
-    assert sizing.best_size([0, 0.5, 0.6], {1: 1.0, 2: 1.1, 3: 1.9}) == 1
-    assert sizing.best_size([0, 0.5, 0.6], {1: 1.0, 2: 1.01, 3: 1.02}) == 2
-    assert sizing.best_size([0, 0.1, 0.2], {1: 1.0, 2: 2.0, 3: 3.0}) == 0
-    assert sizing.best_size([0, 0.5, 0.6], {1: 1.0, 2: 1.0, 3: 1.0}, drafting=0.7) == 0
-    assert sizing.best_size([0.01 * n for n in range(99)], {}) == sizing.FALLBACK
-
-
-def test_rows_that_are_verified_together_share_what_pays() -> None:
-    sure, unsure = [0.9, 0.8, 0.7], [0.3, 0.1]
-    assert sizing.best_sizes([unsure, sure], {1: 1.0, 64: 1.001}) == [2, 3]
-    assert sizing.best_sizes([unsure, sure], {2: 1.0, 5: 1.01, 6: 9.0}) == [0, 3]
-    assert sizing.best_sizes([unsure, sure], {2: 1.0, 5: 1.01, 6: 9.0}, beside=2) == [0, 1]
-    assert sizing.best_sizes([unsure, sure], {1: 1.0, 64: 64.0}) == [0, 0]
-    assert sizing.best_sizes([[0.01] * 99], {1: 1.0, 64: 1.0}) == [63]
-    assert sizing.best_sizes([[0.1] * 30, sure], {}) == [29, 3]  # FALLBACK for each, the likeliest of all first
-    assert sizing.best_sizes([], {1: 1.0}) == []
-
-
-def test_verifying_is_timed_and_changes_nothing() -> None:
-    target = native.of(world().model)
-    seconds = sizing.verify_seconds(target)
-    assert list(seconds) == [1, 2, 4, 8, 16, 32, 64]
-    assert all(value > 0 for value in seconds.values())
-    assert target.length(target.add_row(4)) == 0
-    assert sizing.verify_seconds(object()) == {}  # type: ignore[arg-type]
 
 
 def test_nothing_hangs_below_an_end_token() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.draft.base import Drafter
-from paceline.draft.neural.heads.drafting import planted
+from paceline.draft.neural.static_heads import planted
 from paceline.draft.shapes import Template, compile_template
 from paceline.engine.engine import Engine
 from paceline.engine.request import Row

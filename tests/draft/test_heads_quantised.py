@@ -68,7 +68,7 @@ def test_text_of_a_quantised_target_is_its_own(method: str, temperature: float) 
 
 
 def test_blocks_are_refused_where_nothing_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.draft.neural.weights import placed
+    from paceline.draft.neural.layers import placed
 
     class Elsewhere:
         device = type("device", (), {"type": "cuda", "__str__": lambda self: "cuda:0"})()

@@ -247,7 +247,7 @@ def test_a_drafter_may_do_the_copying():
     ("spec", "says"),
     [
         ("jacobi,retrieve=samm", "retrieve is 'samm'; it must be ngram, none, or a drafter that copies"),
-        ("jacobi,window=0", "window is 0; tree and seed must be 0 or more"),
+        ("jacobi,window=0", "window is 0; it must be 1 or more"),
         ("jacobi,tree=-1", "tree is -1"),
         ("jacobi,match=first", "it must be earliest or recent"),
     ],

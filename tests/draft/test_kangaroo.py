@@ -24,7 +24,7 @@ from paceline.draft.fallback import Fallback
 from paceline.draft.kangaroo import Kangaroo, KangarooConfig, adapter_shapes
 from paceline.draft.neural import pending, stop
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.stepping import Draft
+from paceline.draft.neural.drafts import Draft, chain_tree
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.engine.engine import Engine
 from paceline.engine.request import Completion, Row
@@ -425,7 +425,7 @@ def test_after_every_round_the_caches_are_those_of_a_fresh_prompt(
             verdict = fresh.verify([Segment.chunk(slot, np.array(text), last=False)], drafter.needs)
             torch.testing.assert_close(found, fresh.cache._kv[:, :, slot, :, : len(text)], atol=1e-4, rtol=1e-4)
             done = drafter.cached(row)
-            mine = drafter.adapter.cache._kv[:, :, drafter._slots[row.id], :, :done]
+            mine = drafter.pending.cache._kv[:, :, drafter.pending.slot(row), :, :done]
             states = verdict.hidden[here.exit]
             torch.testing.assert_close(drafter.pending.of(row), states[done:], atol=1e-4, rtol=1e-4)
             if not done:
@@ -445,7 +445,7 @@ def test_a_finished_row_leaves_nothing_behind(world: Callable[..., World]) -> No
     first, second = here.answer(drafter), here.answer(drafter)
     assert [done.rounds for done in first] == [done.rounds for done in second]
     assert not drafter.pending._states
-    assert not drafter._slots
+    assert not drafter.pending.cache.held
     assert not drafter._drafts
 
 
@@ -530,13 +530,13 @@ FEW = 5
 class Dropping(Kangaroo):
     """What a stop rule must not do: drop a token because of what was drawn."""
 
-    def _chain(self, draft: Draft) -> DraftTree:
-        last = draft.tokens[-1]
-        if float(draft.probs[-1][last]) < 0.3:
-            draft.tokens.pop()
-            draft.parent.pop()
-            draft.probs.pop()
-        return super()._chain(draft)
+    def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
+        super()._chains(drafts)
+        for draft in drafts:
+            if float(draft.probs[-1][draft.tokens[-1]]) < 0.3:
+                for items in (draft.tokens, draft.parent, draft.probs):
+                    items.pop()  # type: ignore[attr-defined]
+        return [chain_tree(draft, self.name) for draft in drafts]
 
 
 @pytest.fixture(scope="module")
@@ -583,7 +583,7 @@ def test_what_does_not_fit_is_refused_in_one_line(world: Callable[..., World], t
         save(tmp_path / "exit", here.target, layer, good)  # type: ignore[arg-type]
         assert "an exit layer is 0 to 3" in refusal(here.target, tmp_path / "exit")
     save(tmp_path / "less", here.target, 2, {k: v for k, v in good.items() if k != "o_proj.weight"})
-    assert "its o_proj.weight is missing where [64, 64] is wanted" in refusal(here.target, tmp_path / "less")
+    assert "has no o_proj.weight" in refusal(here.target, tmp_path / "less")
     save(tmp_path / "narrow", here.target, 2, good | {"q_proj.weight": torch.zeros(64, 32)})
     assert "its q_proj.weight is [64, 32] where [64, 64]" in refusal(here.target, tmp_path / "narrow")
     assert "draft is 0; it must be 1 or more" in refusal(here.target, here.folder / "trained", draft=0)

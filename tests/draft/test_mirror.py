@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Sequence
 from itertools import pairwise
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -19,7 +18,7 @@ import torch
 from paceline.draft.mirror import Mirror, MirrorConfig
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural.branches import Ahead, Ask, Hazard
-from paceline.draft.neural.ring import Closed, Ring
+from paceline.draft.neural.draft_worker import Closed, DraftWorker, RemoteTarget, Setup
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
@@ -152,23 +151,18 @@ def test_the_process_writes_the_same(folders, alone, source):
 def test_a_process_that_dies_or_hangs_leaves_plain_decoding(folders, alone, end, caplog):
     spec = "mirror:{close},check=false,limit=0.5"
     engine = Engine(str(folders["target"]), spec.format(**folders), dtype="float32", device="cpu")
-    beside = engine.drafter._side
-    names = [ring.memory.name for ring in (beside._to, beside._from)]
-    process = beside.process
+    process = engine.drafter.side.process
     how = signal.SIGKILL if end == "killed" else signal.SIGSTOP
     Thread(target=lambda: (sleep(0.05), os.kill(process.pid, how))).start()
     tokens: list[list[int]] = []
     for _ in range(40):
         tokens = [done.tokens for done in engine.generate(TEXTS, GREEDY)]
         assert tokens == alone
-        if engine.drafter._side is None:
+        if engine.drafter.side is None:
             break
     assert "decoding goes on without drafts" in caplog.text
     assert tokens == alone
     assert not process.is_alive()
-    for name in names:
-        with pytest.raises(FileNotFoundError):
-            SharedMemory(name)
 
 
 @pytest.mark.slow
@@ -176,7 +170,7 @@ def test_delays_on_either_side_change_nothing(folders, alone):
     rng = np.random.default_rng(0)
     spec = f"mirror:{folders['close']},check=false"
     engine = Engine(str(folders["target"]), spec, dtype="float32", device="cpu")
-    beside, verify = engine.drafter._side, engine.target.verify
+    beside, verify = engine.drafter.side, engine.target.verify
     try:
         windows = beside.windows
 
@@ -202,7 +196,7 @@ def test_after_a_hit_the_cache_is_that_of_a_fresh_reading(folders):
     target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
     drafter = create(f"model:{folders['close']},stop=fixed,draft=3")
     drafter.bind(target)
-    ahead = Ahead(drafter, kappa=3)
+    ahead = Ahead(drafter, num_candidates=3)
     ahead.open(7, list(range(5, 11)), SamplingParams(max_tokens=60, ignore_eos=True), 2048)
     new, seen = [12], 0
     for turn in range(8):
@@ -244,7 +238,7 @@ def test_branches_go_where_windows_end_unless_they_are_to_be_spread_evenly():
     window, tops = [0, 0, 0], [[(v, 0.5**v) for v in range(40)]] * 4
     counts = {}
     for layout in ("measured", "uniform"):
-        ahead = Ahead(drafter(like(TableTarget(vocab_size=8))), kappa=3, layout=layout)
+        ahead = Ahead(drafter(like(TableTarget(vocab_size=8))), num_candidates=3, layout=layout)
         for _ in range(400):
             ahead.hazard.note(len(window), 1)
         keys = ahead._keys(window, tops)
@@ -262,19 +256,47 @@ def test_by_default_more_windows_are_there_than_with_as_many_for_every_position(
     assert rates[""] > rates[",layout=uniform"]
 
 
-def test_messages_longer_than_the_ring_and_a_reader_that_is_gone():
-    ring = Ring(size=64)
-    other = Ring(ring.memory.name, size=64)
-    sent = [os.urandom(n) for n in (0, 5, 64, 1000)]
-    writer = Thread(target=lambda: [ring.write(message) for message in sent])
-    writer.start()
-    assert [other.read() for _ in sent] == sent
-    writer.join()
-    other.limit = 0.01
+@pytest.fixture
+def worker(folders):
+    """The draft's process, whose answers may take half a second."""
+    target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
+    facts = RemoteTarget.of(target, target.device)
+    made = DraftWorker(Setup(f"model:{folders['close']},stop=fixed", facts, {"num_candidates": 1}, limit_s=0.5))
+    yield made
+    made.close()
+
+
+def test_the_process_takes_long_messages_and_answers_the_last_question_alone(worker):
+    prompt = np.random.default_rng(0).integers(4, models.VOCAB_SIZE, 1_000_000)  # 8 MB, more than a socket holds
+    worker.open(1, [5, 6, 7], GREEDY, 2048)
+    worker.open(2, prompt, GREEDY, 2_000_000)
+    worker.drop(2)
+    worker._send("windows", [Ask(1, [])])  # nobody takes the answer
+    (window,) = worker.windows([Ask(1, [8])])
+    assert window.id == 1
+    assert len(window.tokens) == 5
+    assert 0 < worker.round_trip() < 0.5
+
+
+def test_a_process_that_fails_says_why(worker):
+    with pytest.raises(Closed, match="KeyError: 99"):
+        worker.windows([Ask(99, [])])
+
+
+def test_messages_to_a_process_that_hangs_come_to_an_end(worker):
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    with pytest.raises(Closed, match=r"^$"):
+        worker.windows([])
     with pytest.raises(Closed):
-        other.read()
-    other.close()
-    ring.close(unlink=True)
+        worker.open(1, np.zeros(1_000_000, np.int64), GREEDY, 2048)
+    worker.close()
+    assert not worker.process.is_alive()
+
+
+def test_a_process_that_cannot_load_its_drafter_says_why(folders):
+    target = Engine(str(folders["target"]), "none", dtype="float32", device="cpu").target
+    with pytest.raises(Closed, match="there is no folder"):
+        DraftWorker(Setup("model:/nowhere", RemoteTarget.of(target, target.device), {"num_candidates": 1}))
 
 
 # The law -------------------------------------------------------------------------------------------------------------
@@ -309,8 +331,8 @@ class OverTable(Mirror):
         made = OnModel(self.table, ModelConfig(checkpoint="given", stop="fixed", draft=self.config.draft))
         made.bind(target)
         made.propose = lambda rows: Model.propose(made, rows)  # the shadow rows are not the engine's
-        self._vocab_size, self._max_context = target.vocab_size, target.max_context
-        self._side, self._close = Ahead(made, self.config.kappa), lambda: None
+        self._max_context = target.max_context
+        self.side = Ahead(made, self.config.kappa)
 
 
 def far(target: TableTarget, noise: float) -> AheadTable:

@@ -1,15 +1,11 @@
-"""Names, options and errors of the registry; and that nothing below it knows a method's name."""
+"""Names, options and errors of the registry."""
 
-import ast
-import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
-import paceline
 from paceline.draft import registry
 from paceline.draft.base import Drafter
 from paceline.draft.fallback import Fallback
@@ -240,93 +236,3 @@ def test_a_broken_third_party(third_party, value, says):
     with pytest.raises(MethodError, match=says):
         create("mine")
     assert create("none").name == "none"
-
-
-def mentions(source: str, known: list[str]) -> list[str]:
-    """String literals of `source` that are a method's name or begin like a spec of one, and imports of methods.
-
-    A name that is also an English word counts only where a spec begins with it."""
-    spec = re.compile(rf"^({'|'.join(map(re.escape, known))})(?:[:,+](?:\S.*)?)?$")
-    table = registry._table()
-    modules = {table[name].partition(":")[0] for name in known}
-    tree = ast.parse(source)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    prose = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, documented) and ast.get_docstring(n)}
-    matches = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            matches += [node.value] if spec.match(node.value) and node.value not in WORDS else []
-        elif isinstance(node, ast.ImportFrom):
-            matches += [node.module] if node.module in modules else []
-        elif isinstance(node, ast.Import):
-            matches += [alias.name for alias in node.names if alias.name in modules]
-    return matches
-
-
-WORDS = {"model", "suffix", "none"}
-
-HEADS = ("medusa:", "hydra:", "amphista:", "eagle:", "eagle3:")
-ALLOWED = {
-    # the command line's defaults
-    "cli/chat.py": {"sam"},
-    "cli/demo.py": {"sam", "recycling,tree=16", "model:", "kangaroo:", "s2d:", *HEADS},
-    "cli/generate.py": {"sam", "paceline.draft.prediction"},
-    "cli/tune.py": {"sam", "mirror:"},
-    "evals/align/options.py": {"suffix,past=16384"},
-    "cli/rollout.py": {"past-answer,first=8"},
-    "cli/serve.py": {"sam", "prompt-lookup", "paceline.draft.grammar", "paceline.draft.prediction"},
-    # what a request may bring
-    "sampling.py": {"grammar", "prediction"},
-    "cli/prompts.py": {"prediction"},
-    "serve/answers.py": {"prediction"},
-    "serve/app.py": {"grammar", "prediction"},
-    "serve/fields.py": {"grammar"},
-    # the defaults of hosts
-    "bench/peers/plugins.py": {"sam"},
-    "plugins/llama_cpp.py": {"sam"},
-    "plugins/transformers.py": {"sam"},
-    # what rollouts draft with in a trainer
-    "rollout/trl.py": {"past-answer,first=8+sam,past=65536"},
-    # one method built on another
-    "draft/s2d.py": {"paceline.draft.model"},
-    "draft/mirror.py": {"paceline.draft.model", "model:"},
-    # what a second device would save
-    "cost/beside.py": {"paceline.draft.mirror", "mirror:"},
-    # training a method's checkpoint: its command, its recipe
-    "train/__main__.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
-    "train/eagle.py": {"paceline.draft.eagle"},
-    "train/eagle3.py": {"paceline.draft.eagle3", "eagle3"},
-    "train/medusa.py": {"paceline.draft.medusa"},
-    "train/hydra.py": {"paceline.draft.hydra"},
-    "train/amphista.py": {"paceline.draft.amphista"},
-    "train/export.py": {"medusa"},
-    "train/kangaroo.py": {"paceline.draft.kangaroo"},
-    "train/s2d.py": {"s2d"},
-    "train/thresholds.py": {"paceline.draft.s2d"},
-    # what vLLM calls its own
-    "bench/peers/vllm.py": {"medusa", "eagle3"},
-}
-"""Files in which a method's name is right, beside the registry and the method's own."""
-
-
-def test_no_other_code_knows_a_method_by_name():
-    root = Path(paceline.__file__).parent
-    # "none" is how the engine is told not to draft; it may be spelled out anywhere.
-    # "auto" is also how a dtype and a device are chosen.
-    known = [name for name in names() if name not in ("none", "auto")]
-    modules = {name: registry._table()[name].partition(":")[0].rpartition(".")[2] for name in known}
-    own = {f"draft/{module}.py": {name, f"{name}:"} for name, module in modules.items()}
-    leaks = {}
-    for file in sorted(root.rglob("*.py")):
-        path = file.relative_to(root).as_posix()
-        words = set(mentions(file.read_text(), known)) - own.get(path, set())
-        if path != "draft/registry.py" and words != ALLOWED.get(path, set()):
-            leaks[path] = words
-    assert not leaks
-
-
-def test_that_search_finds_names():
-    source = "from paceline.draft.sam import Sam\nif name == 'sam' or name.startswith('prompt-lookup,draft=3'): pass"
-    assert mentions(source, names()) == ["paceline.draft.sam", "sam", "prompt-lookup,draft=3"]
-    assert mentions("f'model:{path}'", names()) == ["model:"]
-    assert mentions('"""sam"""\nerror = "none of the sam rows", "model"', names()) == []

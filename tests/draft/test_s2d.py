@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
-from paceline.draft.neural.stepping import Draft
+from paceline.draft.neural.drafts import Draft
 from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
 from paceline.draft.registry import create
 from paceline.draft.s2d import LAG, Sorted, exits_in_use

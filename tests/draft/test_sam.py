@@ -279,7 +279,7 @@ def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
     assert draft_of(drafter, "_ABC") != ""
     draft_of(drafter, "x" * 50 + "abcdefghijklmnopqrst")
     assert draft_of(drafter, "_ghi") == "jklmnopqrst"
-    assert all(len(past.automaton) <= 20 for past in drafter._past)
+    assert all(len(past.automaton) <= 20 for past in drafter._past.halves)
 
 
 def test_an_aborted_request_is_not_remembered():

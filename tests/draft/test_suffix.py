@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.draft.suffix import Suffix, SuffixConfig, up_to_ends
+from paceline.draft.suffix import Suffix, SuffixConfig
+from paceline.draft.text.copying import tree_up_to_ends
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import MethodError, StoreError
@@ -106,7 +107,7 @@ def test_a_tree_is_cut_behind_an_end_token():
         ({4}, [2, 3, 4, 5, 4], [0, 0, 1, 1, 2]),
         ({2, 3}, [2, 3], [0, 0]),
     ]:
-        found = up_to_ends(drafted, parent, frozenset(ends))
+        found = tree_up_to_ends(drafted, parent, frozenset(ends))
         assert [one.tolist() for one in found] == [kept, above]
 
 

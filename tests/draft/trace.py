@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.draft.base import Drafter
-from paceline.replay import tokens, walk
-from paceline.replay.record import read_trace
+from paceline.workbench import transcript, walk
+from paceline.workbench.conversations import read_trace
 
 BOS, EOS = 1, 2
 
@@ -45,12 +45,12 @@ class Replayed:
         return self
 
 
-def conversations(shared: Path, every: int = 1) -> Sequence[tokens.Conversation]:
+def conversations(shared: Path, every: int = 1) -> Sequence[transcript.Transcript]:
     """Every `every`-th question's conversation."""
     pytest.importorskip("sentencepiece", reason="reads the LLaMA tokenizer")
     data = shared / "data"
-    tokenizer = tokens.open_tokenizer(data / "tokenizers/llama/tokenizer.model")
-    vicuna = tokens.Transcriber(tokenizer, "vicuna")
+    tokenizer = transcript.open_tokenizer(data / "tokenizers/llama/tokenizer.model")
+    vicuna = transcript.Transcriber(tokenizer, "vicuna")
     exchanges = read_trace(
         data / "traces/spec-bench-vicuna-7b-v1.3-greedy.jsonl", questions=data / "spec-bench/question.jsonl"
     )
@@ -67,5 +67,5 @@ def turns(shared: Path, every: int = 1) -> Iterator[Turn]:
 def replay(drafter: Drafter, turn: Turn, id: int) -> Replayed:
     """What a drafter would have had accepted of one turn."""
     tally = walk.Tally()
-    walk.replay(drafter, tokens.RecordedAnswer(np.array(turn.prompt), np.array(turn.answer)), id, tally)
+    walk.replay(drafter, walk.RecordedAnswer(np.array(turn.prompt), np.array(turn.answer)), id, tally)
     return Replayed(tally.new_tokens, tally.rounds, tally.drafted, tally.draft_rounds)

@@ -1,6 +1,6 @@
 """Worlds in which the best stop rule is known: tokens of given kinds, a clock of one's own.
 
-python -m tests.draft.worlds        # the table of docs/stop-rules.md
+python -m tests.draft.worlds        # the table of docs/draft-models.md
 """
 
 from __future__ import annotations

@@ -14,11 +14,13 @@ from tests.pages.test_replay_page import TWO, told
 from tests.vision.sets import sample
 
 import paceline
+import paceline.bench.page as bench
+import paceline.certify.page as certificate
+from paceline.bench.report import read_run
 from paceline.evals.align.page import page as align_page
 from paceline.evals.vision.command import run as run_vision
 from paceline.evals.vision.report import write_page
-from paceline.pages import bench, certificate, replay, rollout
-from paceline.pages.bench_run import read_run
+from paceline.pages import replay, rollout
 
 pytestmark = needs_chromium
 RESULTS = {file.stem: file for file in (Path(__file__).parents[2] / "docs" / "results").glob("*.html")}

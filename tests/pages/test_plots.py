@@ -1,6 +1,6 @@
 """Plots: round ticks, whole SVG, text that stays text."""
 
-from paceline.pages.plots import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
+from paceline.workbench.report import COLORS, FAINT, SMALL, Curve, columns, plot, ticks
 
 
 def test_ticks_are_round_and_span_the_values() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from tests.bench.runs import TASKS, WHY, answer, make_run
 
-from paceline.bench.words import DASH, interval, number, percent, size, words
+from paceline.bench.page import page
+from paceline.bench.report import markdown, read_run
 from paceline.cli import main
 from paceline.errors import PacelineError
-from paceline.pages.bench import page
-from paceline.pages.bench_run import read_run
-from paceline.pages.markdown import markdown
+from paceline.workbench.report import DASH, interval, number, percent, size, words
 
 VOID = {"meta", "br", "wbr"}
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
@@ -292,7 +291,7 @@ def test_a_failed_answer_is_not_shown_but_the_later_one(tmp_path: Path) -> None:
     make_run(tmp_path, {"none": 1.0, "sam": 2.0}, tasks=())
     tries = [answer("sam", "qa", "q1", f"this is try {n} here") for n in (1, 2)]
     tries[0].failed = "the device fell off"
-    (tmp_path / "answers.jsonl").write_text("".join(one.to_json() + "\n" for one in tries))
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one.row()) + "\n" for one in tries))
     assert seen(tmp_path).said == ["this is try 2 here"]
 
 
@@ -360,14 +359,12 @@ def test_a_killed_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("run.json", None, "is not the folder of a run: it has no run.json"),
-        ("run.json", "{", "run.json cannot be read"),
-        ("run.json", "[]", "run.json is not one JSON object"),
-        ("run.json", '{"methods": ["sam"]}', '"methods" must list objects'),
+        *(("run.json", content, "run.json cannot be read; name the folder of a run") for content in (None, "{", "[]")),
+        ("run.json", '{"model": "m"}', "was written by an older version of paceline; run it again in a new folder"),
+        ("run.json", '{"kind": "bench", "identity": {}, "methods": ["sam"]}', '"methods" must list objects'),
         ("summary.json", None, "has no summary.json yet; run the command of the benchmark again"),
         ("summary.json", '{"results": {}}', '"results" must list objects'),
         ("summary.json", '{"results": [{"method": "sam"}]}', '"results" must list objects'),
-        ("answers.jsonl", None, "answers.jsonl cannot be read: No such file"),
         ("answers.jsonl", '{"method": "sam"}\n', "answers.jsonl, line 1: not an answer"),
     ],
 )
@@ -454,7 +451,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "no" / "where.html")]) == 2
     assert "where.html cannot be written: " in capsys.readouterr().err
     assert main(["report", str(tmp_path / "nothing")]) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
+    assert "name the folder of a run" in capsys.readouterr().err
 
 
 def test_loops_are_told_as_far_as_they_can_be(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from tests.bench.runs import TASKS, WHY, make_run
 from tests.pages.browser import WIDTHS, browse, measured, needs_chromium
 
-from paceline.pages.bench import page
-from paceline.pages.bench_run import read_run
+from paceline.bench.page import page
+from paceline.bench.report import read_run
 
 pytestmark = needs_chromium
 

@@ -10,11 +10,12 @@ import pytest
 from paceline.draft import registry
 from paceline.draft.auto import Auto
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, create_paced
-from paceline.replay.walk import Recording, tokens_only
+from paceline.workbench.walk import tokens_only
 from tests.drafters import TOKENS_ONLY
 
 VOCAB = 40
@@ -97,7 +98,7 @@ class Watching(Drafter):
 
 def test_a_drafter_hears_how_far_its_chain_went() -> None:
     drafter = Watching()
-    history = History.of(drafter, FACTS)
+    history = History(drafter, FACTS, paced=False)
     row = history.start([1, 2], 100)
     assert history.draft([row])[0].tolist() == [3, 4], "cut where the model has no such token"
     history.advance([row], [[3, 8]])

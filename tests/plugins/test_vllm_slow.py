@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.contestant import Ask
-from paceline.bench.peers import create_peer
-from paceline.certify.certificate import Plan, Subject, certify
+from paceline.certify.certificate import Models, certify
 from paceline.certify.engines import Host
+from paceline.certify.options import Scope
+from paceline.certify.page import findings
 from paceline.certify.reference import Reference
 from paceline.engine.engine import Engine
-from paceline.pages.certificate import findings
+from paceline.workbench.contestant import Ask
+from paceline.workbench.peers import create_peer
 
 TEXTS = ("Repeat after me: one two three one two three one two three.", "Count from 1 to 9.", "Hello!", "a b a b a")
 LENGTH = 48
@@ -78,10 +79,10 @@ def test_sampling_with_drafts_on_a_cpu(repaired: bool, demo: Path, engine: Engin
     if under.facts["device"] != "cpu" or under.facts["triton"]:
         under.close()
         pytest.skip("vLLM's own sampling is right here")
-    subject = Subject(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
+    subject = Models(Reference.load(str(demo), dtype="float32"), None, None, engine.target.eos_token_ids, 8192)
     starts = [engine.encode(text).tolist() for text in ("one two three one two three one two", "a b a b a b a")]
     try:
-        found = certify(under, subject, starts[:1], starts, Plan(shift=0.1, max_tokens=8))
+        found = certify(under, subject, starts[:1], starts, Scope(shift=0.1, max_tokens=8))
     finally:
         under.close()
     print(findings(found), found["sampled"])

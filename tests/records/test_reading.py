@@ -10,14 +10,14 @@ import pytest
 from paceline.bench.looping import read_prompts
 from paceline.bench.suites import read_suite
 from paceline.cli.prompts import from_file
-from paceline.cost.replay import read_cost
 from paceline.draft.shapes import read_paths
-from paceline.draft.text.corpus import texts
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError
 from paceline.jsonl import NotJSON, loads, objects
-from paceline.replay.record import read_trace
-from paceline.train.sources import parse_source, read
+from paceline.replay.report import read_cost
+from paceline.train.data import parse_source, read
+from paceline.workbench.conversations import read_trace
+from paceline.workbench.corpus import texts
 
 DEEP = "[" * 200_000 + "]" * 200_000
 BROKEN = {

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from paceline.draft.recording import Recording
 from paceline.jsonl import Piece, pieces_of
-from paceline.replay.record import TraceError, read_piece, read_trace
 from paceline.replay.report import Report
-from paceline.replay.shards import Replayer, ShardedReplay
-from paceline.replay.tokens import Transcriber, open_tokenizer
-from paceline.replay.walk import Recording
-from paceline.replay.workers import start
+from paceline.replay.workers import Replayer, ShardedReplay, start
+from paceline.workbench.conversations import ConversationError, read_piece, read_trace
+from paceline.workbench.transcript import Transcriber, open_tokenizer
 from tests import models
 
 SPECS = ["sam", "suffix,past=1000", "prompt-lookup"]
@@ -93,32 +92,32 @@ def test_categories_are_chosen_in_every_shard(tokenizer: Path, logs: list[Path])
 
 def test_pieces_are_whole_lines_with_their_numbers(logs: list[Path]) -> None:
     plain, zipped = logs
-    every = [exchange for piece in pieces_of(plain, TraceError) for exchange in read_piece(piece)]
+    every = [exchange for piece in pieces_of(plain, ConversationError) for exchange in read_piece(piece)]
     assert every == read_trace(plain)
     assert [exchange.where for exchange in every] == [f"{plain}, line {i}" for i in range(1, 17)]
-    assert [*pieces_of(zipped, TraceError)] == [Piece(zipped)]
+    assert [*pieces_of(zipped, ConversationError)] == [Piece(zipped)]
 
 
 def test_an_end_of_blank_lines_is_no_error(logs: list[Path], tmp_path: Path) -> None:
     file = tmp_path / "c.jsonl"
     file.write_bytes(lines(4, ("even",)) + b"\n" * 900)
-    every = [*pieces_of(file, TraceError)]
+    every = [*pieces_of(file, ConversationError)]
     assert [*read_piece(every[-1])] == []
     assert len([e for piece in every for e in read_piece(piece)]) == 4
 
 
 def test_an_empty_file_is_one(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").touch()
-    (piece,) = pieces_of(tmp_path / "d.jsonl", TraceError)
-    with pytest.raises(TraceError, match="holds no answers"):
+    (piece,) = pieces_of(tmp_path / "d.jsonl", ConversationError)
+    with pytest.raises(ConversationError, match="holds no answers"):
         list(read_piece(piece))
 
 
 def test_a_broken_line_is_named(logs: list[Path]) -> None:
     with logs[0].open("ab") as file:
         file.write(b"{\n")
-    last = [*pieces_of(logs[0], TraceError)][-1]
-    with pytest.raises(TraceError, match=r"a.jsonl, line 17: not JSON"):
+    last = [*pieces_of(logs[0], ConversationError)][-1]
+    with pytest.raises(ConversationError, match=r"a.jsonl, line 17: not JSON"):
         list(read_piece(last))
-    with pytest.raises(TraceError, match="cannot be read"):
-        list(pieces_of(logs[0].with_name("none"), TraceError))
+    with pytest.raises(ConversationError, match="cannot be read"):
+        list(pieces_of(logs[0].with_name("none"), ConversationError))

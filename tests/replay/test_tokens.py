@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
-from paceline.replay.record import Exchange, TraceError
-from paceline.replay.tokens import Transcriber, open_tokenizer, template_names
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.conversations import Conversation, ConversationError
+from paceline.workbench.transcript import Transcriber, open_tokenizer, template_names
 from tests import models
 
 CHAT = [
@@ -17,7 +17,7 @@ CHAT = [
     {"role": "user", "content": "hello"},
     {"role": "assistant", "content": "a mat"},
 ]
-BOTH = Exchange(CHAT, [1, 3], "pets")
+BOTH = Conversation(CHAT, [1, 3], "pets")
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,12 @@ def test_a_template_of_ones_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
     file.write_text("{% for m in messages %}\n{{ m.role }}: {{ m.content }}\n{% endfor %}\n{{ eos_token }}")
     assert Transcriber(tokenizer, str(file))._render(CHAT[:2], True) == "user: the cat\nassistant: and the dog\n</s>"
     file.write_text("{% for m in")
-    with pytest.raises(TraceError, match=r"mine\.jinja is broken"):
+    with pytest.raises(ConversationError, match=r"mine\.jinja is broken"):
         Transcriber(tokenizer, str(file))
     file.write_text("{{ raise_exception('no pets') }}")
-    with pytest.raises(TraceError, match=r"log, line 3: the chat template refuses these messages: no pets"):
-        Transcriber(tokenizer, str(file)).conversation(Exchange(CHAT, [1], where="log, line 3"))
-    with pytest.raises(TraceError, match=r"Did you mean 'vicuna'\? Templates: chatml"):
+    with pytest.raises(ConversationError, match=r"log, line 3: the chat template refuses these messages: no pets"):
+        Transcriber(tokenizer, str(file)).conversation(Conversation(CHAT, [1], where="log, line 3"))
+    with pytest.raises(ConversationError, match=r"Did you mean 'vicuna'\? Templates: chatml"):
         Transcriber(tokenizer, "vicunna")
 
 
@@ -98,7 +98,7 @@ def test_token_ids_need_no_template_and_stay_as_they_are() -> None:
     read = Transcriber(Tokenizer(bare, "bare")).conversation
 
     def turns(prompt: list[int], answer: list[int]) -> list[tuple[list[int], list[int]]]:
-        turns = read(Exchange((), (), tokens=(prompt, answer))).turns
+        turns = read(Conversation((), (), tokens=(prompt, answer))).turns
         return [(turn.prompt.tolist(), turn.answer.tolist()) for turn in turns]
 
     assert turns([5, 6], [7, 300]) == [([5, 6], [7, 300])]

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.draft.load.times import NAMES
+from paceline.draft.cost import term_names
+from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
-from paceline.replay.tokens import RecordedAnswer
 from paceline.replay.tune import advice, measured, predict
-from paceline.replay.walk import Recording
+from paceline.workbench.walk import RecordedAnswer
 from tests import models
 
 
 def table(**terms: float) -> dict[str, object]:
-    forward = {name: terms.get(name, 0.0) for name in NAMES}
+    forward = {name: terms.get(name, 0.0) for name in term_names()}
     return {"model": {"fingerprint": ""}, "forward_ms": forward, "drafting_us": {}}
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.draft.registry import create
 from paceline.engine.accept import Accepted, accept
 from paceline.engine.engine import Engine
@@ -19,9 +20,8 @@ from paceline.engine.round import Round
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.replay.tokens import RecordedAnswer
-from paceline.replay.walk import Recording, Tally, replay, replayable, tokens_only
 from paceline.target.base import Needs
+from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable, tokens_only
 from tests import drafters
 from tests.fakes import TableTarget
 

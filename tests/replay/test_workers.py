@@ -15,27 +15,27 @@ import pytest
 
 from paceline.draft import registry
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
 from paceline.engine.request import Row
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError, PacelineError
 from paceline.replay.report import OVERALL, Report
-from paceline.replay.sweep import Variant, sweep
-from paceline.replay.tokens import Conversation, RecordedAnswer
-from paceline.replay.walk import Recording
-from paceline.replay.workers import PORTION, Done, _tasks, start
+from paceline.replay.workers import PORTION, Done, Variant, _tasks, start, sweep
+from paceline.workbench.transcript import Transcript
+from paceline.workbench.walk import RecordedAnswer
 from tests.paths import REPOSITORY
 
 RECORDING = Recording(None, (9,), 10)
 
 
-def conversations(count: int, seed: int = 0) -> list[Conversation]:
+def conversations(count: int, seed: int = 0) -> list[Transcript]:
     random = np.random.default_rng(seed)
     made = []
     for i in range(count):
         turns = [
             RecordedAnswer(random.integers(0, 3, 20), np.append(random.integers(0, 3, 30), 9)) for _ in range(1 + i % 2)
         ]
-        made.append(Conversation(("left", "right")[i % 3 == 0], turns))
+        made.append(Transcript(("left", "right")[i % 3 == 0], turns))
     return made
 
 
@@ -86,7 +86,7 @@ def third_party(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mortal, "rows", 0)
 
 
-def report(made: Sequence[Conversation], specs: Sequence[str], workers: int) -> list[dict[str, Any]]:
+def report(made: Sequence[Transcript], specs: Sequence[str], workers: int) -> list[dict[str, Any]]:
     whole = Report(specs, made)
     for done in start(made, specs, RECORDING, workers):
         whole.add(done)
@@ -115,9 +115,9 @@ def test_a_report_adds_up() -> None:
 
 
 def test_a_recording_without_categories_has_one_line_a_drafter() -> None:
-    made = [Conversation("", one.turns) for one in conversations(5)]
+    made = [Transcript("", one.turns) for one in conversations(5)]
     assert [r["category"] for r in report(made, ["sam", "none"], 1)] == [OVERALL, OVERALL]
-    made = [Conversation(OVERALL, one.turns) for one in conversations(5)]
+    made = [Transcript(OVERALL, one.turns) for one in conversations(5)]
     assert [r["answers"] for r in report(made, ["none"], 1)] == [7]
 
 
@@ -162,7 +162,7 @@ def test_workers_that_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MORTAL", "killed")
-    with pytest.raises(RuntimeError, match="a worker died with exit code -9"):
+    with pytest.raises(RuntimeError, match="terminated abruptly"):
         list(start(conversations(4 * PORTION), ["mortal"], RECORDING, 2))
 
 

@@ -457,7 +457,7 @@ def test_nobody_sees_the_padding_of_a_forward(family: str, monkeypatch: pytest.M
         for slot in slots:
             decoder.drop_row(slot)
     for plain, padded in zip(*found, strict=True):
-        torch.testing.assert_close(padded, plain, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(padded, plain, atol=3e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="only its kernels are made to measure")

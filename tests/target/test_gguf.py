@@ -23,9 +23,8 @@ from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.linear import BlockLinear
 from paceline.target.load import load, load_tokenizer
-from paceline.target.quantised import gguf_model
-from paceline.target.quantised.gguf import GGUF
-from paceline.target.quantised.gguf_tokenizer import end_tokens, same_tokens, tokenizer_of
+from paceline.target.quantised.gguf import GGUF, config_of, end_tokens, weights_of
+from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
 
 TEXT = np.array([5, 17, 200, 31, 5, 17, 9, 44, 45, 46, 270, 31])
 FAMILIES = [family for family in models.NATIVE if family != "qwen3-bias"]  # llama.cpp's Qwen3 has no biases
@@ -124,9 +123,9 @@ def dequantised(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     """The model in a file, every tensor as the reference reads it."""
     dense = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
     file = GGUF(path)
-    config = gguf_model.config_of(file)
+    config = config_of(file)
     file.tensor = lambda name: torch.from_numpy(np.array(dense[name]))  # type: ignore[method-assign]
-    return Decoder(config, gguf_model.weights_of(file, config), dtype=dtype)
+    return Decoder(config, weights_of(file, config), dtype=dtype)
 
 
 def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) -> None:
@@ -152,8 +151,7 @@ def test_a_16_or_32_bit_dtype_expands_blocks_and_rounds_nothing(tmp_path: Path) 
 
 def test_all_types_of_a_file_are_named(tiny: Path, tmp_path: Path) -> None:
     path = write(tiny, tmp_path / "m.gguf", lambda name: "Q8_0" if name.startswith("token_embd") else "F16")
-    (note,) = load(path).notes
-    assert "has its weights in F16 and Q8_0, 1" in note
+    assert "has its weights in F16 and Q8_0, 1" in "\n".join(load(path).notes)
 
 
 def test_blocks_are_not_made_of_blocks(tiny: Path, tmp_path: Path) -> None:
@@ -270,7 +268,7 @@ def test_positions_scaled_as_older_files_say_it(tiny: Path, tmp_path: Path) -> N
     file = GGUF(write(tiny, tmp_path / "m.gguf"))
     for given, factor in ((None, None), (1.0, None), (4.0, 4.0)):
         file.facts["llama.rope.scale_linear"] = given
-        rope = dict(gguf_model.config_of(file).rope_parameters)
+        rope = dict(config_of(file).rope_parameters)
         assert (rope.get("factor"), rope["rope_type"] == "linear") == (factor, factor is not None)
 
 

@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from paceline.target.kernels import integer
-from paceline.target.kernels import integer as integer_kernel
+from paceline.target.kernels import integer, products
 from paceline.target.kernels.integer import COLUMNS, ROWS, IntegerPanels
 from paceline.target.linear import BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, quantise
@@ -153,9 +152,9 @@ def test_nothing_is_written_after_the_outputs(monkeypatch: pytest.MonkeyPatch) -
 def test_where_torch_has_another_openmp_one_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, panels = random(11, 5, 64), IntegerPanels([random_blocks(Q8_0, 40, 64)])
     right = panels(x)
-    monkeypatch.setattr(integer_kernel, "parallel", lambda: None)
-    monkeypatch.setattr(integer_kernel, "compiled", cache(integer_kernel.compiled.__wrapped__))
-    assert "GOMP_parallel(ptr @work" not in "".join(integer_kernel._source(Q8_0, torch.float32, True))
+    monkeypatch.setattr(products, "parallel", lambda: None)
+    monkeypatch.setattr(integer, "product_of", cache(integer.product_of.__wrapped__))
+    assert "GOMP_parallel(ptr @work" not in integer._source(Q8_0, torch.float32, True)
     assert torch.equal(panels(x), right)
 
 
@@ -179,3 +178,15 @@ def test_a_linear_keeps_blocks_where_they_can_be_multiplied(monkeypatch: pytest.
     plain = linear(parts, bias, torch.float32)
     assert type(plain) is Linear
     assert torch.allclose(plain(x), x @ dense.T + bias, atol=1e-5)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", [Q8_0, Q4_K], ids=lambda kind: kind.name)
+def test_bfloat16_is_float32_rounded_to_the_nearest(kind: Kind) -> None:
+    """Also where the CPU has no instruction for it."""
+    panels = IntegerPanels([random_blocks(kind, 45, 8 * kind.inputs)])
+    x = random(3, 40, panels.width).to(torch.bfloat16)
+    x[1] *= 1e30
+    x[2, 5], x[3, 5] = float("nan"), float("inf")
+    expected = panels(x.float()).to(torch.bfloat16)
+    assert torch.equal(panels(x).nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from paceline.engine.round import Segment
+from paceline.target.attention import TorchOps
 from paceline.target.cache import RaggedCache
 from paceline.target.kernels.steps import FusedOps
 from paceline.target.layout import plan
-from paceline.target.steps import TorchOps
 
 EPS, HEADS, KV_HEADS = 1e-5, 6, 2
 ROUNDING = 2.0**-8

@@ -17,6 +17,7 @@ from paceline.errors import ModelError
 from paceline.target import load as module
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
+from paceline.target.folder import INDEX
 from paceline.target.hf import HFTarget
 from paceline.target.load import load, load_tokenizer
 
@@ -288,7 +289,7 @@ def test_a_shard_is_missing(tmp_path: Path) -> None:
     shards = sorted(tmp_path.glob("*.safetensors"))
     shards[1].unlink()
     fails(lambda: load(tmp_path), f"lacks {shards[1].name}, 1 of the {len(shards)} files")
-    (tmp_path / module.INDEX).write_text("{}")
+    (tmp_path / INDEX).write_text("{}")
     fails(lambda: load(tmp_path), "has no weight_map")
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
 from paceline.train.corrupt import Answer, NoiseConfig, Noisy, answers_in, noisy, segments
+from paceline.train.data import pack_whole
 from paceline.train.loss import IGNORE
-from paceline.train.rows import pack_whole
 from tests import models
 
 PAPER = NoiseConfig()

@@ -14,12 +14,12 @@ from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import ModelError
 from paceline.target.load import load, load_tokenizer
+from paceline.train.data import parse_sources
 from paceline.train.draft import DraftConfig, train_draft
 from paceline.train.drafter import open_teacher
 from paceline.train.generated import generated_rows
 from paceline.train.llama import ModelConfig
 from paceline.train.plan import LoopConfig
-from paceline.train.sources import parse_sources
 from tests import models
 
 SHAPE = ModelConfig(hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64)
@@ -86,7 +86,7 @@ def test_a_model_built_otherwise_is_refused(tmp_path: Path) -> None:
 
 
 def launched(target: Path, answers: Path, out: Path, processes: int, rows: int = 8) -> subprocess.CompletedProcess[str]:
-    """`paceline train draft` under accelerate's launcher, as docs/training-drafters.md has it, without a GPU."""
+    """`paceline train draft` under accelerate's launcher, as docs/training.md has it, without a GPU."""
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}", "--num_machines=1"]
     launcher += ["--mixed_precision=no", "--dynamo_backend=no"] if processes > 1 else []
     shape = ["--hidden=64", "--layers=1", "--length=64", f"--rows={rows}", "--no-compiled", "--tokens=20480"]

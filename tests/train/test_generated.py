@@ -10,8 +10,8 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.train.data import Source, parse_sources
 from paceline.train.generated import generated_rows, openings
-from paceline.train.sources import Source, SourceError, parse_sources
 from tests import models
 
 
@@ -80,10 +80,10 @@ def test_an_interrupted_call_goes_on(target: Path, sources: list[Source], tmp_pa
 def test_other_settings_do_not_mix(target: Path, sources: list[Source], tmp_path: Path) -> None:
     out = tmp_path / "own.jsonl"
     generated_rows(target, prompts=sources, count=2, max_tokens=5, out=out)
-    with pytest.raises(PacelineError, match=r"own.jsonl was made with max_tokens 5 and not 6: delete it"):
+    with pytest.raises(PacelineError, match=r"own.jsonl holds another run: its max_tokens was 5 and now is 6; delete"):
         generated_rows(target, prompts=sources, count=2, max_tokens=6, out=out)
     other = models.make("llama2", tmp_path / "other" / "mine", seed=1)  # another training, same name
-    with pytest.raises(PacelineError, match="made with weights"):
+    with pytest.raises(PacelineError, match="its weights was"):
         generated_rows(other, prompts=sources, count=2, max_tokens=5, out=out)
 
 
@@ -142,7 +142,7 @@ def test_prompts_end_where_the_assistant_speaks(sources: list[Source], tokenizer
     questions.write_text("".join(json.dumps(line) + "\n" for line in mixed))
     assert len(openings(parse_sources([f"own={questions}"]), tokenizer, 100)) == 2
     questions.write_text('{"prompt": 3}\n')
-    with pytest.raises(SourceError, match='line 1: "prompt" must be a text'):
+    with pytest.raises(PacelineError, match='line 1: "prompt" must be a text'):
         openings(parse_sources([f"bench={questions}"]), tokenizer, 100)
 
 

@@ -15,8 +15,8 @@ from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from paceline.draft.neural.heads.drafting import StaticHeads
-from paceline.draft.neural.heads.networks import Switches
+from paceline.draft.neural.networks import Switches
+from paceline.draft.neural.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE, read_accuracies
 from paceline.engine.engine import Engine
@@ -24,10 +24,10 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.load import load, load_tokenizer
 from paceline.train.__main__ import app
+from paceline.train.data import Example
 from paceline.train.heads import HeadsConfig, Teacher, check_depth, go_on, known_depths, measure
 from paceline.train.loss import IGNORE
 from paceline.train.medusa import MedusaLoss
-from paceline.train.replies import Reply
 from paceline.train.slots import Slots, write_slots
 from paceline.train.states import StateCache
 from paceline.train.tree import measure_heads
@@ -161,7 +161,7 @@ def test_a_tree_measured_afterwards_is_the_one_measured_in_training(kind: str, t
     drafter.bind(world.target)
     drafter.use_ranks()
     done = Engine(world.target).generate(world.prompts[:3], TEXT)
-    replies = [Reply("a", prompt, one.tokens) for prompt, one in zip(world.prompts, done, strict=False)]
+    replies = [Example("a", prompt, one.tokens) for prompt, one in zip(world.prompts, done, strict=False)]
     found = measure_heads(world.target, drafter, replies)
     want = Slots(HEADS)
     for reply in replies:

@@ -20,14 +20,14 @@ from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.jsonl import write_whole
+from paceline.target.folder import tuned_note
 from paceline.target.load import load
-from paceline.target.tuned import tuned_note
 from paceline.train.__main__ import app
 from paceline.train.corrupt import NoiseConfig
+from paceline.train.data import split_rows
 from paceline.train.log import read_log
 from paceline.train.noise import NoisyConfig, clean_loss, slot_accuracies, train_noisy
 from paceline.train.plan import LoopConfig
-from paceline.train.replies import split_rows
 from tests import models
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}

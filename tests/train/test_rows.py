@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.rows import Mixture, MixtureConfig, lay_end_to_end
+from paceline.train.data import Mixture, MixtureConfig, lay_end_to_end
 
 
 def test_end_to_end_labels_are_the_next_token() -> None:

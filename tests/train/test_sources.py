@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.train.sources import SourceError, held_out, parse_source, parse_sources, read, split
+from paceline.errors import PacelineError
+from paceline.train.data import held_out, parse_source, parse_sources, read, split
 
 
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
@@ -60,16 +61,16 @@ def test_long_text_is_cut_at_paragraphs(tmp_path: Path) -> None:
     [
         ("{not json", "line 2: not JSON"),
         ("[1, 2]", "line 2: a JSON object is wanted"),
-        ('{"prompt": "x", "completion": "y"}', "line 2: unknown record with fields completion, prompt"),
-        ('{"text": 7}', "line 2: field 'text' must be text, not int"),
-        ('{"turns": [{"role": "robot", "text": "x"}]}', "line 2: every turn needs a role"),
-        ('{"messages": []}', "line 2: turns or messages must be a list"),
+        ('{"body": "x", "kind": "y"}', "line 2: unknown record with the keys body, kind; a line is"),
+        ('{"text": 7}', "line 2: \"text\" must be a text, not a int"),
+        ('{"turns": [{"role": "robot", "text": "x"}]}', "line 2: the role 'robot' is none of system, user, assistant"),
+        ('{"messages": []}', "line 2: \"messages\" must be a list"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(PacelineError) as caught:
         documents(path)
     assert str(caught.value).startswith(f"{path}, {complaint}")
     assert "\n" not in str(caught.value)
@@ -77,10 +78,10 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, complaint: str) -> No
 
 def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"fine\nM\xe4rz\n")
-    with pytest.raises(SourceError, match="line 2: not UTF-8"):
+    with pytest.raises(PacelineError, match="line 2: not UTF-8"):
         documents(tmp_path / "latin.txt")
     (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"text " * 1000)[:40])
-    with pytest.raises(SourceError, match="is cut off or damaged"):
+    with pytest.raises(PacelineError, match="is cut off or damaged"):
         documents(tmp_path / "torn.txt.gz")
 
 
@@ -93,10 +94,10 @@ def test_specs(tmp_path: Path) -> None:
         ("=x", "not a source"),
         (f"a={tmp_path}", "no such"),
     ):
-        with pytest.raises(SourceError, match=complaint):
+        with pytest.raises(PacelineError, match=complaint):
             parse_source(spec)
     (tmp_path / "x.csv").write_text("a,b")
-    with pytest.raises(SourceError, match=r"x\.csv is not \.txt"):
+    with pytest.raises(PacelineError, match=r"x\.csv is not \.txt"):
         parse_source(str(tmp_path / "x.csv"))
 
 
@@ -125,7 +126,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert document.messages[1]["content"] == "4"
     list(read(plain))
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", None, "train")]
-    with pytest.raises(SourceError, match="is not hf:OWNER/DATA"):
+    with pytest.raises(PacelineError, match="is not hf:OWNER/DATA"):
         parse_source("x=hf:gsm8k")
 
 
@@ -136,5 +137,5 @@ def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(SourceError, match=r"cannot be loaded from the hub \(no network\); give a file instead: x=PATH"):
+    with pytest.raises(PacelineError, match=r"cannot be loaded from the hub \(no network\); give a file instead: x=P"):
         list(read(parse_source("x=hf:a/b")))

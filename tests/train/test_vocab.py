@@ -1,4 +1,4 @@
-"""Counting what a target writes: replies alone, coverage on replies that were not counted."""
+"""Counting what a target writes: answers alone, coverage on answers that were not counted."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from paceline.draft.neural.vocab import FILE, Vocabulary, best_tokens, coverage,
 from paceline.errors import MethodError, PacelineError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.replies import Reply
+from paceline.train.data import Example
 from paceline.train.vocab import check, count_tokens, count_vocabulary, end_tokens, report, train_vocabulary
 from tests import models
 
@@ -30,17 +30,17 @@ def answers(file: Path, *tokens: list[int], prompt: int = 7) -> Path:
     return file
 
 
-def test_replies_to_every_tenth_prompt_of_a_source_are_kept_aside() -> None:
-    twice = [Reply("a", [i], [i]) for i in range(12)] * 2
+def test_answers_to_every_tenth_prompt_of_a_source_are_kept_aside() -> None:
+    twice = [Example("a", [i], [i]) for i in range(12)] * 2
     counted, aside, number = count_tokens(twice, 12)
     assert number == 24
     assert aside["a"].tolist() == [0] * 9 + [2, 0, 0]
     assert counted["a"].tolist() == [2] * 9 + [0, 2, 2]
 
 
-def test_replies_whose_prompts_are_not_known_stand_for_themselves() -> None:
-    replies = [Reply("a", None, [i % 10]) for i in range(20)] + [Reply("b", [1], [5, 5, 11])] * 4
-    counted, aside, number = count_tokens(replies, 10)
+def test_answers_whose_prompts_are_not_known_stand_for_themselves() -> None:
+    examples = [Example("a", None, [i % 10]) for i in range(20)] + [Example("b", [1], [5, 5, 11])] * 4
+    counted, aside, number = count_tokens(examples, 10)
     assert number == 24
     assert counted["a"].tolist() == [2] * 9 + [0]
     assert aside["a"].tolist() == [0] * 9 + [2]
@@ -49,8 +49,8 @@ def test_replies_whose_prompts_are_not_known_stand_for_themselves() -> None:
 
 
 def test_coverage_is_of_what_was_not_counted(tokenizer: Tokenizer) -> None:
-    replies = [Reply("a", None, [100] * 3 + [101] if i % 10 < 9 else [100, 200]) for i in range(20)]
-    counted = count_vocabulary(replies, tokenizer, [models.EOS], keep=2)
+    examples = [Example("a", None, [100] * 3 + [101] if i % 10 < 9 else [100, 200]) for i in range(20)]
+    counted = count_vocabulary(examples, tokenizer, [models.EOS], keep=2)
     [row] = [row for row in counted.coverage if row.k == 2]
     # One place is the end token's; of what was put aside half is 100.
     assert counted.vocabulary.keep.tolist() == [models.EOS, 100]
@@ -63,7 +63,7 @@ def test_coverage_is_of_what_was_not_counted(tokenizer: Tokenizer) -> None:
     assert shares == sorted(shares)
 
 
-def test_only_replies_are_counted_and_the_file_says_from_what(target: Path, tmp_path: Path) -> None:
+def test_only_answers_are_counted_and_the_file_says_from_what(target: Path, tmp_path: Path) -> None:
     file = answers(tmp_path / "mine.jsonl", *[[100, 100, 101, models.EOS]] * 30)
     lines = train_vocabulary(target, [file], tmp_path / "drafter")
     known = read_vocabulary(tmp_path / "drafter" / FILE)
@@ -76,7 +76,7 @@ def test_only_replies_are_counted_and_the_file_says_from_what(target: Path, tmp_
     assert known.facts["tokens"] == {"mine": 120}
     assert known.facts["replies"] == 30
     assert known.facts["coverage"][-1] == {"k": 144, "all": 1.0, "mine": 1.0}
-    assert "30 replies, 120 tokens" in lines[0]
+    assert "30 answers, 120 tokens" in lines[0]
     assert any("50 x 72 tokens would settle it" in line for line in lines)
     assert known.best(3).tolist() == [models.EOS, 100, 101]
 
@@ -88,8 +88,8 @@ def test_the_same_counts_give_the_same_file(target: Path, tmp_path: Path) -> Non
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
-def test_few_replies_are_said_to_be_few(tokenizer: Tokenizer) -> None:
-    counted = count_vocabulary([Reply("a", None, [100])], tokenizer, [])
+def test_few_answers_are_said_to_be_few(tokenizer: Tokenizer) -> None:
+    counted = count_vocabulary([Example("a", None, [100])], tokenizer, [])
     assert not counted.aside
     assert "too few prompts to keep some aside" in "\n".join(report(counted, Path("v")))
 
@@ -99,7 +99,7 @@ def test_another_domain_shows_in_the_coverage(target: Path, tmp_path: Path) -> N
     away = answers(tmp_path / "away.jsonl", *[[100, 200]] * 20)
     train_vocabulary(target, [home], tmp_path / "d", keep=8)
     lines = check(target, [home, away], tmp_path / "d")
-    assert "40 replies; " in lines[0]
+    assert "40 answers; " in lines[0]
     assert lines[1].split() == ["K", "all", "home", "away"]
     assert [line.split() for line in lines[2:]] == [
         [str(k), "80.00%", "100.00%", "50.00%"] for k in (8, 18, 36, 72, 144)
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused(target: Path, tokenizer: Tokenizer, tmp_path:
     with pytest.raises(PacelineError, match="nothing to count"):
         count_vocabulary([], tokenizer, [])
     with pytest.raises(PacelineError, match="nothing to count"):
-        count_vocabulary([Reply("a", None, [300])], tokenizer, [])
+        count_vocabulary([Example("a", None, [300])], tokenizer, [])
     file = answers(tmp_path / "mine.jsonl", [100])
     with pytest.raises(MethodError, match="of 289 tokens is asked for; the tokenizer has 288"):
         train_vocabulary(target, [file], tmp_path / "d", keep=289)

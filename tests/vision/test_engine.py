@@ -1,6 +1,8 @@
 """The data engine: what is drawn, where it stands, and what its captions say."""
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 from math import sqrt
@@ -12,10 +14,9 @@ from PIL import Image, ImageDraw
 from paceline.errors import PacelineError
 from paceline.evals.vision import engine
 from paceline.evals.vision.cutting import cut_out
-from paceline.evals.vision.drawing import trace
-from paceline.evals.vision.engine import Plan, compose, drawn_area, render
+from paceline.evals.vision.drawing import KINDS, Kind, trace
+from paceline.evals.vision.engine import ENGINE, PLAIN, Plan, compose, drawn_area, render
 from paceline.evals.vision.geometry import RATIOS, SAME, holds
-from paceline.evals.vision.objects import HELD_OUT, KINDS
 from paceline.evals.vision.providers import open_provider
 from paceline.evals.vision.render import PillowRenderer, choose
 from paceline.evals.vision.words import HELD_OUT_TEMPLATES, PLACES, SHOWS, TEMPLATES, VALUES
@@ -23,7 +24,18 @@ from paceline.evals.vision.words import HELD_OUT_TEMPLATES, PLACES, SHOWS, TEMPL
 PLAN = Plan(seed=3, size=128)
 
 
-def test_there_are_forty_kinds_and_each_fills_its_bounds() -> None:
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_kind_is_drawn_in_its_colours_within_its_square(kind: Kind) -> None:
+    looks = [kind.draw(colour) for colour in kind.colours]
+    for drawing in looks:
+        assert min(drawing.bounds) >= -6
+        assert max(drawing.bounds) <= 106
+        assert all(re.fullmatch("#[0-9a-f]{6}", c) for s in drawing.shapes for c in (s.fill, s.stroke) if c)
+    # What is drawn in every colour alike is no colour of the kind.
+    assert len({tuple((s.fill, s.stroke) for s in drawing.shapes) for drawing in looks}) == len(set(kind.colours))
+
+
+def test_every_kind_fills_its_bounds() -> None:
     assert len(KINDS) >= 40
     for kind in KINDS.values():
         drawing = kind.draw(kind.colours[0])
@@ -31,6 +43,22 @@ def test_there_are_forty_kinds_and_each_fills_its_bounds() -> None:
         sprite = choose().sprite(drawing, width, max(1, round(width / drawing.aspect)))
         left, top, right, bottom = sprite.getchannel("A").point(lambda a: 255 * (a > 40)).getbbox()
         assert max(left, top, sprite.width - right, sprite.height - bottom) <= 2, kind.name
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def test_what_this_version_of_the_engine_draws() -> None:
+    """Other drawings, cases or captions of a seed are another engine's: count ENGINE up."""
+    drawn = [
+        [[f"{v + 1e-6:.3f}" for v in s.points.flat] + [s.fill, s.stroke, s.width] for s in kind.draw(colour).shapes]
+        for _, kind in sorted(KINDS.items())
+        for colour in kind.colours
+    ]
+    plan = Plan(seed=5, size=96)
+    cases = [compose(plan, subset, n).facts(plan) for subset in (*VALUES, *PLAIN) for n in range(4)]
+    assert (ENGINE, _digest(drawn), _digest(cases)) == (2, "5cccf5e542f32597", "2c074fcf73b86486")
 
 
 def test_pillow_draws_what_skia_draws() -> None:
@@ -153,11 +181,12 @@ def test_a_case_is_the_same_again_and_differs_in_its_boxes_only() -> None:
 
 
 def test_seeds_and_splits_are_disjoint() -> None:
+    held_out = {kind.name for kind in KINDS.values() if kind.held_out}
     for subset, templates in TEMPLATES.items():
         train = [compose(Plan(split="train"), subset, n) for n in range(40)]
         test = [compose(Plan(split="test"), subset, n) for n in range(40)]
-        assert not {thing.name for case in train for thing in case.things} & HELD_OUT
-        assert {thing.name for case in test for thing in case.things} <= HELD_OUT
+        assert not {thing.name for case in train for thing in case.things} & held_out
+        assert {thing.name for case in test for thing in case.things} <= held_out
         assert {case.template for case in train} == set(range(len(templates) - HELD_OUT_TEMPLATES))
         assert {case.template for case in test} == set(range(len(templates) - HELD_OUT_TEMPLATES, len(templates)))
     assert compose(Plan(seed=1), "count", 0).scenes != compose(Plan(seed=2), "count", 0).scenes

@@ -1,6 +1,6 @@
 """What is left of a text before training."""
 
-from paceline.train.sources import Document, assistant, user
+from paceline.train.data import Document, assistant, user
 from zoo.clean import clean, clean_answer, join_wikitext
 
 

@@ -9,12 +9,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.train.agreement import agreement, logits_of
+from paceline.train.data import Document, Mixture, MixtureConfig, assistant, user
 from paceline.train.draft import DistilLoss
 from paceline.train.loop import train
 from paceline.train.loss import IGNORE
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Mixture, MixtureConfig
-from paceline.train.sources import Document, assistant, user
 from zoo.evaluate import HeldOut, compare, held_out_prompts
 
 VOCABULARY, PAD = 30, 0

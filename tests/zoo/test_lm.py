@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline.errors import PacelineError
+from paceline.train.data import Source
 from paceline.train.llama import ModelConfig
 from paceline.train.plan import LoopConfig, Progress, learning_rate, share_done
-from paceline.train.sources import Source
 from zoo.lm import Job, chat, pretrain
 from zoo.text import DataConfig
 from zoo.tokenizer import train_tokenizer

@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.bench.looping import is_looping
+from paceline.train.data import Mixture, MixtureConfig
 from paceline.train.loop import train
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Mixture, MixtureConfig
 from zoo.settle import SelfCorrection, SettleConfig, answers, correction, order_of, repeats
 
 CONFIG = SettleConfig(every=2, prompts=4, tokens=80, rows=2)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from paceline.train.data import Document, assistant, pack_whole, user
 from paceline.train.loss import IGNORE
-from paceline.train.rows import pack_whole
-from paceline.train.sources import Document, assistant, user
 from zoo.text import DataConfig, chat_rows, render
 from zoo.tokenizer import train_tokenizer
 

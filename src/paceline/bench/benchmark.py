@@ -3,48 +3,62 @@
     result = bench(Benchmark("models/demo", drafts=("sam",), suite="demo", out=Path("run")))
     result.results[0]["speedup"]
 
-Lets the runner ask every contestant, finds out why answers differ that should not, works out the figures and writes the
-files that others read. Knows nothing of terminals.
+Loads the model and the questions, lets the runner ask every contestant, finds out why answers differ that should not,
+works out the figures and writes the files that others read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.bench import specbench
-from paceline.bench.contestant import Contestant
-from paceline.bench.devices import on_devices
-from paceline.bench.differences import judge_differences
-from paceline.bench.environment import disturbances
-from paceline.bench.folder import RUN, SUMMARY, RunFolder, answers_of, check
-from paceline.bench.metrics import summarize
-from paceline.bench.peers import parse_peer
-from paceline.bench.record import Answer, settled
-from paceline.bench.runner import Runner, answered, has_answered
-from paceline.bench.setting import (
-    Benchmark,
-    Setting,
-    Watch,
-    create_contestants,
-    description,
-    identity,
-    methods,
-    open_contestants,
-    set_up,
-)
+from paceline.bench.checks import disturbances, judge_differences
+from paceline.bench.large import Enlargement, large_folder, parse_size
+from paceline.bench.large_draft import large_draft_model, large_spec
+from paceline.bench.metrics import BASELINE, recorded_rounds, summarize
+from paceline.bench.options import Benchmark
+from paceline.bench.ours import Ours, check_schedules, mixed_groups, scheduled_contestants
+from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers, settled
+from paceline.bench.runner import LeftOut, QuestionGroup, Runner, answered, fitting, grouped, has_answered
+from paceline.bench.suites import Question, Suite, read_suite
+from paceline.cost.model import DEVICES, Machine, Size, predict
 from paceline.draft.registry import create
-from paceline.errors import PacelineError
+from paceline.engine.rectangles import is_rectangular
+from paceline.errors import PacelineError, PromptError
+from paceline.target.base import Target
+from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf, tuned_note
+from paceline.target.load import load, load_tokenizer, read_config
+from paceline.target.shape import unsupported
+from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.contestant import PEER, Contestant
+from paceline.workbench.environment import environment, machine
+from paceline.workbench.peers import create_peer, parse_peer
+from paceline.workbench.runs import RUN, Run, check
+from paceline.workbench.transcript import Transcriber
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Callbacks of a run. say: a sentence; total: the number of answers to come; answered: one more answer;
+    judged: differing answers judged, and to be judged; stopped: True ends the run."""
+
+    say: Callable[[str], None] = lambda text: None
+    total: Callable[[int], None] = lambda count: None
+    answered: Callable[[Answer], None] = lambda answer: None
+    judged: Callable[[int, int], None] = lambda done, total: None
+    stopped: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)
 class Result:
-    """results: a dict for each method and category, see `metrics.summarize`; notes: what else there is to say;
-    disturbed: see `disturbance.disturbances`."""
+    """results: a dict for each method and category, see `metrics.summarize`; unavailable: why peers did not take part;
+    notes: what else there is to say; disturbed: see `checks.disturbances`."""
 
     out: Path
     complete: bool
@@ -52,6 +66,42 @@ class Result:
     unavailable: dict[str, str]
     notes: list[str]
     disturbed: list[str]
+
+
+@dataclass
+class Setting:
+    """Everything that is loaded. folder: of the model, enlarged if that was asked for; or its GGUF file."""
+
+    benchmark: Benchmark
+    folder: Path
+    target: Target
+    tokenizer: Tokenizer
+    transcriber: Transcriber
+    suite: Suite
+    groups: list[QuestionGroup]
+    left_out: list[LeftOut]
+    enlargement: Enlargement | None
+
+    @property
+    def dtype(self) -> str:
+        """Of the target, by name."""
+        return str(self.target.dtype).removeprefix("torch.")
+
+    @property
+    def num_questions(self) -> int:
+        return sum(len(group.questions) for group in self.groups)
+
+    def question(self, id: str) -> Question:
+        """The question of that id."""
+        return next(question for question in self.suite.questions if question.id == id)
+
+    def prompt(self, question: Question, answers: Sequence[str]) -> list[int]:
+        """Token ids of the question's turn after `answers`, the conversation before it included."""
+        return _prompt(self.transcriber, question, answers)
+
+    def environment(self) -> dict[str, Any]:
+        """The machine and the software."""
+        return environment(dtype=self.dtype, device=str(self.target.device))
 
 
 def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
@@ -63,31 +113,135 @@ def bench(benchmark: Benchmark, watch: Watch = Watch()) -> Result:
         create(spec)
     for spec in benchmark.peers:
         parse_peer(spec)
-    if benchmark.peers and benchmark.compares_schedules:
+    check_schedules(benchmark.schedules, benchmark.batches)
+    if benchmark.peers and benchmark.schedules:
         raise PacelineError("--schedule compares schedules of our engine: leave out --peer, or --schedule")
     setting = set_up(benchmark, watch)
     contestants = create_contestants(setting)
     described = identity(setting, contestants)
-    check(benchmark.out, described)
+    check(benchmark.out, KIND, described)
     finished = _finished(setting, contestants)
     try:
         unavailable = open_contestants([c for c in contestants if c.name not in finished], watch)
         present = [contestant for contestant in contestants if contestant.name not in unavailable]
         opened = [contestant for contestant in present if contestant.name not in finished]
-        described |= description(setting, contestants, unavailable)
-        with RunFolder.open(benchmark.out, described) as folder:
-            folder.describe(methods(opened))  # a peer may have been installed since the run began
-            complete = _run(setting, folder, present, watch)
-            folder.describe(methods(opened))  # a draft model's size may be a mean over its forwards
+        about = description(setting, contestants, unavailable)
+        with Run.open(benchmark.out, KIND, described, **about) as run:
+            _describe(run, opened)  # a peer may have been installed since the run began
+            complete, answers = _run(setting, run, present, watch)
+            _describe(run, opened)  # a draft model's size may be a mean over its forwards
             _close_all(contestants)  # judging may load the model once more, in float32
-            return _conclude(setting, folder, unavailable, complete, watch)
+            return _conclude(setting, run, answers, unavailable, complete, watch)
     finally:
         _close_all(contestants)
 
 
+# What is loaded --------------------------------------------------------------------------------------------------
+
+
+def set_up(benchmark: Benchmark, watch: Watch) -> Setting:
+    """Load the model and the questions. PacelineError for what the caller has to change."""
+    suite = read_suite(benchmark.suite, limit=benchmark.limit, categories=benchmark.categories)
+    size = parse_size(benchmark.as_large) if benchmark.as_large else 0
+    gguf = is_gguf(benchmark.model)
+    folder = gguf_of(benchmark.model) if gguf else find(benchmark.model, [*SMALL_FILES, "*.safetensors"])
+    enlargement = None
+    if size:
+        if gguf:
+            raise PacelineError(
+                f"{folder} cannot be enlarged: --as-large takes a folder, and --dtype int4 its precision"
+            )
+        watch.say(f"enlarging {benchmark.model} to {benchmark.as_large}")
+        folder = large_folder(folder, size)
+        enlargement = Enlargement.read(folder)
+    native = False if any(map(is_rectangular, benchmark.schedules)) else None
+    target = load(
+        folder,
+        dtype=benchmark.dtype,
+        device=benchmark.device,
+        native=native,
+        exact=benchmark.exact,
+        threads=torch.get_num_threads(),  # the same for all contestants during the whole run
+    )
+    tokenizer = load_tokenizer(folder)
+    target.tokenizer = tokenizer  # drafters compare both with those they were trained for
+    transcriber = Transcriber(tokenizer, benchmark.template)
+    questions = suite.questions
+    if benchmark.schedules:
+        questions = tuple(replace(question, turns=question.turns[:1]) for question in questions)
+    fit, left_out = fitting(
+        questions,
+        lambda question, answers: _prompt(transcriber, question, answers),
+        max_context=target.max_context,
+        max_tokens=benchmark.options.max_tokens,
+    )
+    if not fit:
+        raise PromptError(f"no question of {suite.name} fits: {left_out[0].why}; try a smaller --max-tokens")
+    groups = mixed_groups(fit, benchmark.batches) if benchmark.schedules else grouped(fit, benchmark.options.batch)
+    return Setting(benchmark, folder, target, tokenizer, transcriber, suite, groups, left_out, enlargement)
+
+
+def _prompt(transcriber: Transcriber, question: Question, answers: Sequence[str]) -> list[int]:
+    messages = []
+    for turn, answer in zip(question.turns, answers, strict=False):
+        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+    return list(transcriber.prompt([*messages, {"role": "user", "content": question.turns[len(answers)]}]))
+
+
+def create_contestants(setting: Setting) -> list[Contestant]:
+    """Plain decoding first, then our drafters, then the peers; nobody is opened yet."""
+    benchmark, target, tokenizer = setting.benchmark, setting.target, setting.tokenizer
+    drafts = dict.fromkeys([BASELINE, *benchmark.drafts])
+    grown = setting.enlargement
+    specs = [(spec, large_spec(spec, target, grown) if grown else None) for spec in drafts]
+    if benchmark.schedules:
+        return list(scheduled_contestants(specs, benchmark.schedules, benchmark.batches, target, tokenizer))
+    ours = [Ours(spec, target, tokenizer, batch=benchmark.options.batch, made=made) for spec, made in specs]
+    return [*ours, *(_peer(spec, setting) for spec in dict.fromkeys(benchmark.peers))]
+
+
+def _peer(spec: str, setting: Setting) -> Contestant:
+    """A peer, its draft model enlarged like the target. A GGUF file is taken to be the enlarged model already."""
+    _, config = parse_peer(spec)
+    checkpoint = getattr(config, "checkpoint", None)
+    made = spec
+    if setting.enlargement and checkpoint and not is_gguf(checkpoint):
+        if not Path(checkpoint).is_dir():
+            raise PacelineError(f"--peer {spec}: --as-large enlarges model folders, and {checkpoint} is not a folder")
+        made = spec.replace(checkpoint, str(large_draft_model(checkpoint, setting.enlargement)), 1)
+    peer = create_peer(
+        made,
+        str(setting.folder),
+        dtype=setting.dtype,
+        threads=torch.get_num_threads(),
+        python=setting.benchmark.peer_python,
+        batch=setting.benchmark.options.batch,
+        max_context=setting.target.max_context,
+        decode=setting.tokenizer.decode,
+        device=str(setting.target.device),
+    )
+    peer.name = f"{PEER}{spec}"
+    return peer
+
+
+def open_contestants(contestants: Sequence[Contestant], watch: Watch) -> dict[str, str]:
+    """Open all; returns why peers cannot take part, by name. A drafter of ours that cannot is an error."""
+    unavailable = {}
+    for contestant in contestants:
+        watch.say(f"starting {contestant.name}")
+        try:
+            contestant.open()
+        except PacelineError as error:
+            if isinstance(contestant, Ours):
+                raise
+            unavailable[contestant.name] = " ".join(str(error).split()).removeprefix(f"{contestant.name}: ")
+    return unavailable
+
+
 def _finished(setting: Setting, contestants: Sequence[Contestant]) -> set[str]:
     """Names of those that have answered everything, and need not be started."""
-    done, repeats = answered(answers_of(setting.benchmark.out)), setting.benchmark.options.repeats
+    done = answered(read_answers(setting.benchmark.out / ANSWERS))
+    repeats = setting.benchmark.options.repeats
     return {c.name for c in contestants if has_answered(c.name, setting.groups, repeats, done)}
 
 
@@ -97,53 +251,141 @@ def _close_all(contestants: list[Contestant]) -> None:
         contestants.pop().close()
 
 
-def _run(setting: Setting, folder: RunFolder, present: Sequence[Contestant], watch: Watch) -> bool:
+# What run.json says ----------------------------------------------------------------------------------------------
+
+
+def identity(setting: Setting, contestants: Sequence[Contestant]) -> dict[str, Any]:
+    """What two runs must share to be one."""
+    benchmark, suite = setting.benchmark, setting.suite
+    contest = {"schedules": list(benchmark.schedules), "batches": list(benchmark.batches)}
+    return {
+        "model": benchmark.model,
+        "fingerprint": setting.target.weights_fingerprint,
+        "as_large": setting.enlargement.describe() if setting.enlargement else None,
+        "suite": {
+            "name": suite.name,
+            "source": suite.source,
+            "fingerprint": suite.fingerprint,
+            "questions": setting.num_questions,
+        },
+        "options": {
+            **asdict(benchmark.options),
+            "limit": benchmark.limit,
+            "categories": list(benchmark.categories),
+            "template": benchmark.template,
+            **(contest if benchmark.schedules else {}),
+            **({"exact": True} if benchmark.exact else {}),
+            "methods": [contestant.name for contestant in contestants],
+        },
+        "machine": machine(setting.environment()),
+    }
+
+
+def description(setting: Setting, contestants: Sequence[Contestant], unavailable: dict[str, str]) -> dict[str, Any]:
+    """The rest of run.json: what explains the figures."""
+    benchmark, name = setting.benchmark, setting.target.name
+    if benchmark.as_large is not None:
+        name = f"{Path(benchmark.model).name} as large as {benchmark.as_large}"
+    return {
+        "model_name": name,
+        "tuned": tuned_note(benchmark.model),
+        "quantised": " ".join(setting.target.notes) or None,
+        "environment": setting.environment(),
+        "left_out": [asdict(question) for question in setting.left_out],
+        "methods": [facts | {"unavailable": unavailable.get(facts["method"])} for facts in _methods(contestants)],
+    }
+
+
+def _methods(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
+    """Entries of run.json for methods that take part."""
+    return [
+        {
+            "method": contestant.name,
+            "settings": contestant.settings,
+            "draft_bytes": contestant.draft_bytes,
+            "target_bytes": contestant.target_bytes,
+            "lossless": contestant.lossless,
+            "unavailable": None,
+        }
+        for contestant in contestants
+    ]
+
+
+def _describe(run: Run, contestants: Sequence[Contestant]) -> None:
+    """Say of methods in run.json what was not known when the run began."""
+    now = {one["method"]: one for one in _methods(contestants)}
+    run.update(methods=[now.get(one["method"], one) for one in (run.read(RUN) or {})["methods"]])
+
+
+# Asking and concluding -------------------------------------------------------------------------------------------
+
+
+def _run(setting: Setting, run: Run, present: Sequence[Contestant], watch: Watch) -> tuple[bool, list[Answer]]:
+    """Whether everything is answered now, and all answers."""
     options, encode = setting.benchmark.options, setting.tokenizer.encode
     watch.total(len(present) * setting.num_questions * options.repeats)
+    lines, answers = run.lines(ANSWERS), list(read_answers(run.path / ANSWERS))
+
+    def record(new: Sequence[Answer]) -> None:
+        lines.append(*(answer.row() for answer in new))
+        answers.extend(new)
+
     runner = Runner(
-        folder,
         present,
         setting.groups,
         options,
-        prompt=setting.transcriber.prompt,
+        prompt=setting.prompt,
         recount=lambda text: max(len(encode(text)) - 1, 0) if text else 0,
         ends=tuple(setting.target.eos_token_ids),
         device=setting.target.device,
+        known=list(answers),
+        record=record,
         stopped=watch.stopped,
         progress=watch.answered,
     )
-    return runner.run()
+    return runner.run(), answers
 
 
 def _conclude(
-    setting: Setting, folder: RunFolder, unavailable: dict[str, str], complete: bool, watch: Watch
+    setting: Setting, run: Run, answers: list[Answer], unavailable: dict[str, str], complete: bool, watch: Watch
 ) -> Result:
     """Work out the figures of all answers there are and write the files that others read."""
-    benchmark, answers = setting.benchmark, settled(folder.answers)
-    judged = judge_differences(setting, answers, folder.read(SUMMARY) or {}, watch)
-    facts = {entry["method"]: entry for entry in (folder.read(RUN) or {}).get("methods", [])}
+    benchmark, answers = setting.benchmark, settled(answers)
+    judged = judge_differences(setting, answers, run.read(SUMMARY) or {}, watch)
+    facts = {entry["method"]: entry for entry in (run.read(RUN) or {}).get("methods", [])}
     figures = summarize(answers, facts, judged=judged)
-    compares = benchmark.compares_schedules  # a larger batch may be faster than its drafts alone allow
+    compares = bool(benchmark.schedules)  # a larger batch may be faster than its drafts alone allow
     disturbed = disturbances(answers, [] if compares else figures, threads=torch.get_num_threads())
     summary = {
         "complete": complete,
         "disturbed": disturbed,
         "results": figures,
-        "predictions": {"devices": {} if compares else on_devices(setting, answers)},
+        "predictions": {"devices": {} if compares else _on_devices(setting, answers)},
     }
-    folder.write(SUMMARY, summary)
-    notes = [] if compares else _export(setting, answers)
-    return Result(folder.path, complete, figures, unavailable, notes, disturbed)
-
-
-def _export(setting: Setting, answers: Sequence[Answer]) -> list[str]:
-    """Write Spec-Bench's files; returns what there is to say of them."""
-    benchmark = setting.benchmark
-    return specbench.export(
+    run.write(SUMMARY, summary)
+    notes = [] if compares else specbench.export(
         answers,
         benchmark.out / "spec-bench",
         model=Path(benchmark.model).name or benchmark.model,
         dtype=setting.dtype,
         temperature=benchmark.options.temperature,
         suite=setting.suite,
-    )
+    )  # fmt: skip
+    return Result(run.path, complete, figures, unavailable, notes, disturbed)
+
+
+def _on_devices(setting: Setting, answers: Sequence[Answer]) -> dict[str, dict[str, list[float]]]:
+    """{device: {method: [low, speed-up, high]}}: recorded rounds on other machines, forwards from datasheets."""
+    if is_gguf(setting.folder) or setting.target.quantised or unsupported(config := read_config(setting.folder)):
+        return {}  # the devices are GPUs, which run neither GGUF files nor blocks here
+    size = Size.of(config, setting.target.dtype.itemsize, setting.target.dtype.itemsize)
+    context = int(np.mean([t.prompt_tokens + len(t.tokens) / 2 for a in answers for t in a.turns] or [0]))
+    predictions: dict[str, dict[str, list[float]]] = {name: {} for name in DEVICES}
+    for method in dict.fromkeys(answer.method for answer in answers):
+        rounds = recorded_rounds(answer for answer in answers if answer.method == method)
+        if method == BASELINE or method.startswith(PEER) or rounds is None:
+            continue
+        batch = setting.benchmark.options.batch
+        for name, device in DEVICES.items():
+            predictions[name][method] = list(predict(rounds, size, Machine(device), batch=batch, context=context))
+    return predictions

@@ -27,7 +27,8 @@ from paceline.bench.suites import cache_folder
 from paceline.draft.neural.vocab import FILE as VOCABULARY
 from paceline.errors import ModelError, PacelineError
 from paceline.jsonl import loads
-from paceline.target.load import INDEX, SMALL_FILES, TOKENIZER_FILES, check_shapes, find, open_weights, read_config
+from paceline.target.folder import INDEX, SMALL_FILES, check_shapes, find, open_weights, read_config
+from paceline.target.load import TOKENIZER_FILES
 from paceline.target.shape import Shape, unsupported, weight_shapes
 
 RECORD = "enlargement.json"

@@ -11,7 +11,7 @@ Doesn't know: drafters, suites.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import PacelineError, PromptError
-from paceline.jsonl import objects
-from paceline.replay.record import MT_BENCH
+from paceline.workbench.conversations import MT_BENCH, read
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
@@ -81,22 +80,16 @@ def count_loops(
 
 
 def read_prompts(path: Path, categories: Sequence[str] = ()) -> list[list[dict[str, str]]]:
-    """Chat messages of every line: {"messages"}, {"prompt"} or {"turns": [first, ...]} (the first turn counts).
+    """Chat messages of every line, up to where the model first answers: {"messages"}, {"prompt"} or {"turns": [texts]}.
 
     categories: only lines of these; a line without a "category" counts as one of them."""
-    return list(_prompts(path, categories))
-
-
-def _prompts(path: Path, categories: Sequence[str]) -> Iterator[list[dict[str, str]]]:
-    form = '"messages", "prompt" or "turns"'
-    for where, row in objects(path, PromptError, form):
-        try:
-            wanted = not categories or row.get("category", categories[0]) in categories
-            messages = row.get("messages") or [{"role": "user", "content": (row.get("turns") or [row["prompt"]])[0]}]
-        except (KeyError, TypeError, IndexError):
-            raise PromptError(f"{where}: a line is an object with {form}") from None
-        if wanted:
-            yield messages
+    prompts = []
+    for asked in read(path):
+        if not asked.prompt:
+            raise PromptError(f'{asked.where}: a line is an object with "messages", "prompt" or "turns"')
+        if not categories or not asked.category or asked.category in categories:
+            prompts.append([dict(message) for message in asked.first_prompt])
+    return prompts
 
 
 def table(counts: Sequence[LoopCount]) -> str:

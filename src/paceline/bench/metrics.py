@@ -1,4 +1,4 @@
-"""Metrics: every figure of a benchmark, defined once, worked out from answers. Knows no engine, suite or file.
+"""Metrics: every figure of a benchmark, defined once, worked out from answers.
 
     none, sam = ([a for a in answers if a.method == name] for name in ("none", "sam"))
     speedup(sam, none), speedup_interval(sam, none), mean_accepted_tokens(sam)
@@ -11,7 +11,8 @@ there is nothing to count, or where an engine does not tell what it takes. Sourc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,9 +20,9 @@ import numpy as np
 
 from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
-from paceline.bench.record import Answer, Reply, good
-from paceline.bench.together import together
+from paceline.bench.record import Answer, good
 from paceline.cost import model as cost
+from paceline.workbench.contestant import Reply
 
 BASELINE = "none"
 """The method that all are compared with: plain decoding in the same engine."""
@@ -99,6 +100,16 @@ def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int
     return cost.memory_bound_speedup(tau, calls_per_round, draft_bytes, target_bytes)
 
 
+def recorded_rounds(answers: Iterable[Answer]) -> cost.Rounds | None:
+    """The rounds after the first token of all answers, for `paceline.cost.model.predict`; None if they are unknown."""
+    replies = [reply for answer in answers if answer.failed is None for reply in answer.turns]
+    if not replies or any(not r.lengths or r.nodes is None or len(r.nodes) != len(r.lengths) for r in replies):
+        return None
+    nodes = Counter(drafted + 1 for reply in replies for drafted in (reply.nodes or [])[1:])  # and the root
+    tokens = sum(sum((reply.lengths or [])[1:]) for reply in replies)
+    return cost.Rounds(tokens, dict(nodes), sum(reply.parts.get("draft", 0.0) for reply in replies))
+
+
 # Time ------------------------------------------------------------------------------------------------------------
 
 
@@ -173,9 +184,7 @@ def _spec_bench(answers: Answers) -> dict[int, dict[str, float]]:
 
 def draft_share(answers: Answers) -> float | None:
     """Share of the time of all parts that drafting takes, 0 to 1, prompts included."""
-    parts = _parts(answers)
-    whole = sum(parts.values())
-    return parts.get("draft", 0.0) / whole if whole else None
+    return _share("draft", answers)
 
 
 def parts_ms(answers: Answers) -> dict[str, float] | None:
@@ -185,12 +194,15 @@ def parts_ms(answers: Answers) -> dict[str, float] | None:
     return {part: 1e3 * seconds / rounds for part, seconds in parts.items()} if rounds else None
 
 
-def _parts(answers: Answers) -> dict[str, float]:
-    parts: dict[str, float] = {}
-    for turn in _turns(answers):
-        for part, seconds in turn.parts.items():
-            parts[part] = parts.get(part, 0.0) + seconds
-    return parts
+def _share(part: str, answers: Answers) -> float | None:
+    parts = _parts(answers)
+    whole = sum(parts.values())
+    return parts.get(part, 0.0) / whole if whole else None
+
+
+def _parts(answers: Answers) -> Counter[str]:
+    """Seconds of all turns by part of a round."""
+    return _summed(turn.parts for turn in _turns(answers))
 
 
 def first_token_ms(answers: Answers) -> float | None:
@@ -205,10 +217,7 @@ def inter_token_ms(answers: Answers) -> tuple[float, float] | None:
     As a reader of a stream sees it: the tokens of a round arrive together and are one delivery. So a method that
     accepts much has fewer, not necessarily shorter, waits; time per token is 1 / tokens per second."""
     waits = [1e3 * (after - before) for turn in _turns(answers) for before, after in pairwise(turn.times or ())]
-    if not waits:
-        return None
-    middle, slow = np.percentile(waits, [50, 99])
-    return float(middle), float(slow)
+    return tuple(np.percentile(waits, [50, 99]).tolist()) if waits else None
 
 
 def peak_bytes(answers: Answers) -> int | None:
@@ -235,9 +244,43 @@ def identical(answers: Answers, plain: Answers) -> float | None:
     """Share of answers whose tokens, in all turns, are plain decoding's for that question and repeat.
 
     Tokens, where Spec-Bench's equal.py compares texts. Answers that plain decoding did not give do not count."""
+    return _mean(first_divergence(answer, other) is None for answer, other in _side_by_side(answers, plain))
+
+
+def partial_match(answers: Answers, plain: Answers) -> float | None:
+    """Mean share of a turn that is plain decoding's, up to the first token that differs; 1 where all are the same.
+
+    P of Zhang et al. 2025 (arXiv 2510.22876), on tokens; their E is `identical`."""
+    return _mean(
+        partial(mine.tokens, other.tokens)
+        for answer, known in _side_by_side(answers, plain)
+        for mine, other in zip(answer.turns, known.turns, strict=False)
+    )
+
+
+def _side_by_side(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
+    """Answers with plain decoding's to the same question in the same repeat."""
     others = {(other.question, other.repeat): other for other in good(plain)}
-    both = [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
-    return _mean(first_divergence(answer, other) is None for answer, other in both)
+    return [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
+
+
+def exact(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> bool:
+    """E of one answer: whether it is the reference, token for token."""
+    return up_to_end(tokens, ends) == up_to_end(reference, ends)
+
+
+def partial(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> float:
+    """P of one answer: how many tokens at its beginning are the reference's, over the reference's number.
+
+    Low from the first token on: positions or masks are wrong. A good beginning that drifts: the cache is."""
+    mine, other = up_to_end(tokens, ends), up_to_end(reference, ends)
+    same = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))
+    return same / len(other) if other else float(not mine)
+
+
+def up_to_end(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
+    """The tokens up to and with the first that ends an answer."""
+    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])
 
 
 def looping(answers: Answers) -> float | None:
@@ -263,6 +306,60 @@ def _is_cut(turn: Reply) -> bool:
 
 def _loops(answer: Answer) -> bool:
     return any(is_looping(turn.tokens) for turn in answer.turns)
+
+
+# Requests that are answered together -----------------------------------------------------------------------------
+
+
+def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Drafter, schedule and batch of a result of `metrics.summarize`; plain decoding is a batch of one."""
+    return result.get("scheduled") or {"drafter": result["method"], "schedule": "ragged", "batch": 1}
+
+
+def beside_plain(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By method, tokens per second over those of plain decoding in a ragged batch of the same size."""
+    speeds = {r["method"]: r["tokens_per_second"] for r in results if r["tokens_per_second"]}
+    how = {r["method"]: scheduled(r) for r in results}
+    plain = {
+        how[name]["batch"]: speed
+        for name, speed in speeds.items()
+        if (how[name]["drafter"], how[name]["schedule"]) == (BASELINE, "ragged")
+    }
+    return {name: speed / plain[how[name]["batch"]] for name, speed in speeds.items() if how[name]["batch"] in plain}
+
+
+def latency(answers: Answers) -> tuple[float, float, float] | None:
+    """50th, 90th and 99th percentile of the seconds from handing a prompt over to its last token, waiting included."""
+    seconds = [turn.times[-1] for turn in _turns(answers) if turn.times]
+    return tuple(np.percentile(seconds, [50, 90, 99]).tolist()) if seconds else None
+
+
+def align_share(answers: Answers) -> float | None:
+    """Share of the time of all parts that realigning rows takes, 0 to 1; None where no schedule is measured."""
+    return _share("align", answers) if _counts(answers) else None
+
+
+def group_rate(answers: Answers) -> float | None:
+    """Rounds in which a whole batch of equally long rows ran, over all rounds after prompts (Zhang et al. 2025)."""
+    counts = _counts(answers)
+    return counts["same_length"] / counts["drafting"] if counts.get("drafting") else None
+
+
+def idle_slots(answers: Answers) -> float | None:
+    """Share of a round's row slots in which no row ran, over all rounds, the last ones of a group included."""
+    counts = _counts(answers)
+    return 1 - counts["rows"] / counts["slots"] if counts.get("slots") else None
+
+
+def moved_bytes(answers: Answers) -> float | None:
+    """Bytes of keys and values read and written in a round to realign its rows."""
+    counts = _counts(answers)
+    return counts["moved_bytes"] / counts["rounds"] if counts.get("rounds") else None
+
+
+def _counts(answers: Answers) -> Counter[str]:
+    """The counts of all groups together."""
+    return _summed(turn.batch for turn in _turns(answers))
 
 
 # All of them -----------------------------------------------------------------------------------------------------
@@ -331,6 +428,7 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
     tau, decode = block_efficiency(mine), speedup(mine, plain, decode=True)
     interval = speedup_interval(mine, plain, resamples=resamples) or (None, None)
     waits = inter_token_ms(mine) or (None, None)
+    late = latency(mine) or (None, None, None)
     lengths = length_histogram(mine)
     pairs = Pairs.of(mine, plain)
     return {
@@ -359,7 +457,14 @@ def _figures(mine: Answers, plain: Answers, facts: Mapping[str, Any], resamples:
         "first_token_ms": first_token_ms(mine),
         "inter_token_ms_p50": waits[0],
         "inter_token_ms_p99": waits[1],
-        **together(mine, plain),
+        "latency_p50": late[0],
+        "latency_p90": late[1],
+        "latency_p99": late[2],
+        "align_share": align_share(mine),
+        "group_rate": group_rate(mine),
+        "idle_slots": idle_slots(mine),
+        "moved_bytes": moved_bytes(mine),
+        "partial_match": partial_match(mine, plain),
         "scheduled": facts.get("settings", {}).get("scheduled"),
         "identical": identical(mine, plain),
         "looping": looping(mine),
@@ -379,6 +484,14 @@ def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> floa
 def _portions(whole: int, portion: int) -> Iterator[int]:
     """`whole` in portions, so that resamples of a large run need not lie in memory together."""
     return (min(portion, whole - done) for done in range(0, whole, portion))
+
+
+def _summed(counts: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Sums by name; a name whose sum is 0 stays."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
 
 
 def _turns(answers: Answers) -> Iterator[Reply]:

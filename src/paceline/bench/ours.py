@@ -1,26 +1,42 @@
-"""Our engine as a contestant: one target for every drafter, an engine each. Knows nothing of suites or peers.
+"""Our engine as contestants: a drafter each, or a drafter with a schedule and a batch size, on one shared target.
 
     Ours("sam", target, tokenizer, batch=1).answer([tokens], Ask(max_tokens=64))
+    Scheduled("sam", "grouped", 8, target, tokenizer).answer(prompts, Ask(max_tokens=64))
+
+With schedules all requests of a group are handed in at once, and at most `batch` of them run in a round: requests are
+always waiting. The baseline, "none", is plain decoding one request at a time. With a published schedule among them all
+run on the transformers target, so that they differ in the schedule alone.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from paceline import __version__
-from paceline.bench.contestant import Ask, Contestant
-from paceline.bench.record import Reply
+from paceline.bench.metrics import BASELINE
+from paceline.bench.runner import QuestionGroup
+from paceline.bench.suites import Question, tasks_in_turn
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
+from paceline.engine.rectangles import RectangularTarget, check_schedule, create_schedule, fitted
 from paceline.engine.request import Delta, Row
 from paceline.engine.sampling import SamplingParams
+from paceline.engine.scheduler import Schedule, Turn
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.contestant import Ask, Contestant, Reply
+
+REQUESTS = 4
+"""Requests handed in at once, in largest batches: so many that the end, when batches run empty, does not count much."""
+PREFILL_CHUNK = 512
+TASK = "requests"
+"""The one task of a run that compares schedules: its requests are mixed, and answered together."""
 
 
 class Ours(Contestant):
@@ -39,12 +55,17 @@ class Ours(Contestant):
         assert self._engine is not None, "open it first"
         return self._engine
 
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        """Its drafters."""
+        return tuple(getattr(self.engine.drafter, "parts", (self.engine.drafter,)))
+
     def open(self) -> None:
         self.forget()
-        parts = getattr(self.engine.drafter, "parts", (self.engine.drafter,))
-        self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in parts)
+        self.lossless = all(getattr(part, "lossless", "not stated") == "yes" for part in self._parts)
         self._weigh()
-        self.settings = {"engine": f"paceline {__version__}", "drafter": {part.name: _options(part) for part in parts}}
+        options = {part.name: _options(part) for part in self._parts}
+        self.settings = {"engine": f"paceline {__version__}", "drafter": options}
 
     def forget(self) -> None:
         # Every prompt is run whole: repetitions and the other contestants compute the same.
@@ -63,52 +84,46 @@ class Ours(Contestant):
 
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
         rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
+        asked = SamplingParams(
+            max_tokens=ask.max_tokens,
+            temperature=ask.temperature,
+            top_k=ask.top_k,
+            top_p=ask.top_p,
+            repetition_penalty=ask.repetition_penalty,
+            stop_token_ids=ask.ends,
+        )
+        params = [replace(asked, seed=seed) for seed in ask.seeds or (None,) * len(prompts)]
         began = perf_counter()
-        with closing(self.engine.stream(prompts, _params(ask, len(prompts)))) as deltas:
+        with closing(self.engine.stream(prompts, params)) as deltas:
             for delta in deltas:
                 rounds[delta.index].append((perf_counter() - began, delta))
                 if delta.row.error:
                     raise PacelineError(delta.row.error)
         seconds = perf_counter() - began
         self._weigh()
-        return [self._turn(of_row[0][1].row, of_row, seconds) for of_row in rounds]
+        return [reply_of(of_row[0][1].row, of_row, self.tokenizer, seconds) for of_row in rounds]
 
     def _weigh(self) -> None:
         """Note what a draft forward reads; for a draft of several depths that is a mean of what it did so far."""
-        parts = getattr(self.engine.drafter, "parts", (self.engine.drafter,))
-        self.draft_bytes = round(sum(part.weight_bytes for part in parts))
-
-    def _turn(self, row: Row, rounds: Sequence[tuple[float, Delta]], seconds: float) -> Reply:
-        return Reply(
-            prompt_tokens=row.prompt_length,
-            tokens=row.new_tokens.tolist(),
-            text=self.tokenizer.decode(row.new_tokens.tolist()),
-            seconds=seconds,
-            lengths=[len(delta.tokens) for _, delta in rounds],
-            times=[when for when, _ in rounds],
-            nodes=[delta.nodes for _, delta in rounds],
-            depths=[delta.depth for _, delta in rounds],
-            calls=sum(delta.calls for _, delta in rounds),
-            runs=_runs(row, self.tokenizer),
-            parts=dict(row.stats.seconds),
-            finish=row.finish_reason or "abort",
-        )
+        self.draft_bytes = round(sum(part.weight_bytes for part in self._parts))
 
 
-def _params(ask: Ask, count: int) -> list[SamplingParams]:
-    seeds = ask.seeds or (None,) * count
-    return [
-        SamplingParams(
-            max_tokens=ask.max_tokens,
-            temperature=ask.temperature,
-            top_k=ask.top_k,
-            top_p=ask.top_p,
-            repetition_penalty=ask.repetition_penalty,
-            seed=seed,
-            stop_token_ids=ask.ends,
-        )
-        for seed in seeds
-    ]
+def reply_of(row: Row, rounds: Sequence[tuple[float, Delta]], tokenizer: Tokenizer, seconds: float) -> Reply:
+    """A row as a reply. rounds: when each of its deltas came, in seconds, and the delta."""
+    return Reply(
+        prompt_tokens=row.prompt_length,
+        tokens=row.new_tokens.tolist(),
+        text=tokenizer.decode(row.new_tokens.tolist()),
+        seconds=seconds,
+        lengths=[len(delta.tokens) for _, delta in rounds],
+        times=[when for when, _ in rounds],
+        nodes=[delta.nodes for _, delta in rounds],
+        depths=[delta.depth for _, delta in rounds],
+        calls=sum(delta.calls for _, delta in rounds),
+        runs=_runs(row, tokenizer),
+        parts=dict(row.stats.seconds),
+        finish=row.finish_reason or "abort",
+    )
 
 
 def _runs(row: Row, tokenizer: Tokenizer) -> list[tuple[str, str, int]]:
@@ -128,3 +143,106 @@ def _options(drafter: Any) -> dict[str, Any]:
     """A drafter's options, defaults included."""
     config = getattr(drafter, "config", None)
     return asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
+
+
+# Schedules -------------------------------------------------------------------------------------------------------
+
+
+def check_schedules(schedules: Sequence[str], batches: Sequence[int]) -> None:
+    """PacelineError for a schedule that does not exist, or does not fit one of the batches."""
+    for schedule in schedules:
+        for batch in batches:
+            create_schedule(schedule, batch, PREFILL_CHUNK)
+    if len(batches) > 1 and not schedules:
+        raise PacelineError("several batch sizes are compared with --schedule: add --schedule ragged, for example")
+
+
+def mixed_groups(questions: Sequence[tuple[Question, int]], batches: Sequence[int]) -> list[QuestionGroup]:
+    """The questions, those of different tasks mixed, in groups that are handed in together."""
+    mixed = tasks_in_turn([question for question, _ in questions], lambda question: question.task)
+    mixed = [replace(question, task=TASK) for question in mixed]
+    size = REQUESTS * max(batches)
+    parts = [mixed[begin : begin + size] for begin in range(0, len(mixed), size)]
+    return [QuestionGroup(n, tuple(part), (1,) * len(part)) for n, part in enumerate(parts)]
+
+
+def scheduled_contestants(
+    drafts: Sequence[tuple[str, str | None]],
+    schedules: Sequence[str],
+    batches: Sequence[int],
+    target: Target,
+    tokenizer: Tokenizer,
+) -> list[Ours]:
+    """Every drafter with every schedule at every batch size, and plain batched decoding.
+
+    drafts: (spec, spec that is made) of every drafter, plain decoding among them."""
+    contestants: list[Ours] = [Ours(BASELINE, target, tokenizer, batch=1)]
+    for batch in batches:
+        for schedule in schedules:
+            fit = fitted(target, create_schedule(schedule, batch, PREFILL_CHUNK))
+            contestants += [
+                Scheduled(spec, schedule, batch, fit, tokenizer, made=made) for spec, made in drafts if spec != BASELINE
+            ]
+        if batch > 1:
+            contestants.append(Scheduled(BASELINE, "ragged", batch, target, tokenizer))
+    return contestants
+
+
+class Counted:
+    """A schedule that counts: rounds, the rows that ran in them, and rounds whose rows were all equally long."""
+
+    def __init__(self, inner: Schedule, max_batch: int):
+        self.inner, self.max_batch = inner, max_batch
+        self.rounds = self.rows = self.drafting = self.same_length = 0
+
+    def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
+        return self.inner.admit(waiting, running)
+
+    def select(self, running: Sequence[Row]) -> list[Turn]:
+        turns = self.inner.select(running)
+        self.rounds += bool(turns)
+        self.rows += len(turns)
+        if turns and not any(turn.chunk for turn in turns):
+            self.drafting += 1
+            lengths = {len(turn.row) for turn in turns}
+            self.same_length += len(turns) == self.max_batch and len(lengths) == 1
+        return turns
+
+
+class Scheduled(Ours):
+    """A drafter with a schedule and a batch size. target: one that the schedule can run on."""
+
+    def __init__(
+        self, drafter: str, schedule: str, batch: int, target: Target, tokenizer: Tokenizer, *, made: str | None = None
+    ):
+        super().__init__(drafter, target, tokenizer, batch=batch, made=made)
+        self.name, self.drafter, self.schedule = f"{drafter} {schedule} {batch}", drafter, schedule
+
+    def open(self) -> None:
+        super().open()
+        check_schedule(self.schedule)
+        self.settings |= {"scheduled": {"drafter": self.drafter, "schedule": self.schedule, "batch": self.batch}}
+
+    def forget(self) -> None:
+        self._counted = Counted(create_schedule(self.schedule, self.batch, PREFILL_CHUNK), self.batch)
+        self._engine = Engine(
+            self.target, create(self.spec), max_batch=self.batch, schedule=self._counted, tokenizer=self.tokenizer
+        )
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+        before = self._counts()
+        replies = super().answer(prompts, ask)
+        replies[0].batch = {name: count - before[name] for name, count in self._counts().items()}
+        return replies
+
+    def _counts(self) -> dict[str, int]:
+        """Since the beginning; slots: rows that could have run."""
+        seen = self._counted
+        return {
+            "rounds": seen.rounds,
+            "rows": seen.rows,
+            "slots": seen.rounds * self.batch,
+            "drafting": seen.drafting,
+            "same_length": seen.same_length,
+            "moved_bytes": self.target.cache.moved_bytes if isinstance(self.target, RectangularTarget) else 0,
+        }

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.bench.record import Answer, Reply, good
+from paceline.bench.record import Answer, good
+from paceline.workbench.contestant import Reply
 
 Floats = NDArray[np.float64]
 Answers = Sequence[Answer]

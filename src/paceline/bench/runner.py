@@ -1,11 +1,11 @@
-"""The runner: every contestant answers every question, in turns, and every answer is written down at once.
+"""The runner: every contestant answers every question, in turns, and every answer is recorded at once.
 
 Within a question the contestants answer one after another, in an order that is drawn anew for every question: a machine
 that drifts is then fair to all, and nobody always comes after the same one, which leaves the caches full. Tasks take
-turns, too: it is fair to them, and what a stopped run has answered is of every task alike. The warm-up comes before and
-is not recorded. Knows contestants by their interface alone.
+turns, too: it is fair to them, and the answers of a stopped run are of every task alike. The warm-up comes before and
+is not recorded.
 
-    Runner(folder, contestants, groups, options, prompt=..., recount=...).run()
+    Runner(contestants, groups, options, prompt=..., record=...).run()
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from random import Random
+from typing import Any
 from zlib import crc32
 
 import torch
 
-from paceline.bench.contestant import Ask, Contestant
-from paceline.bench.environment import load, peak_memory
-from paceline.bench.folder import RunFolder
-from paceline.bench.record import Answer, Reply, good
+from paceline.bench.options import Options
+from paceline.bench.record import Answer, good
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
+from paceline.workbench.contestant import Ask, Contestant
+from paceline.workbench.environment import load, peak_memory
 
-Messages = list[dict[str, str]]
+Prompt = Callable[[Question, Sequence[str]], Any]
+"""The prompt of a question's next turn, in what the contestants take, after the answers to the turns before."""
 
 CPU = torch.device("cpu")
 WARM_UP_TOKENS, WARM_UP_QUESTIONS = 32, 8
@@ -35,18 +37,6 @@ WAKE = 0.2
 answered or a file was written, takes a tenth of a second until it is as fast as before (benchmarks/awake.py). Whoever
 answers in fewer rounds, or in a process of its own, would pay most. The threads of the process before may still spin,
 too."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a run asks. warm_up: answers of every contestant to the first questions before anything is timed."""
-
-    max_tokens: int = 128
-    temperature: float = 0.0
-    batch: int = 1
-    repeats: int = 1
-    warm_up: int = 3
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,25 +57,18 @@ class LeftOut:
 
 
 def fitting(
-    questions: Sequence[Question],
-    prompt: Callable[[Messages], Sequence[int]],
-    *,
-    max_context: int,
-    max_tokens: int,
+    questions: Sequence[Question], prompt: Prompt, *, max_context: int, max_tokens: int
 ) -> tuple[list[tuple[Question, int]], list[LeftOut]]:
     """Questions with the number of their turns that fit into the context whatever the answers are, and the rest."""
     fit, left_out = [], []
     for question in questions:
-        messages: Messages = []
         asked = 0
-        for n, turn in enumerate(question.turns):
-            messages.append({"role": "user", "content": turn})
-            need = len(prompt(messages)) + (n + 1) * max_tokens
+        for n in range(1, len(question.turns) + 1):
+            need = len(prompt(question, [""] * (n - 1))) + n * max_tokens
             if need > max_context:
-                why = f"turn {n + 1} and answers of {max_tokens} tokens need {need} of a context of {max_context}"
+                why = f"turn {n} and answers of {max_tokens} tokens need {need} of a context of {max_context}"
                 left_out.append(LeftOut(question.id, why))
                 break
-            messages.append({"role": "assistant", "content": ""})
             asked += 1
         if asked:
             fit.append((question, asked))
@@ -118,48 +101,60 @@ def has_answered(method: str, groups: Sequence[QuestionGroup], repeats: int, don
 
 @dataclass
 class Runner:
-    """One run. prompt: messages to tokens; recount: what Spec-Bench counts for a text; ends: tokens that end one.
+    """One run: who is asked what, and when.
 
     contestants  those that have answered everything need not be open.
+    prompt       the prompt of a question's next turn, after the contestant's own answers to the turns before.
+    recount      what Spec-Bench counts for a text; ends: tokens that end an answer.
+    known        answers that are there already; record: called with a group's new answers at once.
     stopped      asked between two answers; True ends the run there.
-    progress     called with every answer, new or found in the folder."""
+    progress     called with every answer, new or known.
+    catch        errors of a contestant that count as its failure."""
 
-    folder: RunFolder
     contestants: Sequence[Contestant]
     groups: Sequence[QuestionGroup]
     options: Options
-    prompt: Callable[[Messages], Sequence[int]]
-    recount: Callable[[str], int]
+    prompt: Prompt
+    recount: Callable[[str], int] = len
     ends: tuple[int, ...] = ()
     device: torch.device = CPU
+    known: Sequence[Answer] = ()
+    record: Callable[[list[Answer]], None] = lambda answers: None
     stopped: Callable[[], bool] = lambda: False
     progress: Callable[[Answer], None] = lambda answer: None
+    catch: type[Exception] | tuple[()] = Exception
+
+    def __post_init__(self) -> None:
+        self.failed: set[str] = set()
+        self._done = answered(self.known)
 
     def run(self) -> bool:
         """Answer what is not answered yet; whether everything is now. A contestant that fails is asked no more."""
-        done = answered(self.folder.answers)
-        for answer in self.folder.answers:
+        for answer in self.known:
             self.progress(answer)
-        busy = [c for c in self.contestants if not has_answered(c.name, self.groups, self.options.repeats, done)]
-        failed = self._warm_up(busy)
-        for repeat in range(self.options.repeats):
-            for contestant in busy:
-                if contestant.name not in failed:
-                    contestant.forget()
-            for group, contestant in self._turns(repeat):
-                missing = [q for q in group.questions if (contestant.name, repeat, q.id) not in done]
-                if not missing or contestant.name in failed:
-                    continue
-                if self.stopped():
-                    return False
-                asked = {question.id for question in missing}
-                answers = [a for a in self._answers(contestant, group, repeat) if a.question in asked]
-                self.folder.append(answers)
-                if any(answer.failed for answer in answers):
-                    failed.add(contestant.name)
-                for answer in answers:
-                    self.progress(answer)
-        return not failed
+        busy = [c for c in self.contestants if not has_answered(c.name, self.groups, self.options.repeats, self._done)]
+        self._warm_up(busy)
+        whole = all(self.repeat(number, busy) for number in range(self.options.repeats))
+        return whole and not self.failed
+
+    def repeat(self, number: int, busy: Sequence[Contestant] | None = None) -> bool:
+        """Let everyone forget, and answer every question once; False if it was stopped. busy: who forgets."""
+        for contestant in self.contestants if busy is None else busy:
+            if contestant.name not in self.failed:
+                contestant.forget()
+        for group, contestant in self._turns(number):
+            missing = {q.id for q in group.questions if (contestant.name, number, q.id) not in self._done}
+            if not missing or contestant.name in self.failed:
+                continue
+            if self.stopped():
+                return False
+            answers = [a for a in self._answers(contestant, group, number) if a.question in missing]
+            self.record(answers)
+            if any(answer.failed for answer in answers):
+                self.failed.add(contestant.name)
+            for answer in answers:
+                self.progress(answer)
+        return True
 
     def _turns(self, repeat: int) -> Iterator[tuple[QuestionGroup, Contestant]]:
         """Each group and each contestant; a run that continues has the same order."""
@@ -168,9 +163,8 @@ class Runner:
             for contestant in dice.sample(self.contestants, len(self.contestants)):
                 yield group, contestant
 
-    def _warm_up(self, busy: Sequence[Contestant]) -> set[str]:
-        """Let everyone who has work left answer the first questions, unrecorded; names of those that failed at it."""
-        failed: set[str] = set()
+    def _warm_up(self, busy: Sequence[Contestant]) -> None:
+        """Let everyone who has work left answer the first questions, unrecorded but for failures."""
         whole = self.groups[0]
         first = replace(whole, questions=whole.questions[:WARM_UP_QUESTIONS], turns=whole.turns[:WARM_UP_QUESTIONS])
         tokens = min(self.options.max_tokens, WARM_UP_TOKENS)
@@ -178,22 +172,21 @@ class Runner:
             for _ in range(0 if self.stopped() else self.options.warm_up):
                 answers = self._answers(contestant, first, 0, max_tokens=tokens)
                 if any(answer.failed for answer in answers):
-                    self.folder.append(answers[:1])
+                    self.record(answers[:1])
                     self.progress(answers[0])
-                    failed.add(contestant.name)
+                    self.failed.add(contestant.name)
                     break
-        return failed
 
     def _answers(
         self, contestant: Contestant, group: QuestionGroup, repeat: int, max_tokens: int | None = None
     ) -> list[Answer]:
-        """What a contestant says to a group of questions; where it fails, as far as it came."""
+        """A contestant's answers to a group of questions; where it fails, as far as it came."""
         answers = [Answer(contestant.name, repeat, q.id, q.category, q.task, group.number) for q in group.questions]
         try:
             if len(group.questions) > contestant.max_batch:
                 raise PacelineError(f"answers {contestant.max_batch} at a time, and --batch is {self.options.batch}")
             self._converse(contestant, group, answers, repeat, max_tokens or self.options.max_tokens)
-        except Exception as error:  # whatever a method does wrong, the others are not to suffer from it
+        except self.catch as error:  # whatever a method does wrong, the others are not to suffer from it
             why = " ".join(f"{error if isinstance(error, PacelineError) else repr(error)}".split())
             for answer in answers:
                 answer.failed = why
@@ -203,28 +196,19 @@ class Runner:
         self, contestant: Contestant, group: QuestionGroup, answers: Sequence[Answer], repeat: int, max_tokens: int
     ) -> None:
         """Ask turn by turn; each contestant reads its own earlier answers, as in Spec-Bench."""
-        messages: list[Messages] = [[] for _ in answers]
         for n in range(max(group.turns)):
             asked = [i for i in range(len(answers)) if n < group.turns[i]]
-            for i in asked:
-                messages[i].append({"role": "user", "content": group.questions[i].turns[n]})
-            prompts = [list(self.prompt(messages[i])) for i in asked]
-            seeds = tuple(self._seed(group, i, repeat, n) for i in asked)
+            prompts = [self.prompt(group.questions[i], [turn.text for turn in answers[i].turns]) for i in asked]
+            # The same seed for every contestant, another one for every answer.
+            seeds = tuple(crc32(repr((self.options.seed, group.number, i, repeat, n)).encode()) >> 1 for i in asked)
             ask = Ask(max_tokens, self.options.temperature, seeds, self.ends)
             contestant.wake(WAKE)
             with peak_memory(self.device) as peak:
-                turns = contestant.answer(prompts, ask)
-            for i, turn in zip(asked, turns, strict=True):
-                self._finish(turn, peak.bytes if contestant.in_process else None)
-                answers[i].turns.append(turn)
+                replies = contestant.answer(prompts, ask)
+            for i, reply in zip(asked, replies, strict=True):
+                reply.text = reply.text.strip()
+                reply.plain_tokens = self.recount(reply.text)
+                if reply.peak_bytes is None and contestant.in_process:
+                    reply.peak_bytes = peak.bytes
+                answers[i].turns.append(reply)
                 answers[i].load = load()
-                messages[i].append({"role": "assistant", "content": turn.text})
-
-    def _finish(self, turn: Reply, peak: int | None) -> None:
-        turn.text = turn.text.strip()
-        turn.plain_tokens = self.recount(turn.text)
-        turn.peak_bytes = turn.peak_bytes if turn.peak_bytes is not None else peak
-
-    def _seed(self, group: QuestionGroup, i: int, repeat: int, turn: int) -> int:
-        """The same for every contestant, another one for every answer."""
-        return crc32(repr((self.options.seed, group.number, i, repeat, turn)).encode()) >> 1

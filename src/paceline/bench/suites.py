@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from huggingface_hub import get_session
 from huggingface_hub.errors import HTTPError
 
 from paceline.bench.metrics import OVERALL
 from paceline.errors import PacelineError, meant
-from paceline.jsonl import NotJSON, as_object, numbered, write_whole
-from paceline.replay.record import MT_BENCH, is_spec_bench
+from paceline.jsonl import numbered, write_whole
+from paceline.workbench.conversations import MT_BENCH, Conversation, is_spec_bench, parse
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ FORMS = '{"turns": [...]}, {"prompt": ...} or {"messages": [...]}'
 
 
 class SuiteError(PacelineError):
-    """A suite that does not exist or cannot be read."""
+    """A suite that does not exist, or whose questions cannot be asked."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_suite(name: str, *, limit: int | None = None, categories: Sequence[str]
     categories  tasks or categories to take; none: all.
 
     A line of a file is {"turns": [...]}, {"prompt": ...} or {"messages": [...]} with user messages only, optionally
-    with "category" and "question_id" or "id". Raises SuiteError, one line: what is wrong, and where."""
+    with "category" and "question_id" or "id". Raises PacelineError, one line: what is wrong, and where."""
     content, name, source = _find(name)
     questions = _questions(content, source)
     if name in SHIPPED or is_spec_bench(question.category for question in questions):
@@ -148,63 +148,38 @@ def _num_lines(content: bytes) -> int:
 
 
 def _questions(content: bytes, source: str) -> list[Question]:
-    """Every line's question; SuiteError for a broken line, an id that occurs twice, or no questions at all."""
+    """Every line's question; PacelineError for a broken line, an id that occurs twice, or no questions at all."""
     questions: dict[str, Question] = {}
     # Not splitlines: JSON allows its other line ends inside strings.
     for number, line in numbered(content.split(b"\n")):
-        where = f"{source}, line {number}"
-        question = _question(_object(line, where), number, where)
+        question = _question(parse(line, f"{source}, line {number}"), number)
         if question.id in questions:
-            raise SuiteError(f"{where}: a question with the id {question.id!r} is there already; ids must differ")
+            raise SuiteError(
+                f"{source}, line {number}: a question with the id {question.id!r} is there already; ids must differ"
+            )
         questions[question.id] = question
     if not questions:
         raise SuiteError(f"{source} holds no questions; a line is {FORMS}")
     return list(questions.values())
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        return as_object(line, FORMS)
-    except NotJSON as error:
-        raise SuiteError(f"{where}: {error}") from None
-
-
-def _question(record: Mapping[str, Any], number: int, where: str) -> Question:
-    category = record.get("category") or ALL
+def _question(asked: Conversation, number: int) -> Question:
+    category = asked.record.get("category") or ALL
     if not isinstance(category, str) or category == OVERALL:
-        raise SuiteError(f"{where}: the category is {category!r}; it must be a text, and not {OVERALL!r}")
-    id = record.get("question_id", record.get("id", number))
+        raise SuiteError(f"{asked.where}: the category is {category!r}; it must be a text, and not {OVERALL!r}")
+    id = asked.record.get("question_id", asked.record.get("id", number))
     if not isinstance(id, (str, int)) or isinstance(id, bool):
-        raise SuiteError(f"{where}: the id is {id!r}; it must be a number or a text")
-    return Question(str(id), category, category, _turns(record, where))
-
-
-def _turns(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """What the user says, whichever form the line has."""
-    if "turns" in record:
-        turns = record["turns"]
-    elif "prompt" in record:
-        turns = [record["prompt"]]
-    elif "messages" in record:
-        turns = _contents(record["messages"], where)
-    else:
-        raise SuiteError(f"{where}: a line is {FORMS}")
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise SuiteError(f"{where}: a question is one or more texts, none of them empty")
-    return tuple(turns)
-
-
-def _contents(messages: Any, where: str) -> list[Any]:
-    """Contents of user messages; others are refused, since the model being measured is to answer for itself."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise SuiteError(f'{where}: "messages" is a list of objects with "role" and "content"')
-    others = [role for message in messages if (role := message.get("role")) != "user"]
+        raise SuiteError(f"{asked.where}: the id is {id!r}; it must be a number or a text")
+    turns = tuple(message["content"] for message in asked.prompt)
+    if not turns or not all(map(str.strip, turns)):
+        raise SuiteError(f"{asked.where}: a question is one or more texts, none of them empty; a line is {FORMS}")
+    others = [message["role"] for message in asked.prompt if message["role"] != "user"]
     if others:
         raise SuiteError(
-            f"{where}: a message of role {others[0]!r}; a benchmark has the model answer every turn itself, "
+            f"{asked.where}: a message of role {others[0]!r}; a benchmark has the model answer every turn itself, "
             'so give messages of role "user" only'
         )
-    return [message.get("content") for message in messages]
+    return Question(str(id), category, category, turns)
 
 
 # Which of them ---------------------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Chains, Recording
 from paceline.errors import PacelineError
-from paceline.plugins.history import Chains
-from paceline.replay.tokens import RecordedAnswer
-from paceline.replay.walk import Recording, Tally, replay, replayable
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.walk import RecordedAnswer, Tally, replay, replayable
 
 COLLAPSED = 0.8
 """Of the reference's drafted and accepted tokens a round; below that share acceptance has collapsed."""

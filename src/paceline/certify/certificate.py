@@ -1,12 +1,12 @@
 """The certificate: greedy, stop strings, sampling and acceptance of one engine, in one dictionary.
 
-certificate = certify(engine, Models(exact, own, law), prompts, Plan(shift=0.02), ...)
-certificate["lossless"]
+    certificate = certify(engine, Models(exact, own, tokenizer, ends, vocab_size), prompts, starts, Scope(shift=0.02))
+    certificate["lossless"]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from paceline.certify import acceptance
-from paceline.certify.engines import Said, UnderTest
-from paceline.certify.greedy import Greedy, Judge, Stops, check_stops
+from paceline.certify.engines import Output, UnderTest
+from paceline.certify.greedy import Greedy, Stops, check_stops
+from paceline.certify.options import Scope, Watch
 from paceline.certify.reference import Model
-from paceline.certify.sampled import Case, Sampled, law_of, needed, power_of, sample
+from paceline.certify.sampled import Case, Sampled, distribution_of, needed, sample
 from paceline.engine.sampling import SamplingParams
 from paceline.target.tokenizer import Tokenizer
 
@@ -32,29 +33,13 @@ WAYS = (
 )  # fmt: skip
 """How the cases of the sampling test are sampled, in turn."""
 AHEAD = 2
-"""Tokens that a request has beyond those whose law is tested, so that drafts may reach beyond them."""
+"""Tokens that a request has beyond those that are tested, so that drafts may reach beyond them."""
 PENALTY = 1.2
 """Repetition penalty of one of the greedy passes."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is tested, and how closely.
-
-    shift      the smallest shift of a sampled law that is to be found; it decides how many requests there are.
-    requests   of the sampling test; None: as many as `shift` takes, 0: no sampling.
-    length     tokens whose joint law is tested.
-    max_tokens of a greedy answer."""
-
-    shift: float = 0.02
-    requests: int | None = None
-    length: int = 3
-    max_tokens: int = 64
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Subject:
+class Models:
     """The model that the engine runs. exact: in float32; own: in the engine's dtype, None where that is float32."""
 
     exact: Model
@@ -64,20 +49,12 @@ class Subject:
     vocab_size: int
 
 
-@dataclass(frozen=True)
-class Watch:
-    """Hears how far it has come: say(text), and step(done, of) within what was said last."""
-
-    say: Callable[[str], None] = lambda text: None
-    step: Callable[[int, int], None] = lambda done, of: None
-
-
 def certify(
     engine: UnderTest,
-    subject: Subject,
+    models: Models,
     prompts: Prompts,
     starts: Prompts,
-    plan: Plan = Plan(),
+    scope: Scope = Scope(),
     *,
     draft: str | None = None,
     chains: bool = False,
@@ -85,19 +62,19 @@ def certify(
 ) -> dict[str, Any]:
     """Test `engine` and say what was found.
 
-    prompts  for greedy answers; starts  short ones, for the law of what comes next.
+    prompts  for greedy answers; starts  short ones, for the distribution of what comes next.
     draft    the drafter's spec, where it can be replayed for the reference acceptance; chains: cut to chains."""
     began = perf_counter()
-    greedy, said = _greedy(engine, subject, prompts, plan, watch)
-    stops = _stops(engine, subject, prompts, said, plan, watch)
+    greedy, outputs = _greedy(engine, models, prompts, scope, watch)
+    stops = _stops(engine, models, prompts, outputs, scope, watch)
     watch.say("how often drafts are accepted")
-    accepted = acceptance.Acceptance(acceptance.measured([one.lengths for one in said]))
+    accepted = acceptance.Acceptance(acceptance.measured([one.lengths for one in outputs]))
     if draft is not None:
         accepted.reference = acceptance.reference(
-            draft, subject.tokenizer, subject.ends, subject.vocab_size, prompts, [one.tokens for one in said],
+            draft, models.tokenizer, models.ends, models.vocab_size, prompts, [one.tokens for one in outputs],
             chains=chains,
         )  # fmt: skip
-    sampled = _sampled(engine, subject, starts, plan, watch)
+    sampled = _sampled(engine, models, starts, scope, watch)
     return {
         "lossless": not greedy.bugs and not stops.wrong and sampled.lossless,
         "engine": engine.name,
@@ -105,40 +82,40 @@ def certify(
         "greedy": greedy.facts(),
         "stops": stops.facts(),
         "sampled": sampled.facts(),
-        "power": power_of(sampled, plan.shift) | {"greedy_rate": round(3 / max(greedy.tokens, 3), 6)},
+        "power": sampled.power(scope.shift) | {"greedy_rate": round(3 / max(greedy.tokens, 3), 6)},
         "acceptance": accepted.facts(),
         "not_tested": _not_tested(engine, stops, sampled),
-        "plan": asdict(plan),
+        "plan": asdict(scope),
         "ran_on": engine.facts,
         "seconds": round(perf_counter() - began, 1),
     }
 
 
 def _greedy(
-    engine: UnderTest, subject: Subject, prompts: Prompts, plan: Plan, watch: Watch
-) -> tuple[Greedy, list[Said]]:
+    engine: UnderTest, models: Models, prompts: Prompts, scope: Scope, watch: Watch
+) -> tuple[Greedy, list[Output]]:
     """Every prompt alone, all together, with a penalty, and between rows that sample. Returns the first answers too."""
-    greedy, judge = Greedy(), Judge(subject.exact, subject.own, subject.ends)
-    wish = SamplingParams(max_tokens=plan.max_tokens)
+    greedy = Greedy(models.exact, models.own, models.ends)
+    params = SamplingParams(max_tokens=scope.max_tokens)
     watch.say("greedy answers")
 
-    def judged(said: Sequence[Said], wish: SamplingParams, company: str) -> None:
-        for number, (prompt, one) in enumerate(zip(prompts, said, strict=True)):
-            judge.read(greedy, number, prompt, one.tokens, wish, company)
+    def judged(outputs: Sequence[Output], params: SamplingParams, company: str) -> None:
+        for number, (prompt, one) in enumerate(zip(prompts, outputs, strict=True)):
+            greedy.read(number, prompt, one.tokens, params, company)
             watch.step(number + 1, len(prompts))
 
-    alone = [engine.answer([prompt], [wish])[0] for prompt in prompts]
-    judged(alone, wish, "alone")
+    alone = [engine.answer([prompt], [params])[0] for prompt in prompts]
+    judged(alone, params, "alone")
     if engine.batch > 1:
-        judged(engine.answer(prompts, [wish] * len(prompts)), wish, f"in batches of {engine.batch}")
+        judged(engine.answer(prompts, [params] * len(prompts)), params, f"in batches of {engine.batch}")
         if engine.mixes:
             hot = [SamplingParams(temperature=1.0, max_tokens=1 + i % 7, seed=i) for i in range(len(prompts))]
             mixed = engine.answer(
                 [prompt for prompt in prompts for _ in range(2)],
-                [one for hot_one in hot for one in (wish, hot_one)],
+                [one for hot_one in hot for one in (params, hot_one)],
             )
-            judged(mixed[::2], wish, "between rows that sample")
-    penalised = replace(wish, repetition_penalty=PENALTY)
+            judged(mixed[::2], params, "between rows that sample")
+    penalised = replace(params, repetition_penalty=PENALTY)
     if engine.honours(penalised):
         company = f"in batches of {engine.batch}, repetition penalty {PENALTY}"
         judged(engine.answer(prompts, [penalised] * len(prompts)), penalised, company)
@@ -146,39 +123,39 @@ def _greedy(
 
 
 def _stops(
-    engine: UnderTest, subject: Subject, prompts: Prompts, said: Sequence[Said], plan: Plan, watch: Watch
+    engine: UnderTest, models: Models, prompts: Prompts, outputs: Sequence[Output], scope: Scope, watch: Watch
 ) -> Stops:
-    tokenizer = subject.tokenizer
+    tokenizer = models.tokenizer
     if tokenizer is None or not engine.honours(SamplingParams(stop=("x",))):
         return Stops()
     watch.say("stop strings")
 
     def decode(prompt: Sequence[int], answer: Sequence[int]) -> str:
         detokenizer = tokenizer.detokenizer(list(prompt))
-        return "".join(detokenizer.push(t) for t in answer if t not in subject.ends) + detokenizer.flush()
+        return "".join(detokenizer.push(t) for t in answer if t not in models.ends) + detokenizer.flush()
 
-    return check_stops(engine, prompts, said, SamplingParams(max_tokens=plan.max_tokens), decode)
+    return check_stops(engine, prompts, outputs, SamplingParams(max_tokens=scope.max_tokens), decode)
 
 
-def _sampled(engine: UnderTest, subject: Subject, starts: Prompts, plan: Plan, watch: Watch) -> Sampled:
-    if plan.requests == 0:
+def _sampled(engine: UnderTest, models: Models, starts: Prompts, scope: Scope, watch: Watch) -> Sampled:
+    if scope.requests == 0:
         return Sampled([], [], 0)
-    watch.say("the exact law of first tokens")
-    law_model = subject.own or subject.exact  # rounding shifts probabilities too
+    watch.say("the exact distribution of first tokens")
+    model = models.own or models.exact  # rounding shifts probabilities too
     cases = []
     for i, start in enumerate(starts):
         name, way = WAYS[i % len(WAYS)]
-        wish = replace(way, max_tokens=plan.length + AHEAD, ignore_eos=True)
-        if engine.honours(wish):
-            law = law_of(law_model, start, wish, plan.length)
-            if law.df:
-                cases.append(Case(name, list(start), wish, law))
+        params = replace(way, max_tokens=scope.length + AHEAD, ignore_eos=True)
+        if engine.honours(params):
+            distribution = distribution_of(model, start, params, scope.length)
+            if distribution.df:
+                cases.append(Case(name, list(start), params, distribution))
         watch.step(i + 1, len(starts))
     if not cases:
         return Sampled([], [], 0)
-    requests = plan.requests if plan.requests is not None else needed(cases, plan.shift)
+    requests = scope.requests if scope.requests is not None else needed(cases, scope.shift)
     watch.say(f"{requests:,} sampled requests")
-    return sample(engine, cases, requests, np.random.default_rng(plan.seed), watch.step)
+    return sample(engine, cases, requests, np.random.default_rng(scope.seed), watch.step)
 
 
 def _not_tested(engine: UnderTest, stops: Stops, sampled: Sampled) -> list[str]:

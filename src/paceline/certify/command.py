@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.bench.environment import environment
-from paceline.bench.peers import PEERS, create_peer
-from paceline.certify.certificate import Plan, Subject, Watch, certify
+from paceline.certify.certificate import Models, certify
 from paceline.certify.engines import Host, Ours, UnderTest
+from paceline.certify.options import Subject, Watch
 from paceline.certify.reference import Model, PlainDecoding, Reference
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.errors import PacelineError, meant
 from paceline.jsonl import write_whole
 from paceline.target.base import Target
-from paceline.target.find import is_gguf
+from paceline.target.folder import is_gguf
 from paceline.target.load import load
 from paceline.target.quantised.checkpoint import exact_dtype
+from paceline.workbench.environment import environment
+from paceline.workbench.peers import PEERS, create_peer
 
 if TYPE_CHECKING:
     from paceline.certify.endpoint import Messages
@@ -49,47 +49,31 @@ QUESTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Wish:
-    """The command's options."""
-
-    model: str | None
-    draft: str
-    engine: str
-    prompts: Sequence[Prompt] | None
-    plan: Plan
-    batch: int
-    dtype: str
-    device: str
-    threads: int | None
-    python: str | None
-
-
-def certify_engine(wish: Wish, watch: Watch) -> dict[str, Any]:
-    """The certificate of an engine that runs the model in `wish.model`."""
-    if wish.model is None:
+def certify_engine(subject: Subject, watch: Watch) -> dict[str, Any]:
+    """The certificate of an engine that runs the model in `subject.model`."""
+    if subject.model is None:
         raise PacelineError("name the model that the engine runs, or --endpoint URL for a server")
-    watch.say(f"loading {wish.model}")
-    target = load(wish.model, dtype=wish.dtype, device=wish.device)
+    watch.say(f"loading {subject.model}")
+    target = load(subject.model, dtype=subject.dtype, device=subject.device)
     dtype = str(target.dtype).removeprefix("torch.")
-    exact, own, reference = _references(wish, target, dtype)
-    subject = Subject(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
-    prompts, starts = _prompts(target, wish.prompts)
-    draft = wish.draft if wish.engine == "paceline" or wish.engine.partition(":")[0] in HOSTS else None
-    with closing(_open(wish, target, dtype)) as engine:
+    exact, own, reference = _references(subject, target, dtype)
+    models = Models(exact, own, target.tokenizer, target.eos_token_ids, target.vocab_size)
+    prompts, starts = _prompts(target, subject.prompts)
+    draft = subject.draft if subject.engine == "paceline" or subject.engine.partition(":")[0] in HOSTS else None
+    with closing(_open(subject, target, dtype)) as engine:
         certificate = certify(
-            engine, subject, prompts, starts, wish.plan,
-            draft=draft, chains=wish.engine != "paceline", watch=watch,
+            engine, models, prompts, starts, subject.scope,
+            draft=draft, chains=subject.engine != "paceline", watch=watch,
         )  # fmt: skip
     if target.tokenizer is not None:
         _spell(certificate, target)
-    about = {"target": wish.model, "reference": reference}
+    about = {"target": subject.model, "reference": reference}
     return {**about, **certificate, "environment": environment(dtype=dtype, device=str(target.device))}
 
 
-def _references(wish: Wish, target: Target, dtype: str) -> tuple[Model, Model | None, str]:
+def _references(subject: Subject, target: Target, dtype: str) -> tuple[Model, Model | None, str]:
     """The model in float32, and in the engine's dtype if that is another; and in words whose code they run."""
-    model = str(wish.model)
+    model = str(subject.model)
     own: Model | None = None
     kinds = target.quantised or target.expanded
     if kinds is None and not is_gguf(model):
@@ -97,27 +81,27 @@ def _references(wish: Wish, target: Target, dtype: str) -> tuple[Model, Model | 
             own = Reference.load(model, dtype=dtype, device=target.device)
         return Reference.load(model, dtype="float32", device=target.device), own, "transformers"
     kinds = kinds or "a GGUF file"
-    if wish.engine != "paceline":
+    if subject.engine != "paceline":
         raise PacelineError(
             f"{model} has its weights in {kinds}, which only our engine multiplies as it does: "
-            f"--engine {wish.engine} runs another model; certify it in 16 bits"
+            f"--engine {subject.engine} runs another model; certify it in 16 bits"
         )
-    plainly = PlainDecoding(load(model, dtype=exact_dtype(wish.dtype), device=target.device))
+    plainly = PlainDecoding(load(model, dtype=exact_dtype(subject.dtype), device=target.device))
     if dtype != "float32":
-        own = PlainDecoding(load(model, dtype=wish.dtype, device=target.device))
+        own = PlainDecoding(load(model, dtype=subject.dtype, device=target.device))
     return plainly, own, f"our own plain decoding of these weights ({kinds}), not transformers"
 
 
-def certify_server(endpoint: str, reference: str | None, wish: Wish, key: str | None, watch: Watch) -> dict[str, Any]:
-    """The certificate of a server."""
+def certify_server(subject: Subject, key: str | None, watch: Watch) -> dict[str, Any]:
+    """The certificate of the server `subject.endpoint`."""
     from paceline.certify.endpoint import Server, certify_endpoint  # brings an HTTP client along
 
     prompts: list[Messages] = [({"role": "user", "content": text},) for text in QUESTIONS]
-    if wish.prompts is not None:
-        prompts = [_messages(prompt) for prompt in wish.prompts]
-    server = Server(endpoint, key=key, slots=wish.batch)
-    against = None if reference is None else Server(reference, key=key, slots=wish.batch)
-    certificate = certify_endpoint(server, against, prompts, wish.plan, watch)
+    if subject.prompts is not None:
+        prompts = [_messages(prompt) for prompt in subject.prompts]
+    server = Server(str(subject.endpoint), key=key, slots=subject.batch)
+    against = None if subject.reference is None else Server(subject.reference, key=key, slots=subject.batch)
+    certificate = certify_endpoint(server, against, prompts, subject.scope, watch)
     return {
         "target": server.model,
         **certificate,
@@ -125,14 +109,14 @@ def certify_server(endpoint: str, reference: str | None, wish: Wish, key: str | 
     }
 
 
-def _open(wish: Wish, target: Target, dtype: str) -> UnderTest:
+def _open(subject: Subject, target: Target, dtype: str) -> UnderTest:
     """The engine under test. Raises PacelineError for one that does not exist, or is not installed."""
-    if wish.engine == "paceline":
-        return Ours(target, target.tokenizer, wish.draft, batch=wish.batch)
-    name, colon, checkpoint = wish.engine.partition(":")
-    spec = wish.engine
+    if subject.engine == "paceline":
+        return Ours(target, target.tokenizer, subject.draft, batch=subject.batch)
+    name, colon, checkpoint = subject.engine.partition(":")
+    spec = subject.engine
     if name in HOSTS:
-        draft = wish.draft.replace(",", ";")
+        draft = subject.draft.replace(",", ";")
         # Drafts as they are made, and not cut to what pays: more to verify, and as many as in the replay.
         spec = f"{HOSTS[name]}{colon}{checkpoint},draft={draft},paced=false"
     elif name.partition(",")[0] not in PEERS:
@@ -140,11 +124,11 @@ def _open(wish: Wish, target: Target, dtype: str) -> UnderTest:
         raise PacelineError(f"there is no engine {name!r}.{meant(name, known)} Engines: {', '.join(known)}")
     contestant = create_peer(
         spec,
-        str(wish.model),
+        str(subject.model),
         dtype=dtype,
-        threads=wish.threads,
-        python=wish.python,
-        batch=wish.batch,
+        threads=subject.threads,
+        python=subject.peer_python,
+        batch=subject.batch,
         max_context=min(target.max_context, 1024),
         decode=target.tokenizer.decode if target.tokenizer is not None else str,
         device=str(target.device),
@@ -183,7 +167,7 @@ def _spell(certificate: dict[str, Any], target: Target) -> None:
 
 def write(certificate: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     """certificate.json and certificate.html in `folder`."""
-    from paceline.pages.certificate import page
+    from paceline.certify.page import page
 
     files = folder / "certificate.json", folder / "certificate.html"
     write_whole(files[0], json.dumps(certificate, indent=2) + "\n")

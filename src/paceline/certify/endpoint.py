@@ -1,6 +1,6 @@
 """Servers: an OpenAI-compatible endpoint against another one that does not speculate, or against itself.
 
-    certificate = certify_endpoint(Server(url), Server(reference_url), Plan())
+    certificate = certify_endpoint(Server(url), Server(reference_url), prompts, Scope())
 
 With a reference: greedy tokens are compared one by one, and the two samples of first tokens with each other. Without
 one: every greedy token must be the server's own best by the log-probabilities that it reports, and sampled tokens must
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.certify import sampled as chance
-from paceline.certify.certificate import Plan, Watch
 from paceline.certify.greedy import SHOWN
-from paceline.certify.sampled import LEAST, LEVEL
+from paceline.certify.options import Scope, Watch
+from paceline.certify.sampled import COARSE, LEVEL
+from paceline.workbench import stats
 from paceline.workbench.client import Client, Completion, find_model, parse
 
 REQUESTS = 4000
@@ -86,12 +86,12 @@ def places(reply: Completion) -> list[Place]:
 
 
 def certify_endpoint(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], plan: Plan, watch: Watch = Watch()
+    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch = Watch()
 ) -> dict[str, Any]:
     """The certificate of a server; its parts are named as those of `certificate.certify`."""
     began = perf_counter()
-    greedy = _greedy(server, reference, prompts, plan, watch)
-    sampled, power = _sampled(server, reference, prompts, plan, watch)
+    greedy = _greedy(server, reference, prompts, scope, watch)
+    sampled, power = _sampled(server, reference, prompts, scope, watch)
     against = "its own log-probabilities" if reference is None else ",".join(reference.urls)
     missing = ["stop strings"]
     if reference is None:
@@ -106,24 +106,24 @@ def certify_endpoint(
         "power": power | {"greedy_rate": round(3 / max(greedy["tokens"], 3), 6)},
         "acceptance": {"tokens_a_round": None, "reference": None, "collapsed": False},
         "not_tested": missing,
-        "plan": asdict(plan),
+        "plan": asdict(scope),
         "ran_on": {"endpoint": ",".join(server.urls), "model": server.model},
         "seconds": round(perf_counter() - began, 1),
     }
 
 
 def _greedy(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], plan: Plan, watch: Watch
+    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch
 ) -> dict[str, Any]:
     """Every prompt alone and all together."""
     watch.say("greedy answers")
-    wish = {"max_tokens": plan.max_tokens, "temperature": 0.0, "logprobs": True, "top_logprobs": 2}
-    wishes = [wish] * len(prompts)
-    right = [places(one) for one in reference.ask(prompts, wishes, 1)] if reference else None
+    fields = {"max_tokens": scope.max_tokens, "temperature": 0.0, "logprobs": True, "top_logprobs": 2}
+    each = [fields] * len(prompts)
+    right = [places(one) for one in reference.ask(prompts, each, 1)] if reference else None
     answers = tokens = 0
     found: list[dict[str, Any]] = []
     for company, slots in (("alone", 1), (f"{server.slots} at once", server.slots)):
-        for number, one in enumerate(map(places, server.ask(prompts, wishes, slots))):
+        for number, one in enumerate(map(places, server.ask(prompts, each, slots))):
             answers, tokens = answers + 1, tokens + len(one)
             found += [
                 {"prompt": number, "company": company} | d for d in _unlike(one, right[number] if right else None)
@@ -142,39 +142,39 @@ def _greedy(
     }
 
 
-def _unlike(said: Sequence[Place], right: Sequence[Place] | None) -> list[dict[str, Any]]:
+def _unlike(mine: Sequence[Place], right: Sequence[Place] | None) -> list[dict[str, Any]]:
     """Divergences of an answer: the first from the reference, or all tokens that are not the server's own best."""
     if right is None:
-        own = [(at, place, place.top[0]) for at, place in enumerate(said) if place.top]
+        own = [(at, place, place.top[0]) for at, place in enumerate(mine) if place.top]
         return [
-            _verdict(at, said, place.token, best, logprob - place.logprob)
+            _verdict(at, mine, place.token, best, logprob - place.logprob)
             for at, place, (best, logprob) in own
             if place.logprob < logprob and place.token != best
         ]
-    for at, (place, other) in enumerate(zip(said, right, strict=False)):
+    for at, (place, other) in enumerate(zip(mine, right, strict=False)):
         if place.token != other.token:
             there = dict(other.top).get(place.token)
             gap = None if there is None else abs(other.logprob - there)
-            return [_verdict(at, said, place.token, other.token, gap)]
-    if len(said) != len(right):
-        at = min(len(said), len(right))
-        return [_verdict(at, said, "", "", None, f"{len(said)} tokens, and the reference has {len(right)}")]
+            return [_verdict(at, mine, place.token, other.token, gap)]
+    if len(mine) != len(right):
+        at = min(len(mine), len(right))
+        return [_verdict(at, mine, "", "", None, f"{len(mine)} tokens, and the reference has {len(right)}")]
     return []
 
 
-def _verdict(at: int, said: Sequence[Place], token: str, best: str, gap: float | None, why: str = "") -> dict[str, Any]:
+def _verdict(at: int, mine: Sequence[Place], token: str, best: str, gap: float | None, why: str = "") -> dict[str, Any]:
     """gap: in nats; None: the token is not even the reference's second."""
     tie = gap is not None and gap <= TIE
-    before = "".join(place.token for place in said[max(0, at - 12) : at])
+    before = "".join(place.token for place in mine[max(0, at - 12) : at])
     facts = {"at": at, "said": token, "best": best, "gap": gap, "noise": TIE / 2, "why": why, "before": before}
     return facts | {"verdict": "tie" if tie else "bug"}
 
 
 def _sampled(
-    server: Server, reference: Server | None, prompts: Sequence[Messages], plan: Plan, watch: Watch
+    server: Server, reference: Server | None, prompts: Sequence[Messages], scope: Scope, watch: Watch
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(sampled, power)."""
-    requests = REQUESTS if plan.requests is None else plan.requests
+    requests = REQUESTS if scope.requests is None else scope.requests
     ways = WAYS if reference else WAYS[:1]  # reported log-probabilities are those of temperature 1
     asked = [(way, prompt) for way in ways for prompt in prompts[:2]]
     each = requests // len(asked)
@@ -182,20 +182,20 @@ def _sampled(
     for number, ((name, way), prompt) in enumerate(asked if each else ()):
         watch.say(f"{each:,} sampled requests, {name}")
         more = {} if reference else {"logprobs": True, "top_logprobs": TOP}
-        wishes = [
-            {"max_tokens": plan.length, **way, "seed": seed, **more}
-            for seed in np.random.default_rng([plan.seed, number]).integers(1 << 31, size=each).tolist()
+        fields = [
+            {"max_tokens": scope.length, **way, "seed": seed, **more}
+            for seed in np.random.default_rng([scope.seed, number]).integers(1 << 31, size=each).tolist()
         ]
-        said = server.ask([prompt] * each, wishes)
+        mine = server.ask([prompt] * each, fields)
         if reference is None:
-            case = _by_rank(said)
+            case = _by_rank(mine)
         else:
-            case = _by_text(said, reference.ask([prompt] * each, [_reseeded(wish) for wish in wishes]))
+            case = _by_text(mine, reference.ask([prompt] * each, [_reseeded(one) for one in fields]))
         cases.append({"name": name, "requests": each} | case)
         watch.step(number + 1, len(asked))
     df, statistic = sum(one["df"] for one in cases), sum(one["statistic"] for one in cases)
     level = LEVEL / 2
-    p, worst = chance.tail(statistic, df), chance.worst([one["p"] for one in cases])
+    p, worst = stats.tail(statistic, df), stats.worst([one["p"] for one in cases])
     of = max(cases, key=lambda one: one["tv"] - one["tv_by_chance"], default={"tv": 0.0, "tv_by_chance": 0.0})
     count, halves = each * len(cases), 2 if reference else 1
     sampled = {
@@ -209,66 +209,66 @@ def _sampled(
         "cases": cases,
     }
     found = {
-        "shift": plan.shift,
-        "power": round(chance.power(count, df, plan.shift, level, samples=halves), 4) if df else 0.0,
-        "detectable": round(chance.detectable(count, df, level, samples=halves), 4) if df else 1.0,
+        "shift": scope.shift,
+        "power": round(stats.power(count, df, scope.shift, level, samples=halves), 4) if df else 0.0,
+        "detectable": round(stats.detectable(count, df, level, samples=halves), 4) if df else 1.0,
         "level": LEVEL,
-        "tokens": plan.length,
+        "tokens": scope.length,
     }
     return sampled, found
 
 
-def _reseeded(wish: Fields) -> Fields:
-    """The same wish with another seed: with the same one, two servers may say the same thing."""
-    return wish | {"seed": (wish["seed"] + 1) % (1 << 31)}
+def _reseeded(fields: Fields) -> Fields:
+    """The same fields with another seed: with the same one, two servers may say the same thing."""
+    return fields | {"seed": (fields["seed"] + 1) % (1 << 31)}
 
 
-def _by_text(said: Sequence[Completion], others: Sequence[Completion]) -> dict[str, Any]:
+def _by_text(mine: Sequence[Completion], others: Sequence[Completion]) -> dict[str, Any]:
     """Two samples of texts, rare texts pooled."""
-    one, other = Counter(reply.text for reply in said), Counter(reply.text for reply in others)
+    one, other = Counter(reply.text for reply in mine), Counter(reply.text for reply in others)
     texts = sorted(one | other)
     counts, expected = (np.array([c[text] for text in texts], float) for c in (one, other))
-    bins = chance.pooled((counts + expected) / (counts + expected).sum(), max(LEAST, chance.ENOUGH / len(said)))
-    counts, expected = chance.bins_of(counts, bins), chance.bins_of(expected, bins)
-    statistic, df = chance.chi_square_of_two(counts, expected), len(counts) - 1
-    law = (counts + expected) / (counts + expected).sum()
-    return _case(counts, expected / expected.sum(), statistic, df, chance.noise(law, len(said)) * 2**0.5)
+    bins = stats.pooled((counts + expected) / (counts + expected).sum(), max(COARSE, stats.LEAST_COUNT / len(mine)))
+    counts, expected = stats.by_bin(counts, bins), stats.by_bin(expected, bins)
+    statistic, df = stats.chi_square_of_two(counts, expected), len(counts) - 1
+    both = (counts + expected) / (counts + expected).sum()
+    return _case(counts, expected / expected.sum(), statistic, df, stats.noise(both, len(mine)) * 2**0.5)
 
 
-def _by_rank(said: Sequence[Completion]) -> dict[str, Any]:
+def _by_rank(mine: Sequence[Completion]) -> dict[str, Any]:
     """Tokens by their rank at their place, against what the reported log-probabilities say of the ranks.
 
     Given the tokens before it each token falls on a rank by these probabilities, so sums over all places are compared,
     with the sum of their covariances (a central limit theorem for martingales)."""
     bins = len(RANKS) + 1
     counts, expected, covariance = np.zeros(bins), np.zeros(bins), np.zeros((bins, bins))
-    for reply in said:
+    for reply in mine:
         for place in places(reply):
-            law = np.zeros(bins)
+            probs = np.zeros(bins)
             rank = bins - 1
             for i, (token, logprob) in enumerate(place.top, 1):
-                law[int(np.searchsorted(RANKS, i))] += exp(logprob)
+                probs[int(np.searchsorted(RANKS, i))] += exp(logprob)
                 rank = int(np.searchsorted(RANKS, i)) if token == place.token else rank
-            law[-1] += max(0.0, 1 - law.sum())
+            probs[-1] += max(0.0, 1 - probs.sum())
             counts[rank] += 1
-            expected += law
-            covariance += np.diag(law) - np.outer(law, law)
+            expected += probs
+            covariance += np.diag(probs) - np.outer(probs, probs)
     if not counts.sum():
         return _case(counts, expected, 0.0, 0, 0.0)
-    kept = expected >= chance.ENOUGH
+    kept = expected >= stats.LEAST_COUNT
     apart = (counts - expected)[kept][:-1]
     spread = covariance[np.ix_(kept, kept)][:-1, :-1]
     statistic = float(apart @ np.linalg.solve(spread, apart)) if len(apart) else 0.0
-    law = expected / expected.sum()
-    return _case(counts, law, statistic, len(apart), chance.noise(law, int(counts.sum())))
+    probs = expected / expected.sum()
+    return _case(counts, probs, statistic, len(apart), stats.noise(probs, int(counts.sum())))
 
 
-def _case(counts: chance.Floats, law: chance.Floats, statistic: float, df: int, noise: float) -> dict[str, Any]:
+def _case(counts: stats.Floats, probs: stats.Floats, statistic: float, df: int, noise: float) -> dict[str, Any]:
     return {
         "outcomes": df + 1,
         "df": df,
         "statistic": statistic,
-        "p": chance.tail(statistic, df),
-        "tv": round(chance.total_variation(counts, law), 5),
+        "p": stats.tail(statistic, df),
+        "tv": round(stats.total_variation(counts, probs), 5),
         "tv_by_chance": round(noise, 5),
     }

@@ -1,7 +1,7 @@
 """UnderTest: the engine that is to be certified, whatever it is. It gets token ids and gives token ids.
 
-engine = Ours(target, tokenizer, "sam")
-said = engine.answer([[1, 2, 3]], [SamplingParams(max_tokens=8)])[0]
+    engine = Ours(target, tokenizer, "sam")
+    output = engine.answer([[1, 2, 3]], [SamplingParams(max_tokens=8)])[0]
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from paceline import __version__
-from paceline.bench.contestant import Ask, Contestant
 from paceline.draft.base import Drafter
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
@@ -20,10 +19,11 @@ from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.contestant import Ask, Contestant
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     """An answer. tokens: an end token included; text: as the engine cut it, None if it gives none; lengths: tokens of
     each round, empty if it does not tell."""
 
@@ -47,16 +47,16 @@ class UnderTest(ABC):
     takes: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Said]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
         """Answer all of them, as many together as it can."""
 
     def close(self) -> None:  # noqa: B027
         """Give memory and processes back."""
 
-    def honours(self, wish: SamplingParams) -> bool:
-        """Whether it takes all that `wish` changes of the defaults."""
+    def honours(self, params: SamplingParams) -> bool:
+        """Whether it takes all that `params` changes of the defaults."""
         plain, known = SamplingParams(), {"temperature", "seed", "max_tokens", "ignore_eos", *self.takes}
-        return all(name in known or getattr(wish, name) == getattr(plain, name) for name in wish.option_names())
+        return all(name in known or getattr(params, name) == getattr(plain, name) for name in params.option_names())
 
 
 class Ours(UnderTest):
@@ -79,23 +79,21 @@ class Ours(UnderTest):
         self.name = f"paceline, {drafter.name}"
         self.facts = {"engine": f"paceline {__version__}", "dtype": str(target.dtype).removeprefix("torch.")}
 
-    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Said]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
         lengths: list[list[int]] = [[] for _ in prompts]
         done = self.engine.generate(
             [list(prompt) for prompt in prompts],
-            list(wishes),
+            list(params),
             progress=lambda delta: lengths[delta.index].append(len(delta.tokens)),
         )
         if failed := next((one.error for one in done if one.error), ""):
             raise PacelineError(f"{self.name} failed: {failed}")
         texts = [one.text if self.engine.tokenizer is not None else None for one in done]
-        return [Said(one.tokens, text, of) for one, text, of in zip(done, texts, lengths, strict=True)]
+        return [Output(one.tokens, text, of) for one, text, of in zip(done, texts, lengths, strict=True)]
 
-
-# Other libraries as engines under test: the contestants of the benchmark, asked as ours is.
 
 class Host(UnderTest):
-    """A contestant; opened here, closed by `close`. A batch holds requests that are asked for alike."""
+    """Another library, a contestant; opened here, closed by `close`. A batch holds requests that are asked alike."""
 
     takes = frozenset({"top_k", "top_p", "repetition_penalty"})
 
@@ -114,25 +112,24 @@ class Host(UnderTest):
     def close(self) -> None:
         self.contestant.close()
 
-    def answer(self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]) -> list[Said]:
+    def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
         alike: dict[Ask, list[int]] = {}
-        for i, wish in enumerate(wishes):
-            alike.setdefault(self._ask(wish), []).append(i)
-        said: dict[int, Said] = {}
+        for i, one in enumerate(params):
+            ask = Ask(
+                max_tokens=one.max_tokens,
+                temperature=one.temperature,
+                ends=() if one.ignore_eos else self.ends,
+                top_k=one.top_k,
+                top_p=one.top_p,
+                repetition_penalty=one.repetition_penalty,
+            )
+            alike.setdefault(ask, []).append(i)
+        outputs: dict[int, Output] = {}
         for ask, members in alike.items():
             for begin in range(0, len(members), self.batch):
                 together = members[begin : begin + self.batch]
-                seeds = tuple(wishes[i].seed or 0 for i in together)
+                seeds = tuple(params[i].seed or 0 for i in together)
                 replies = self.contestant.answer([prompts[i] for i in together], replace(ask, seeds=seeds))
-                said |= {i: Said(one.tokens, None, one.lengths or []) for i, one in zip(together, replies, strict=True)}
-        return [said[i] for i in range(len(prompts))]
-
-    def _ask(self, wish: SamplingParams) -> Ask:
-        return Ask(
-            max_tokens=wish.max_tokens,
-            temperature=wish.temperature,
-            ends=() if wish.ignore_eos else self.ends,
-            top_k=wish.top_k,
-            top_p=wish.top_p,
-            repetition_penalty=wish.repetition_penalty,
-        )
+                for i, reply in zip(together, replies, strict=True):
+                    outputs[i] = Output(reply.tokens, None, reply.lengths or [])
+        return [outputs[i] for i in range(len(prompts))]

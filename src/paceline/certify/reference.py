@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from paceline.bench.peers.setup import folder_of
-from paceline.bench.peers.transformers import load_model
 from paceline.engine.round import Segment
 from paceline.target.base import Target
 from paceline.target.load import DTYPES
+from paceline.workbench.peers.setup import folder_of
+from paceline.workbench.peers.transformers import load_model
 
 TOKENS = 4096
 """Most tokens in one forward."""

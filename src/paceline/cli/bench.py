@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -15,8 +17,8 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paceline.bench.options import Benchmark
 from paceline.cli import options
-from paceline.cli.schedules import SCHEDULE_WORDS, schedule_table
 from paceline.cli.show import plain_table, progress_bar
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
@@ -29,27 +31,26 @@ REPORT_EVERY = 60.0
 """Seconds between two lines of progress where there is no terminal for a bar."""
 TASKS_PER_TABLE = 7
 """So that a table fits 80 columns."""
+SCHEDULE_WORDS = """
+gain: tokens/s over those of plain decoding at the same batch. E: answers that are, token for token, those of plain
+decoding one at a time; P: the share of their tokens before the first that differs. align: share of the time that
+realigning rows takes. group: rounds whose rows were all equally long. idle: row slots without a row. P50, P90, P99:
+seconds from handing in all requests at once to the last token of one."""
 
 
+@options.with_options
 def bench(
     model: options.Model,
+    asked: Benchmark,
     draft: Annotated[
         list[str] | None,
         typer.Option("--draft", "-d", help="A drafter; may be repeated. Plain decoding is always there."),
     ] = None,
-    suite: Annotated[
-        str, typer.Option("--suite", "-s", help="demo, spec-bench, or a JSON Lines file of questions.")
-    ] = "demo",
     peer: Annotated[
         list[str] | None,
         typer.Option("--peer", help="Another engine, such as transformers-lookup or vllm-ngram; may be repeated."),
     ] = None,
-    peer_python: Annotated[
-        str | None, typer.Option(help="The interpreter of the environment that vLLM is installed in.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Most questions, spread evenly over the tasks.", min=1)] = None,
     categories: Annotated[str | None, typer.Option(help="These tasks or categories only, joined by commas.")] = None,
-    temperature: options.Temperature = 0.0,
     batch: Annotated[
         str, typer.Option("--batch", "-b", help="Questions answered together; with --schedule several: 1,2,4,8.")
     ] = "1",
@@ -60,23 +61,12 @@ def bench(
             "turns that are all handed in at once."
         ),
     ] = None,
-    max_tokens: options.MaxTokens = 128,
-    repeats: Annotated[int, typer.Option(help="How often everything is asked; medians count.", min=1)] = 1,
-    warm_up: Annotated[int, typer.Option(help="Answers that every method gives before anything is timed.", min=0)] = 3,
     out: Annotated[
         Path | None,
         typer.Option(
             help="Folder of this run; a run that was stopped goes on there. [default: a new one]", callback=check_folder
         ),
     ] = None,
-    as_large: Annotated[
-        str | None,
-        typer.Option(help="Enlarge the model to 500M, 1B, ... without changing what it says: realistic cost."),
-    ] = None,
-    template: Annotated[
-        str | None, typer.Option(help="vicuna, chatml, ..., or a Jinja file. [default: the tokenizer's own]")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="For sampling, at a temperature above 0.", min=0)] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -98,34 +88,30 @@ def bench(
     import torch
     import transformers
 
+    from paceline.bench.benchmark import Watch
     from paceline.bench.benchmark import bench as run
-    from paceline.bench.runner import Options
-    from paceline.bench.scheduled import Contest
-    from paceline.bench.setting import Benchmark, Watch
     from paceline.cli.drive import Interrupt
     from paceline.engine.sampling import SamplingParams
 
-    SamplingParams(max_tokens=max_tokens, temperature=temperature)  # what they may be is said before a model is read
+    how = asked.options
+    # What these may be is said before a model is read.
+    SamplingParams(max_tokens=how.max_tokens, temperature=how.temperature)
     transformers.logging.set_verbosity_error()
     if threads is not None:
         torch.set_num_threads(threads)
-    batches = _batches(batch)
-    contest = Contest.of(filter(None, (name.strip() for name in (schedule or "").split(","))), batches)
-    benchmark = Benchmark(
-        model,
+    batches = sorted(set(_batches(batch)))
+    benchmark = replace(
+        asked,
+        model=model,
         drafts=draft or (),
         peers=peer or (),
-        suite=suite,
-        out=out or _new_folder(model, suite),
-        limit=limit,
-        categories=[name.strip() for name in categories.split(",")] if categories else (),
-        options=Options(max_tokens, temperature, max(batches), repeats, warm_up, seed),
-        as_large=as_large,
-        template=template,
-        peer_python=peer_python,
+        out=out or _new_folder(model, asked.suite),
+        categories=_names(categories),
+        options=replace(how, batch=max(batches)),
+        schedules=tuple(dict.fromkeys(_names(schedule))),
+        batches=batches,
         dtype=dtype,
         device=device,
-        contest=contest,
         exact=exact,
     )
     with Interrupt() as interrupt, _Progress() as progress:
@@ -152,6 +138,11 @@ def _batches(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise PacelineError(f"--batch is {text!r}; give a number from 1, or several joined by commas: 1,2,4,8")
     return [int(part) for part in parts]
+
+
+def _names(text: str | None) -> list[str]:
+    """The names in a text that joins them by commas."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def _new_folder(model: str, suite: str) -> Path:
@@ -220,7 +211,7 @@ def _show(outcome: Result) -> None:
     console = Console(file=sys.stdout, highlight=False)
     overall = [result for result in outcome.results if result["category"] == "overall"]
     compares = any(result["scheduled"] for result in overall)
-    console.print(schedule_table(overall) if compares else _overview(overall))
+    console.print(_schedule_table(overall) if compares else _overview(overall))
     tasks = list(dict.fromkeys(r["category"] for r in outcome.results if r["category"] != "overall"))
     for first in range(0, len(tasks), TASKS_PER_TABLE):
         if len(tasks) > 1:
@@ -277,7 +268,7 @@ def _overview(overall: list[dict[str, Any]]) -> Table:
 
 
 def _is_doubtful(result: dict[str, Any]) -> bool:
-    from paceline.bench.environment import is_impossible
+    from paceline.bench.checks import is_impossible
 
     ours = not result["method"].startswith("peer:")
     return ours and is_impossible(result["speedup"], result["mean_accepted_tokens"])
@@ -288,6 +279,25 @@ def _by_task(results: list[dict[str, Any]], overall: list[dict[str, Any]], tasks
     table = plain_table("method", *(task.replace("_", "\n") for task in tasks), text=("method",), gap=1)
     for method in (result["method"] for result in overall):
         table.add_row(escape(method), *(_figure(speedups.get((method, task)), ".2f") for task in tasks))
+    return table
+
+
+def _schedule_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """results: of `metrics.summarize`, the overall ones."""
+    from paceline.bench.metrics import beside_plain, scheduled
+
+    columns = ("tok/s", "gain", "E", "P", "align", "group", "idle", "P50", "P90", "P99")
+    table = plain_table("method", *columns, text=("method",), gap=1)
+    gains = beside_plain(results)
+    for r in sorted(results, key=lambda r: scheduled(r)["batch"]):
+        table.add_row(
+            escape(r["method"]),
+            _figure(r["tokens_per_second"], ".1f"),
+            _figure(gains.get(r["method"]), ".2f"),
+            *(_figure(r[name], ".1%") for name in ("identical", "partial_match")),
+            *(_figure(r[name], ".0%") for name in ("align_share", "group_rate", "idle_slots")),
+            *(_figure(r[name], ".2f") for name in ("latency_p50", "latency_p90", "latency_p99")),
+        )
     return table
 
 

@@ -69,9 +69,9 @@ def build(
     import transformers
 
     from paceline.draft.text.corpus import PARTS, Plan
-    from paceline.draft.text.corpus import build as build_store
-    from paceline.draft.text.shards import Sharded
     from paceline.target.load import load_tokenizer
+    from paceline.workbench.corpus import Sharded
+    from paceline.workbench.corpus import build as build_store
 
     transformers.logging.set_verbosity_error()
     err = Console(stderr=True, highlight=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,8 @@ from paceline.draft.spec import parse, split
 from paceline.errors import ModelError, PacelineError, PromptError, shortened
 
 if TYPE_CHECKING:
-    from paceline.cli.drive import Comparison
+    from paceline.cli.compare import Compared, Driven
+    from paceline.cli.drive import Watch
     from paceline.cli.prompts import Job
     from paceline.engine.engine import Engine
     from paceline.engine.request import Delta
@@ -68,11 +70,12 @@ def demo(
             "checkout of it, or name a model of your own, a folder or a Hugging Face id: paceline demo MODEL"
         )
 
-    from paceline.cli.drive import Interrupt, compare
+    from paceline.bench.metrics import BASELINE
+    from paceline.cli.compare import Driven, doubts, runner
+    from paceline.cli.drive import Interrupt, ignore
     from paceline.cli.prompts import from_file
-    from paceline.cli.repeats import doubts, typical
-    from paceline.engine.engine import Engine
     from paceline.engine.sampling import SamplingParams
+    from paceline.workbench.contestant import Ask
 
     with as_file(files("paceline.cli") / PROMPTS) as shipped:
         jobs, broken = from_file(prompts or str(shipped), SamplingParams(max_tokens=max_tokens))
@@ -80,22 +83,26 @@ def demo(
         raise broken[0]
     engine = open_engine(model, draft, dtype=dtype, device=device, threads=threads, reuse=False)
     specs = also if also is not None else [spec for spec in ALSO if _is_there(spec)] if model == DEMO else []
-
-    def fresh(spec: str) -> Engine:
-        """An engine whose drafter has learned nothing, for one that learns must not have seen the answer."""
-        return Engine(engine.target, spec, max_batch=1, tokenizer=engine.tokenizer, reuse=False)
-
-    plain = fresh("none")
     screen = Screen(color=sys.stdout.isatty())
-    show = _Show(screen, engine)
     with Interrupt() as interrupt:
-        runs = [[list(compare(engine, plain, jobs, None, interrupt, _refuse, show))], *([] for _ in specs)]
+        how = (engine, None, interrupt, _refuse)
+        plain = Driven(BASELINE, *how)
+        # Names differ even where a drafter is given twice, or is plain decoding.
+        drafted = [Driven(spec, *how, name=f"{i} {spec}") for i, spec in enumerate((draft, *specs))]
+        for contestant in (plain, *drafted):
+            contestant.forget()
+        show = _Show(screen)
+        for job, contestant in product(jobs, (plain, drafted[0])):
+            if not interrupt.pressed:
+                contestant.watch = show.by(engine.drafter.name if contestant is drafted[0] else "plain")
+                contestant.answer([job], Ask(max_tokens))
+        plain.watch = drafted[0].watch = ignore
         screen.end_line()
-        for turn in range(repeats):
-            for spec, turns in zip((draft, *specs), runs, strict=True):
-                if len(turns) <= turn and not interrupt.pressed:
-                    turns.append(list(compare(fresh(spec), plain, jobs, None, interrupt, _refuse, _ignore)))
-    done, *also_done = map(typical, runs)
+        turns = runner([plain, *drafted], jobs, 1, interrupt)
+        for number in range(1, repeats + 1):
+            if not interrupt.pressed:
+                turns.repeat(number)
+    done, *also_done = [_complete(jobs, contestant, plain) for contestant in drafted]
     screen.legend()
     if done:
         screen.out.print()
@@ -113,8 +120,11 @@ def demo(
     return 0
 
 
-def _ignore(engine: Engine, job: Job, delta: Delta) -> None:
-    """Repetitions are not shown."""
+def _complete(jobs: Sequence[Job], drafted: Driven, plain: Driven) -> list[Compared]:
+    """The comparisons that are complete."""
+    from paceline.cli.compare import Compared
+
+    return [both for job in jobs if (both := Compared.of(job, drafted, plain))]
 
 
 def _refuse(job: Job, error: PacelineError) -> None:
@@ -124,16 +134,21 @@ def _refuse(job: Job, error: PacelineError) -> None:
 class _Show:
     """Streams every answer under a heading: the prompt, then who answers it."""
 
-    def __init__(self, screen: Screen, engine: Engine):
-        self.screen, self.engine = screen, engine
+    def __init__(self, screen: Screen):
+        self.screen = screen
         self._shown: Job | None = None
 
-    def __call__(self, engine: Engine, job: Job, delta: Delta) -> None:
-        if len(delta.tokens) == delta.row.num_new:
-            self._heading(engine, job)
-        self.screen.write(delta.pieces)
+    def by(self, who: str) -> Watch:
+        """Shows the answers of `who`."""
 
-    def _heading(self, engine: Engine, job: Job) -> None:
+        def watch(engine: Engine, job: Job, delta: Delta) -> None:
+            if len(delta.tokens) == delta.row.num_new:
+                self._heading(who, job)
+            self.screen.write(delta.pieces)
+
+        return watch
+
+    def _heading(self, who: str, job: Job) -> None:
         self.screen.end_line()
         if self._shown is not job:
             text = job.prompt if isinstance(job.prompt, str) else job.prompt[-1]["content"]
@@ -141,14 +156,11 @@ class _Show:
             self.screen.out.rule(job.name, align="left")
             self.screen.out.print(shortened(text, 300), style="dim", markup=False, soft_wrap=True)
             self._shown = job
-        who = engine.drafter.name if engine is self.engine else "plain"
         self.screen.out.print(f"[{who}]", style="bold", markup=False)
 
 
-def _table(done: list[Comparison], name: str) -> Table:
+def _table(done: list[Compared], name: str) -> Table:
     """A line a prompt, and one for all of them together: all tokens over all seconds, all tokens over all rounds."""
-    from paceline.bench.looping import is_looping
-
     figures = ("new\ntokens", "mean\naccepted", "plain\ntok/s", f"{name}\ntok/s", "\nratio")
     text = ("\nprompt", "\nidentical", "\nlooping")
     table = plain_table(text[0], *figures, *text[1:], text=text)
@@ -162,14 +174,14 @@ def _table(done: list[Comparison], name: str) -> Table:
             f"{drafted.tokens_per_second:.0f}",
             f"{both.speedup:.2f}",
             "yes" if both.first_difference is None else f"no, at {both.first_difference}",
-            "yes" if is_looping(drafted.row.new_tokens.tolist()) else "no",
+            "yes" if both.loops else "no",
         )
     table.add_section()
     table.add_row("all", *_totals(done), style="bold")
     return table
 
 
-def _overview(runs: Mapping[str, list[Comparison]]) -> Table:
+def _overview(runs: Mapping[str, list[Compared]]) -> Table:
     """A line a drafter: all prompts together."""
     figures = ("mean\naccepted", "plain\ntok/s", "drafted\ntok/s", "\nratio", "\nidentical")
     table = plain_table("\nall prompts", *figures, text=("\nall prompts",))
@@ -186,7 +198,7 @@ def _is_there(spec: str) -> bool:
     return all(part.checkpoint is None or Path(part.checkpoint).is_dir() for part in parts)
 
 
-def _totals(done: list[Comparison]) -> list[str]:
+def _totals(done: list[Compared]) -> list[str]:
     pairs = [both.pair for both in done]
     new = sum(drafted.row.num_new for drafted, _ in pairs)
     rounds = sum(drafted.row.stats.rounds for drafted, _ in pairs)
@@ -195,12 +207,10 @@ def _totals(done: list[Comparison]) -> list[str]:
     return [str(new), f"{new / rounds:.2f}", f"{slow:.0f}", f"{fast:.0f}", f"{fast / slow:.2f}"]
 
 
-def _closing(done: list[Comparison], is_demo_model: bool) -> list[str]:
+def _closing(done: list[Compared], is_demo_model: bool) -> list[str]:
     """What the figures say, and what they do not say."""
-    from paceline.bench.looping import is_looping
-
     same = sum(both.first_difference is None for both in done)
-    loops = sum(is_looping(both.pair[0].row.new_tokens.tolist()) for both in done)
+    loops = sum(both.loops for both in done)
     lines = [
         f"{same} of {len(done)} outputs are identical to plain decoding, token for token. "
         f"{loops} of {len(done)} run into a loop, and a loop is the easiest text to draft."

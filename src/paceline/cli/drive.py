@@ -1,6 +1,6 @@
 """Run prompts through an engine for a terminal; Ctrl-C ends a run between two rounds.
 
-Times are the engine's alone: printing to a terminal does not count. Knows nothing of how answers are shown.
+Times are the engine's alone: printing to a terminal does not count.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def drive(
         answer.pieces += delta.pieces
         watch(engine, answer.job, delta)
         if delta.finished:
-            yield _closed(answers.pop(delta.row.id), busy)
+            yield _ended(answers.pop(delta.row.id), busy)
     _start(queued, busy)
     for answer in answers.values():
         engine.abort(answer.row)
@@ -119,7 +119,7 @@ def drive(
             rest = Delta.end(answer.row)
             answer.pieces += rest.pieces
             watch(engine, answer.job, rest)
-            yield _closed(answer, engine.profile.seconds)
+            yield _ended(answer, engine.profile.seconds)
 
 
 def _start(queued: deque[Answer], busy: float) -> None:
@@ -128,7 +128,7 @@ def _start(queued: deque[Answer], busy: float) -> None:
         queued.popleft().seconds = busy
 
 
-def _closed(answer: Answer, busy: float) -> Answer:
+def _ended(answer: Answer, busy: float) -> Answer:
     return replace(answer, seconds=busy - answer.seconds)
 
 
@@ -157,86 +157,8 @@ def _params(engine: Engine, job: Job) -> SamplingParams:
     return replace(job.params, prediction=tuple(engine.tokenizer.encode_text(job.expected)))
 
 
-@dataclass
-class Comparison:
-    """One job answered twice with the same target: with drafts, and plainly. Either is None if Ctrl-C came first."""
-
-    job: Job
-    drafted: Answer | None
-    plain: Answer | None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is anything to compare."""
-        done = [a for a in (self.drafted, self.plain) if a is not None and a.row.is_complete]
-        return len(done) == 2
-
-    @property
-    def pair(self) -> tuple[Answer, Answer]:
-        """(drafted, plain) of a complete comparison."""
-        assert self.drafted is not None
-        assert self.plain is not None
-        return self.drafted, self.plain
-
-    @property
-    def first_difference(self) -> int | None:
-        """Index of the first new token in which the two differ; None: they are identical, token for token."""
-        ours, theirs = (answer.row.new_tokens.tolist() for answer in self.pair)
-        if ours == theirs:
-            return None
-        shorter = min(len(ours), len(theirs))
-        return next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
-
-    @property
-    def speedup(self) -> float:
-        """Tokens per second with drafts over those without."""
-        drafted, plain = (answer.tokens_per_second for answer in self.pair)
-        return drafted / plain if plain else 0.0
-
-    def record(self) -> dict[str, Any]:
-        """The drafted answer as one JSON object, with what the plain one adds to it."""
-        answer = self.drafted or self.plain
-        assert answer is not None
-        record = answer.record()
-        if self.is_complete:
-            record |= {
-                "baseline_tokens_per_second": round(self.pair[1].tokens_per_second, 2),
-                "speedup": round(self.speedup, 4),
-                "identical": self.first_difference is None,
-                "first_difference": self.first_difference,
-            }
-        return record
-
-
-def compare(
-    engine: Engine,
-    plain: Engine,
-    jobs: Sequence[Job],
-    chat: bool | None,
-    interrupt: Interrupt,
-    refused: Refused,
-    watch: Watch,
-    turn: int = 0,
-) -> Iterator[Comparison]:
-    """Answer every job with both engines, which share a target. In odd turns the drafts go first.
-
-    Both are warmed up before, and they take turns at going first, batch by batch, so that a machine that slows down or
-    speeds up favours neither. Rows that sample get one seed for both."""
-    for runner in (plain, engine):
-        warm_up(runner)
-    jobs = [with_seed(job) for job in jobs]
-    for n, start in enumerate(range(0, len(jobs), engine.max_batch), turn):
-        batch: Sequence[Job] = jobs[start : start + engine.max_batch]
-        answers: dict[Engine, dict[int, Answer]] = {engine: {}, plain: {}}
-        for runner in (plain, engine) if n % 2 == 0 else (engine, plain):
-            done = list(drive(runner, batch, chat, interrupt, refused, watch))
-            answers[runner] = {answer.job.index: answer for answer in done}
-            # A prompt that one engine refuses the other would refuse as well.
-            batch = [job for job in batch if job.index in answers[runner]]
-        for job in jobs[start : start + engine.max_batch]:
-            drafted, baseline = answers[engine].get(job.index), answers[plain].get(job.index)
-            if drafted is not None or baseline is not None:
-                yield Comparison(job, drafted, baseline)
+def ignore(*_: object) -> None:
+    """For deltas that are not shown."""
 
 
 def with_seed(job: Job) -> Job:

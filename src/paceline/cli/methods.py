@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method, in full.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="As the table in the README.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="As the table in docs/methods/README.md.")] = False,
 ) -> int:
     """List the drafting methods, or show one with its options.
 
@@ -50,10 +50,10 @@ def spelling(info: MethodInfo) -> str:
 
 
 def _markdown(infos: list[MethodInfo]) -> list[str]:
-    """The README's table; links go from the repository's root."""
+    """The table of docs/methods/README.md."""
     lines = ["| method | lossless | what it drafts | paper |", "|---|---|---|---|"]
     for info in infos:
-        name = f"[`{spelling(info)}`](docs/methods/{info.name}.md)"
+        name = f"[`{spelling(info)}`]({info.name}.md)"
         lines.append(f"| {name} | {info.lossless} | {info.summary} | {info.paper} |".replace("| - |", "| |"))
     return lines
 

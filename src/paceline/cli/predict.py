@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import options
+from paceline.draft.spec import option
 from paceline.errors import PacelineError, meant
 
 if TYPE_CHECKING:
@@ -18,25 +18,26 @@ HIT = 0.5
 """Hit rate where none is given: what `mirror` reaches on the demo model (docs/methods/mirror.md)."""
 
 
-def predict(
-    model: options.Model,
-    draft: Annotated[str, typer.Option("--draft", "-d", help="Folder or hub id of the draft model.")],
-    on: Annotated[str, typer.Option(help="Device of the model, as in the cost model: H100-SXM, RTX-4090, ...")],
-    beside: Annotated[
-        str | None, typer.Option(help="Device of the draft. [default: another one like the model's]")
-    ] = None,
-    hit: Annotated[
-        float | None,
-        typer.Option(help="Share of windows that are there in time. [default: --table's, or 0.5]", min=0, max=1),
-    ] = None,
-    table: Annotated[
-        Path | None, typer.Option(help="What `paceline tune --beside` wrote: its hit rate is the draft's own.")
-    ] = None,
-    window: Annotated[int, typer.Option(help="Tokens of a window.", min=1)] = 5,
-    branches: Annotated[int, typer.Option(help="Windows drafted ahead at once.", min=1)] = 24,
-    context: Annotated[int, typer.Option(help="Tokens before the answer.", min=0)] = 512,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
-) -> int:
+@dataclass(kw_only=True)
+class PredictOptions:
+    """The two models, their devices, and how mirror drafts."""
+
+    model: options.Model
+    draft: str = option(help="Folder or hub id of the draft model.", names=("--draft", "-d"))
+    on: str = option(help="Device of the model, as in the cost model: H100-SXM, RTX-4090, ...")
+    beside: str | None = option(None, "Device of the draft. [default: another one like the model's]")
+    hit: float | None = option(
+        None, "Share of windows that are there in time. [default: --table's, or 0.5]", least=0, most=1
+    )
+    table: Path | None = option(None, "What `paceline tune --beside` wrote: its hit rate is the draft's own.")
+    window: int = option(5, "Tokens of a window.", least=1)
+    branches: int = option(24, "Windows drafted ahead at once.", least=1)
+    context: int = option(512, "Tokens before the answer.", least=0)
+    as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
+
+
+@options.with_options
+def predict(asked: PredictOptions) -> int:
     """Would drafting on a second device pay, and from which size of the model on? Reads configurations, no weights, and
     takes all weights to have 16 bits, those of GGUF files too.
 
@@ -49,43 +50,44 @@ def predict(
     """
     from paceline.cost.mirror import law_on, size_that_pays
 
+    model, draft, on, beside = asked.model, asked.draft, asked.on, asked.beside or asked.on
     sizes = _size(model), _size(draft)
-    machines = _machine("--on", on), _machine("--beside", beside or on)
-    rate = hit if hit is not None else HIT if table is None else _measured_hit(table)
-    settings: dict[str, Any] = {"hit": rate, "window": window, "branches": branches, "context": context}
+    machines = _machine("--on", on), _machine("--beside", beside)
+    rate = asked.hit if asked.hit is not None else HIT if asked.table is None else _measured_hit(asked.table)
+    settings: dict[str, Any] = {
+        "hit": rate, "window": asked.window, "branches": asked.branches, "context": asked.context
+    }  # fmt: skip
     law = law_on(*machines, *sizes, **settings)
     pays = size_that_pays(*machines, *sizes, **settings)
-    facts = {
-        "model": model, "draft": draft, "on": on, "beside": beside or on, **settings, "law": vars(law),
-        "round": law.round, "plain_round": law.plain_round, "speedup": law.speedup,
-        "parameters": sizes[0].parameters, "pays_from_parameters": pays,
-    }  # fmt: skip
-    if as_json:
+    if asked.as_json:
+        facts = {
+            "model": model, "draft": draft, "on": on, "beside": beside, **settings, "law": vars(law),
+            "round": law.round, "plain_round": law.plain_round, "speedup": law.speedup,
+            "parameters": sizes[0].parameters, "pays_from_parameters": pays,
+        }  # fmt: skip
         print(json.dumps(facts))
         return 0
     print(
-        f"{model} on {on}: {1e3 * law.after:.2f} ms a forward of {window + 1} tokens; {draft} on {beside or on}: "
-        f"{1e3 * law.ahead:.2f} ms for {branches} windows ahead, {1e3 * (law.late or 0):.2f} ms for one after a miss "
-        f"({1 - rate:.0%} of rounds)"
-    )
-    print(
+        f"{model} on {on}: {1e3 * law.after:.2f} ms a forward of {asked.window + 1} tokens; {draft} on {beside}: "
+        f"{1e3 * law.ahead:.2f} ms for {asked.branches} windows ahead, {1e3 * (law.late or 0):.2f} ms for one after a "
+        f"miss ({1 - rate:.0%} of rounds)\n"
         f"a round: {1e3 * law.round:.2f} ms; plain speculation on {on} alone: {1e3 * law.plain_round:.2f} ms; "
         f"{law.speedup:.2f} times as fast with two devices"
     )
-    where = "it pays beside no size of this family" if pays is None else (
-        f"it pays from about {pays / 1e6:,.0f} million parameters on; this model has {sizes[0].parameters / 1e6:,.0f}"
+    here = sizes[0].parameters / 1e6
+    print(
+        "it pays beside no size of this family" if pays is None else
+        f"it pays from about {pays / 1e6:,.0f} million parameters on; this model has {here:,.0f}"
     )  # fmt: skip
-    print(where)
     return 0
 
 
 def _size(model: str) -> Size:
     """MethodError or ModelError for what has no configuration of a Llama-family model."""
     from paceline.cost.model import Size
-    from paceline.target.find import SMALL_FILES, find, gguf_of, is_gguf
+    from paceline.target.folder import SMALL_FILES, find, gguf_of, is_gguf
     from paceline.target.load import read_config
-    from paceline.target.quantised.gguf import GGUF
-    from paceline.target.quantised.gguf_model import config_of
+    from paceline.target.quantised.gguf import GGUF, config_of
     from paceline.target.shape import unsupported
 
     config = config_of(GGUF(gguf_of(model))) if is_gguf(model) else read_config(find(model, SMALL_FILES))

@@ -17,6 +17,7 @@ from typing import Any
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError, PromptError, meant, shortened
 from paceline.jsonl import as_object, numbered
+from paceline.workbench.conversations import conversation
 
 PREDICTION = "prediction"
 
@@ -92,7 +93,10 @@ def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: 
             raise PromptError(f"unknown key {key!r}.{meant(key, known)} Keys: {', '.join(known)}.")
     if ("prompt" in fields) == ("messages" in fields):
         raise PromptError('exactly one of "prompt" and "messages" is wanted')
-    prompt = _text(fields["prompt"], "prompt") if "prompt" in fields else _messages(fields["messages"])
+    one = conversation(fields)
+    if any(set(message) != {"role", "content"} for message in fields.get("messages", ())):
+        raise PromptError('"messages" must be a list of {"role": "user", "content": "text"}')
+    prompt: str | Messages = _text(fields["prompt"], "prompt") if "prompt" in fields else list(one.messages)
     own = {key: fields[key] for key in SamplingParams.option_names() if key in fields}
     if "logit_bias" in own:
         own["logit_bias"] = _logit_bias(own["logit_bias"])
@@ -104,20 +108,6 @@ def _text(value: Any, key: str) -> str:
     if not isinstance(value, str) or not value:
         raise PromptError(f'"{key}" must be a text that is not empty, not {shortened(json.dumps(value))}')
     return value
-
-
-def _messages(value: Any) -> Messages:
-    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
-        raise PromptError('"messages" must be a list of {"role": "user", "content": "text"}')
-    return list(value)
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and set(value) == {"role", "content"}
-        and all(isinstance(text, str) for text in value.values())
-    )
 
 
 def _logit_bias(value: Any) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,55 +19,56 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.show import plain_table, progress_bar
+from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import check_file, write_whole
 
 if TYPE_CHECKING:
     from paceline.cli.drive import Interrupt
-    from paceline.cost.replay import Cost
-    from paceline.replay.record import Exchange
-    from paceline.replay.report import Report
-    from paceline.replay.shards import ShardedReplay
-    from paceline.replay.tokens import Conversation, Transcriber
-    from paceline.replay.walk import Recording
+    from paceline.replay.report import Cost, Report
 
 DRAFTERS_PER_TABLE = 8
 """Where each has a column, so that a table fits 80 columns."""
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def replay(
-    traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")],
-    tokenizer: Annotated[str, typer.Option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")],
-    draft: Annotated[
-        list[str] | None,
-        typer.Option("--draft", "-d", help="A drafter; may be repeated. [default: all that need no checkpoint]"),
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(help="vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's own]"),
-    ] = None,
-    questions: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, for an answer file.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Replay the first conversations only.", min=1)] = None,
-    categories: Annotated[str | None, typer.Option(help="Replay these only, joined by commas.")] = None,
-    ignore: options.Ignore = None,
-    sweep: Annotated[
-        str | None, typer.Option(help="option=value,value,...: every drafter that has it, with each value.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes. [default: one a core]", min=1)] = None,
-    ray: options.Ray = None,
-    verify_cost: Annotated[
-        str | None,
-        typer.Option(help="Predict a speed-up: flat, linear:X, or a JSON file of nodes and forward times."),
-    ] = None,
-    forward_ms: Annotated[
-        float | None, typer.Option(help="Milliseconds of a plain forward, to count the drafter's time too.", min=1e-6)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write the report to this file, as one page.", callback=check_file)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")] = False,
-) -> int:
+@dataclass(kw_only=True)
+class ReplayOptions:
+    """What is replayed, with which drafters, and what is said of it."""
+
+    traces: Annotated[list[Path], typer.Argument(help="Recorded answers: JSON Lines, .gz or not.", metavar="TRACE...")]
+    tokenizer: str = option(help="A Hugging Face folder, a tokenizer.json or a SentencePiece file.")
+    draft: list[str] | None = option(
+        None, "A drafter; may be repeated. [default: all that need no checkpoint]", names=("--draft", "-d")
+    )
+    template: str | None = option(
+        None, "vicuna, llama-2, chatml, none, or a Jinja file. [default: the tokenizer's own]"
+    )
+    questions: Path | None = option(None, "Spec-Bench's question.jsonl, for an answer file.")
+    limit: int | None = option(None, "Replay the first conversations only.", least=1)
+    categories: str | None = option(None, "Replay these only, joined by commas.")
+    ignore: options.Ignore = None
+    sweep: str | None = option(None, "option=value,value,...: every drafter that has it, with each value.")
+    workers: int | None = option(None, "Processes. [default: one a core]", least=1)
+    ray: options.Ray = None
+    verify_cost: str | None = option(
+        None, "Predict a speed-up: flat, linear:X, or a JSON file of nodes and forward times."
+    )
+    forward_ms: float | None = option(
+        None, "Milliseconds of a plain forward, to count the drafter's time too.", least=1e-6
+    )
+    html: Path | None = option(None, "Also write the report to this file, as one page.", callback=check_file)
+    as_json: bool = option(False, "One JSON object, and nothing else.", names=("--json",))
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """What is read of the recordings."""
+        wanted = [category.strip() for category in self.categories.split(",")] if self.categories else None
+        return {"questions": self.questions, "categories": wanted, "ignore": self.ignore or ()}
+
+
+@options.with_options
+def replay(asked: ReplayOptions) -> int:
     """Replay recorded answers: what each drafter would have had accepted on your own text. No model, no GPU.
 
     Drafters that read tokens alone propose the same on a recording of the model's greedy answers as beside the model,
@@ -78,51 +81,43 @@ def replay(
     paceline replay /data/*.jsonl.gz --tokenizer MODEL -d sam --ray=head:6379
     """
     from paceline.cli.drive import Interrupt
-    from paceline.cost.replay import read_cost
+    from paceline.draft.recording import Recording
     from paceline.draft.registry import create
-    from paceline.replay.record import read_trace
-    from paceline.replay.shards import ShardedReplay
-    from paceline.replay.sweep import sweep as swept
-    from paceline.replay.tokens import open_tokenizer
-    from paceline.replay.walk import Recording, judged
+    from paceline.replay.report import read_cost
+    from paceline.replay.workers import sweep
+    from paceline.workbench.transcript import open_tokenizer
+    from paceline.workbench.walk import judged
 
-    if forward_ms is not None and verify_cost is None:
+    if asked.forward_ms is not None and asked.verify_cost is None:
         raise PacelineError("--forward-ms needs --verify-cost, such as --verify-cost flat")
-    if ray is not None and limit is not None:
+    if asked.ray is not None and asked.limit is not None:
         raise PacelineError("--limit reads a recording from its beginning, and --ray all of it at once; leave one out")
-    cost = read_cost(verify_cost, forward_ms) if verify_cost is not None else None
-    wanted = [c.strip() for c in categories.split(",")] if categories else None
-    reads: dict[str, Any] = {"questions": questions, "categories": wanted, "ignore": ignore or ()}
-    exchanges = [] if ray is not None else read_trace(*traces, limit=limit, **reads)
-    for spec in draft or ():
+    cost = read_cost(asked.verify_cost, asked.forward_ms) if asked.verify_cost is not None else None
+    for spec in asked.draft or ():
         create(spec)  # a misspelt method is named before a tokenizer is read
-    recording = Recording.of(open_tokenizer(tokenizer))
-    every, left_out = (draft, {}) if draft else judged(recording)
-    variants = swept(every, sweep)
+    recording = Recording.of(open_tokenizer(asked.tokenizer))
+    every, left_out = (asked.draft, {}) if asked.draft else judged(recording)
+    variants = sweep(every, asked.sweep)
     specs = [variant.spec for variant in variants]
     with Interrupt() as interrupt:
         began = perf_counter()
-        if ray is not None:
-            job = ShardedReplay(traces, specs, tokenizer, template, **reads)
-            report = _on_ray(job, ray, workers, interrupt)
-        else:
-            report = _here(exchanges, specs, recording, template, workers, interrupt)
+        report = _here(asked, specs, recording, interrupt) if asked.ray is None else _on_ray(asked, specs, interrupt)
         seconds = perf_counter() - began
     facts = {
-        "trace": ", ".join(map(str, traces)),
-        "tokenizer": tokenizer,
-        "template": template,
+        "trace": ", ".join(map(str, asked.traces)),
+        "tokenizer": asked.tokenizer,
+        "template": asked.template,
         "answers": report.answers,
         "complete": report.is_complete and not interrupt.pressed,
         "seconds": round(seconds, 2),
         "left_out": left_out,
         "results": report.results(cost),
     }
-    if html is not None:
+    if asked.html is not None:
         from paceline.pages.replay import page
 
-        write_whole(html, page(facts, [variant.base for variant in variants]))
-    if as_json:
+        write_whole(asked.html, page(facts, [variant.base for variant in variants]))
+    if asked.as_json:
         print(json.dumps(facts, indent=2))
     else:
         _show(report, cost, seconds)
@@ -133,46 +128,46 @@ def replay(
     return 130 if interrupt.pressed else 0
 
 
-def _here(
-    exchanges: Sequence[Exchange],
-    specs: Sequence[str],
-    recording: Recording,
-    template: str | None,
-    workers: int | None,
-    interrupt: Interrupt,
-) -> Report:
+def _here(asked: ReplayOptions, specs: Sequence[str], recording: Any, interrupt: Interrupt) -> Report:
     """On this machine's cores."""
     from paceline.replay.report import Report
-    from paceline.replay.tokens import Transcriber
     from paceline.replay.workers import start
+    from paceline.workbench.conversations import read_trace
+    from paceline.workbench.transcript import Transcriber
 
-    assert recording.tokenizer is not None
-    conversations = _transcribe(exchanges, Transcriber(recording.tokenizer, template), interrupt)
-    report = Report(specs, conversations)
-    # Workers start before the thread of a progress bar does: a fork must not copy threads.
-    replays = start(conversations, specs, recording, workers or _cores())
-    total = len(specs) * sum(conversation.new_tokens for conversation in conversations)
-    with _bar("replaying", total) as bar, closing(replays):
-        for done in replays:
-            report.add(done)
-            bar(conversations[done.conversation].new_tokens)
+    exchanges = read_trace(*asked.traces, limit=asked.limit, **asked.reads)
+    transcriber, transcripts = Transcriber(recording.tokenizer, asked.template), []
+    with _bar("reading", len(exchanges)) as advance:
+        for exchange in exchanges:
+            transcripts.append(transcriber.conversation(exchange))
+            advance(1)
             if interrupt.pressed:
                 break
+    report = Report(specs, transcripts)
+    # Workers start before the thread of a progress bar does: a fork must not copy threads.
+    replays = start(transcripts, specs, recording, asked.workers or _cores(), lambda: interrupt.pressed)
+    total = len(specs) * sum(transcript.new_tokens for transcript in transcripts)
+    with _bar("replaying", total) as advance, closing(replays):
+        for done in replays:
+            report.add(done)
+            advance(transcripts[done.conversation].new_tokens)
     return report
 
 
-def _on_ray(job: ShardedReplay, address: str, workers: int | None, interrupt: Interrupt) -> Report:
+def _on_ray(asked: ReplayOptions, specs: Sequence[str], interrupt: Interrupt) -> Report:
     """On a Ray cluster."""
     from paceline.replay.report import Report
-    from paceline.replay.shards import Replayer
+    from paceline.replay.workers import Replayer, ShardedReplay
     from paceline.workbench.cluster import spread
 
-    report, shards = Report(job.specs), job.shards()
-    parts = spread(Replayer, (job,), shards, address, workers)
-    with _bar("replaying", len(shards)) as bar, closing(parts):
+    assert asked.ray is not None
+    job = ShardedReplay(asked.traces, specs, asked.tokenizer, asked.template, **asked.reads)
+    report, shards = Report(specs), job.shards()
+    parts = spread(Replayer, (job,), shards, asked.ray, asked.workers)
+    with _bar("replaying", len(shards)) as advance, closing(parts):
         for shard, part in zip(shards, parts, strict=True):
             report.merge(part, shard.numbers)
-            bar(1)
+            advance(1)
             if interrupt.pressed:
                 return report
     if absent := [name for name in job.categories or () if name not in report.categories]:
@@ -181,72 +176,57 @@ def _on_ray(job: ShardedReplay, address: str, workers: int | None, interrupt: In
 
 
 def _cores() -> int:
-    import os
-
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable is not None else os.cpu_count() or 1
-
-
-def _transcribe(exchanges: Sequence[Exchange], transcriber: Transcriber, interrupt: Interrupt) -> list[Conversation]:
-    """The exchanges as tokens; after Ctrl-C those so far."""
-    conversations: list[Conversation] = []
-    with _bar("reading", len(exchanges)) as bar:
-        for exchange in exchanges:
-            conversations.append(transcriber.conversation(exchange))
-            bar(1)
-            if interrupt.pressed:
-                break
-    return conversations
 
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Any]:
     """A progress bar on standard error, if that is a terminal; yields a function that advances it."""
-    err = Console(stderr=True)
-    with progress_bar(err, TaskProgressColumn(), TimeRemainingColumn()) as progress:
+    with progress_bar(Console(stderr=True), TaskProgressColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.advance(task, done)
 
 
 def _show(report: Report, cost: Cost | None, seconds: float) -> None:
+    from paceline.replay.report import predict
+
     console = Console(highlight=False)
     console.print(_overview(report, cost))
     if cost is not None and len(report.specs) > 1:
-        console.print(f"\nfastest at this cost: {escape(_fastest(report, cost))}", soft_wrap=True)
+        gains = [predict(tally, cost) for tally in report.overall]
+        fastest = report.specs[gains.index(max(gains))]
+        console.print(f"\nfastest at this cost: {escape(fastest)}", soft_wrap=True)
     for first in range(0, len(report.specs), DRAFTERS_PER_TABLE):
         numbers = range(first, min(first + DRAFTERS_PER_TABLE, len(report.specs)))
         if len(report.categories) > 1:
+            by_category = {
+                category: [
+                    f"{tally.mean_accepted_tokens:.3f}" if (tally := report.tallies[s, category]).answers else "-"
+                    for s in numbers
+                ]
+                for category in report.categories
+            }
             console.print("\ntokens a round, by category")
-            console.print(_by_category(report, numbers))
+            console.print(_by_drafter("category", numbers, by_category))
+        shares = [report.overall[s].accepted_by_depth() for s in numbers]
+        by_depth = {
+            str(depth): [f"{share[depth - 1]:.1%}" if len(share) >= depth else "-" for share in shares]
+            for depth in DEPTHS
+            if any(len(share) >= depth for share in shares)
+        }
         console.print("\ndrafts accepted to a depth, of those that reach it")
-        console.print(_by_depth(report, numbers))
+        console.print(_by_drafter("depth", numbers, by_depth))
     drafters = f"{len(report.specs)} drafter{'s' if len(report.specs) > 1 else ''}"
     console.print(f"\n{report.answers:,} answers, {drafters}, {seconds:.1f} s", soft_wrap=True)
 
 
-def _notes(report: Report, left_out: Mapping[str, str]) -> Iterator[str]:
-    """Which drafters the recording says nothing about."""
-    from paceline.draft.base import unmet
-    from paceline.draft.registry import create
-    from paceline.replay.report import OVERALL
-
-    if left_out:
-        reasons = ", ".join(f"{name} ({why})" for name, why in left_out.items())
-        yield f"left out, because a recording does not have what they need: {reasons}"
-    for s, spec in enumerate(report.specs):
-        if report.tallies[s, OVERALL].drafted == 0 and (why := unmet(create(spec))):
-            yield f"{spec} drafted nothing: {why}"
-
-
 def _overview(report: Report, cost: Cost | None) -> Table:
-    from paceline.cost.replay import predict
-    from paceline.replay.report import OVERALL
+    from paceline.replay.report import predict
 
     columns = ["tokens\n/round", "rounds\ndrafted", "verified\n/token", "drafter\nus/round"]
-    columns += ["speed-up\npredicted"] if cost is not None else []
-    table = plain_table("#", "draft", *columns, text=("draft",))
-    for s, spec in enumerate(report.specs):
-        tally = report.tallies[s, OVERALL]
+    table = plain_table("#", "draft", *columns, *(["speed-up\npredicted"] if cost is not None else []), text=("draft",))
+    for s, (spec, tally) in enumerate(zip(report.specs, report.overall, strict=True), 1):
         part = "" if tally.answers == report.answers else f" ({tally.answers:,} answers)"
         cells = [
             f"{tally.mean_accepted_tokens:.3f}",
@@ -255,34 +235,26 @@ def _overview(report: Report, cost: Cost | None) -> Table:
             f"{tally.draft_us_per_round:.1f}",
         ]
         cells += [f"{predict(tally, cost):.2f}"] if cost is not None else []
-        table.add_row(str(s + 1), escape(spec + part), *cells)
+        table.add_row(str(s), escape(spec + part), *cells)
     return table
 
 
-def _fastest(report: Report, cost: Cost) -> str:
-    """The drafter with the largest predicted speed-up."""
-    from paceline.cost.replay import predict
-    from paceline.replay.report import OVERALL
-
-    gains = [predict(report.tallies[s, OVERALL], cost) for s in range(len(report.specs))]
-    return report.specs[max(range(len(gains)), key=gains.__getitem__)]
-
-
-def _by_category(report: Report, numbers: range) -> Table:
-    table = plain_table("category", *(f"#{s + 1}" for s in numbers), text=("category",))
-    for category in report.categories:
-        tallies = [report.tallies[s, category] for s in numbers]
-        table.add_row(escape(category), *(f"{t.mean_accepted_tokens:.3f}" if t.answers else "-" for t in tallies))
+def _by_drafter(what: str, numbers: range, rows: Mapping[str, Sequence[str]]) -> Table:
+    """A column for each drafter."""
+    table = plain_table(what, *(f"#{s + 1}" for s in numbers), text=("category",))
+    for name, cells in rows.items():
+        table.add_row(escape(name), *cells)
     return table
 
 
-def _by_depth(report: Report, numbers: range) -> Table:
-    from paceline.replay.report import OVERALL
+def _notes(report: Report, left_out: Mapping[str, str]) -> Iterator[str]:
+    """Which drafters the recording says nothing about."""
+    from paceline.draft.base import unmet
+    from paceline.draft.registry import create
 
-    table = plain_table("depth", *(f"#{s + 1}" for s in numbers))
-    shares = [report.tallies[s, OVERALL].accepted_by_depth() for s in numbers]
-    for depth in DEPTHS:
-        if any(len(share) >= depth for share in shares):
-            cells = [f"{share[depth - 1]:.1%}" if len(share) >= depth else "-" for share in shares]
-            table.add_row(str(depth), *cells)
-    return table
+    if left_out:
+        reasons = ", ".join(f"{name} ({why})" for name, why in left_out.items())
+        yield f"left out, because a recording does not have what they need: {reasons}"
+    for spec, tally in zip(report.specs, report.overall, strict=True):
+        if tally.drafted == 0 and (why := unmet(create(spec))):
+            yield f"{spec} drafted nothing: {why}"

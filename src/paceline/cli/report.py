@@ -38,9 +38,9 @@ def report(
     if is_run(folder, "align"):
         _of_alignment(folder, out, markdown, as_json)
         return
-    from paceline.pages.bench import page
-    from paceline.pages.bench_run import read_run
-    from paceline.pages.markdown import markdown as table
+    from paceline.bench.page import page
+    from paceline.bench.report import markdown as table
+    from paceline.bench.report import read_run
 
     run = read_run(folder)
     if as_json:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from paceline.cli.drive import Answer, Comparison, Interrupt, compare, drive, with_seed
+from paceline.bench.metrics import BASELINE
+from paceline.cli.compare import Compared, Driven, runner, until_steady
+from paceline.cli.drive import Answer, Interrupt, drive, ignore, with_seed
 from paceline.cli.options import one_line
 from paceline.cli.prompts import Job
-from paceline.cli.repeats import Repeated, once, steady
 from paceline.cli.show import Screen, statistics
 from paceline.engine.engine import Engine
 from paceline.engine.request import Delta
 from paceline.errors import PacelineError
 from paceline.jsonl import Writer
 
-LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"
-
 
 class Run:
     """One run of the command: jobs in, answers out, on the screen or as JSON lines.
 
     draft    the spec of the engine's drafter; schedule: the name of its schedule.
-    refused  prompts that the engine would not take; drafted: tokens, of the answers so far."""
+    drafted  tokens that were drafted for the answers so far."""
 
     def __init__(
         self,
@@ -38,14 +34,20 @@ class Run:
     ):
         self.draft, self.schedule = draft, schedule
         self.engine, self.screen, self.chat, self.lines, self.interrupt = engine, screen, chat, lines, interrupt
-        self.refused = self.drafted = 0
+        self.drafted = 0
+        self._refused: set[int] = set()
         self._many = False
+
+    @property
+    def refused(self) -> int:
+        """How many prompts could not be answered."""
+        return len(self._refused)
 
     def answer(self, jobs: list[Job]) -> None:
         """Answer every job; at batch 1 a text is shown as it grows."""
         self._many = len(jobs) > 1
         streams = self.lines is None and self.engine.max_batch == 1
-        watch = self._stream if streams else _ignore
+        watch = self._stream if streams else ignore
         with self.screen.progress(len(jobs), shown=self._many and not streams) as bar:
             for answer in drive(self.engine, jobs, self.chat, self.interrupt, self._refuse, watch):
                 with bar.hidden():
@@ -57,38 +59,47 @@ class Run:
 
         Jobs that fit into one batch are answered again and again until the ratio is steady; more of them, once."""
         self._many = len(jobs) > 1
-        plain = self._fresh("none")
-        repeats = len(jobs) <= self.engine.max_batch
-
-        def turn(number: int) -> Iterator[Comparison]:
-            # A drafter that learns must not have seen the answer.
-            engine = self._fresh(self.draft) if number else self.engine
-            refuse = _ignore if number else self._refuse
-            return compare(engine, plain, jobs, self.chat, self.interrupt, refuse, _ignore, number)
-
         jobs = [with_seed(job) for job in jobs]
+        how = (self.engine, self.chat, self.interrupt, self._refuse)
+        drafted = Driven(self.draft, *how, schedule=self.schedule, first=True, name="drafted")
+        plain = Driven(BASELINE, *how, schedule=self.schedule)
+        repeats = len(jobs) <= self.engine.max_batch
         with self.screen.progress(len(jobs), shown=True) as bar:
-            for repeated in steady(turn, self.interrupt) if repeats else map(once, turn(0)):
-                with bar.hidden():
-                    self._show_both(repeated)
+
+            shown: set[int] = set()
+
+            def show(job: Job) -> None:
+                shown.add(job.index)
+                mine, others = (side.answers[0].get(job.index) for side in (drafted, plain))
+                if answer := mine or others:
+                    with bar.hidden():
+                        self._show_both(answer, Compared.of(job, drafted, plain))
                 bar.advance()
 
-    def _fresh(self, draft: str) -> Engine:
-        """An engine of the same target whose drafter has seen nothing, and which runs every prompt whole."""
-        engine = self.engine
-        return Engine(
-            engine.target,
-            draft,
-            max_batch=engine.max_batch,
-            tokenizer=engine.tokenizer,
-            schedule=self.schedule,
-            reuse=False,
-        )
+            def answered(job: Job) -> None:
+                if not repeats and all(job.index in side.answers[0] for side in (drafted, plain)):
+                    show(job)
+
+            def ratios() -> list[list[float]]:
+                compared = [Compared.of(job, drafted, plain) for job in jobs]
+                return [each.ratios for each in compared if each] if all(compared) else []
+
+            turns = runner([drafted, plain], jobs, self.engine.max_batch, self.interrupt, answered)
+            if repeats:
+                until_steady(turns.repeat, ratios)
+            else:
+                turns.repeat(0)
+            for job in jobs:
+                if job.index not in shown:
+                    show(job)
 
     def _refuse(self, job: Job, error: PacelineError) -> None:
+        """Count a prompt that the engine does not take, once; raise the error if it is the only one."""
         if not self._many and not job.where:
             raise error
-        self.refused += 1
+        if job.index in self._refused:  # a comparison asks again
+            return
+        self._refused.add(job.index)
         self.screen.end_line()
         self.screen.note(f"error: {job.where}: {one_line(error)}")
 
@@ -131,59 +142,13 @@ class Run:
         else:
             self.screen.note(statistics(answer.row, answer.tokens_per_second))
 
-    def _show_both(self, repeated: Repeated) -> None:
-        both = repeated.both
-        answer = both.drafted or both.plain
-        assert answer is not None
+    def _show_both(self, answer: Answer, compared: Compared | None) -> None:
+        """A job's answer and its comparison, where that is complete."""
         if self.lines is not None:
             self.drafted += answer.row.stats.draft_tokens
-            self._record(repeated.record())
+            self._record(compared.record() if compared else answer.record())
             return
-        self._show(answer)
-        if both.is_complete:
+        self._show(compared.pair[0] if compared else answer)
+        if compared:
             target = self.engine.target
-            self.screen.note(*comparison(repeated, self.engine.drafter.name, target.dtype, target.quantised))
-
-
-def _ignore(*_: object) -> None:
-    """For answers that are not streamed, and for prompts that the first turn has refused."""
-
-
-def comparison(repeated: Repeated, drafter: str, dtype: torch.dtype, blocks: str | None = None) -> list[str]:
-    """A complete comparison in lines: both speeds, their ratio, whether the outputs are identical, and any doubts.
-
-    blocks: `Target.quantised`."""
-    both = repeated.both
-    drafted, plain = both.pair
-    speeds = (
-        f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s, "
-        f"ratio {both.speedup:.2f}{repeated.spread}"
-    )
-    more = [LOOPS] if repeated.is_looping else []
-    more += repeated.doubts
-    at = both.first_difference
-    if at is None:
-        return [f"{speeds}; outputs identical, token for token", *more]
-    return [speeds, *_difference(both, at, dtype, blocks), *more]
-
-
-def _difference(both: Comparison, at: int, dtype: torch.dtype, blocks: str | None) -> list[str]:
-    drafted, plain = both.pair
-    lines = [
-        f"outputs differ from new token {at} on (counted from 0)",
-        f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts",
-    ]
-    if not both.job.params.is_greedy:
-        lines.append("a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens")
-    elif blocks:
-        lines.append("inputs are rounded to eight bits, so two nearly equal logits can swap; --exact rules that out")
-    elif dtype != torch.float32:
-        name = str(dtype).removeprefix("torch.")
-        lines.append(f"in {name} two nearly equal logits can swap; --exact rules that out, and --dtype float32 nearly")
-    return lines
-
-
-def _around(answer: Answer, at: int) -> str:
-    """A few tokens of an answer from `at` on."""
-    few = answer.row.new_tokens[at : at + 4].tolist()
-    return " ".join(map(str, few)) if few else "(ended)"
+            self.screen.note(*compared.lines(self.engine.drafter.name, target.dtype, target.quantised))

@@ -11,8 +11,7 @@ target's forward is slower while the draft works; what it takes then is compared
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from time import perf_counter
@@ -22,13 +21,11 @@ import torch
 
 from paceline.cost.mirror import Law, pays_from
 from paceline.draft.mirror import Mirror
-from paceline.draft.neural.beside import Beside
-from paceline.draft.neural.branches import Ahead
+from paceline.draft.neural.draft_worker import DraftWorker
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
 from paceline.engine.sampling import SamplingParams
 from paceline.target.base import Target
-from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
 
 FORWARD = ("prepare", "layers", "head", "accept")
@@ -86,29 +83,30 @@ def measure(
     cores = torch.get_num_threads()
     splits = cores > 1 and target.device.type == "cpu"
 
-    def run(spec: str, threads: int, watch: Callable[[Mirror], None] = lambda mirror: None) -> tuple[_Times, Mirror]:
-        with _threads(target, threads):
+    def run(spec: str, threads: int) -> tuple[_Times, Mirror, float]:
+        """Times of the rounds, the drafter, and seconds of a message to its process, if it has one."""
+        with target.threads_of(threads):
             engine = Engine(target, spec, tokenizer=tokenizer, max_batch=1)
-            assert isinstance(engine.drafter, Mirror)
-            watch(engine.drafter)
-            return _rounds(engine, prompts, params, stopped), engine.drafter
+            mirror = engine.drafter
+            assert isinstance(mirror, Mirror)
+            try:
+                trip = mirror.side.round_trip() if isinstance(mirror.side, DraftWorker) else 0.0
+                return _rounds(engine, prompts, params, stopped), mirror, trip
+            finally:
+                mirror.close()
 
-    fresh: list[float] = []
-    ahead: list[float] = []
-    alone, mirror = run(f"mirror:{draft},where=line", max(cores - 1, 1), lambda made: _clocked(made, fresh, ahead))
-    hit = mirror.counts.hit_rate
-    law = Law(0.0, _middle(alone.forward), _middle(ahead), _middle(fresh), hit)
+    alone, mirror, _ = run(f"mirror:{draft},where=line", max(cores - 1, 1))
+    counts = mirror.counts
+    law = Law(0.0, _middle(alone.forward), _middle(counts.ahead), _middle(counts.fresh), counts.hit_rate)
     same = re.sub(r",\s*kappa=[^,]*", "", draft)
-    plain, _ = run(f"mirror:{same},where=line,kappa=0", cores)
+    plain, _, _ = run(f"mirror:{same},where=line,kappa=0", cores)
     if not splits or stopped():
         return Answer(law, None, None, _mean(plain.whole))
-    trips: list[float] = []
-    both, mirror = run(f"mirror:{draft},check=false", cores, lambda made: _timed(made, trips))
-    mirror.close()
+    both, _, trip = run(f"mirror:{draft},check=false", cores)
     slower = _middle(both.forward) - law.after
     together = 1 + max(0.0, slower) / max(min(law.after, law.ahead), SMALLEST)
-    here = replace(law, together=together, rendezvous=_middle(trips))
-    return Answer(replace(law, rendezvous=here.rendezvous), here, _mean(both.whole), _mean(plain.whole))
+    here = replace(law, together=together, rendezvous=trip)
+    return Answer(replace(law, rendezvous=trip), here, _mean(both.whole), _mean(plain.whole))
 
 
 def advice(told: Mapping[str, Any]) -> str:
@@ -134,16 +132,6 @@ def _of_law(law: Mapping[str, Any]) -> str:
     )
 
 
-@contextmanager
-def _threads(target: Target, count: int) -> Iterator[None]:
-    """Rounds of `target` on so many threads."""
-    before, target.threads = target.threads, Threads(count)
-    try:
-        yield
-    finally:
-        target.threads = before
-
-
 def _rounds(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, stopped: Callable[[], bool]) -> _Times:
     """Answer the prompts, one after another."""
     times = _Times([], [])
@@ -163,32 +151,6 @@ def _rounds(engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, s
 
 def _forward(engine: Engine) -> float:
     return sum(engine.clock.seconds.get(part, 0.0) for part in FORWARD)
-
-
-def _clocked(mirror: Mirror, fresh: list[float], ahead: list[float]) -> None:
-    """Note how long windows take to draft after a miss, and all branches of a window."""
-    side = mirror.side
-    assert isinstance(side, Ahead)
-    windows, look_ahead = side.windows, side.look_ahead
-
-    def timed_windows(asks: Any) -> Any:
-        began = perf_counter()
-        made = windows(asks)
-        if made and made[0].hit is False:
-            fresh.append(perf_counter() - began)
-        return made
-
-    def timed_ahead(*args: Any) -> None:
-        began = perf_counter()
-        look_ahead(*args)
-        ahead.append(perf_counter() - began)
-
-    side.windows, side.look_ahead = timed_windows, timed_ahead  # type: ignore[method-assign, assignment]
-
-
-def _timed(mirror: Mirror, trips: list[float]) -> None:
-    if isinstance(mirror.side, Beside):
-        trips.append(mirror.side.round_trip())
 
 
 def _middle(times: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from math import log, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -177,17 +177,6 @@ def forward_seconds(size: Size, machine: Machine, nodes: float, *, batch: int = 
 
 
 # Prediction --------------------------------------------------------------------------------------------------
-
-
-def interpolate(nodes: ArrayLike, times: ArrayLike, at: ArrayLike) -> Floats:
-    """A table of times at ascending `nodes`, read at `at`: straight lines between entries; after the last entry the
-    slope of the last two, but never downwards; before the first entry its time."""
-    xs, ys, where = (np.asarray(values, float) for values in (nodes, times, at))
-    inside = np.interp(where, xs, ys)
-    if len(xs) == 1:
-        return inside
-    slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2])
-    return inside + np.maximum(where - xs[-1], 0) * max(slope, 0.0)
 
 
 @dataclass(frozen=True)

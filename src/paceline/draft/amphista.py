@@ -4,7 +4,7 @@ Li et al., "Amphista: Bi-directional Multi-head Decoding for Accelerating LLM In
 The layers read every committed token's state and the token that was chosen after it; K heads read the last of what
 they make, an encoder lets the K positions see each other, and the target's output head reads those. One pass drafts all
 depths, so the candidates of a depth are the same below every node of the depth before. No code of the authors exists:
-`paceline.draft.neural.heads.networks` has the network, called Amphista-R, and its switches.
+`paceline.draft.neural.networks` has the network, called Amphista-R, and its switches.
 
     Engine("models/demo", draft="amphista:models/demo-amphista,tree=16")
 """
@@ -17,21 +17,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.draft.neural.checkpoint import open_drafter
-from paceline.draft.neural.heads.drafting import StaticConfig
-from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
-from paceline.draft.neural.heads.networks import JointHeads, Switches, beside
-from paceline.draft.neural.heads.reading import ReadingHeads
+from paceline.draft.neural.checkpoint import check_all, open_drafter
+from paceline.draft.neural.layers import OwnLayers, load_module, native, nbytes, own_shapes, placed
+from paceline.draft.neural.networks import JointHeads, Switches, concat_scaled
 from paceline.draft.neural.pending import Pending
-from paceline.draft.neural.published import check_all
-from paceline.draft.neural.weights import load_module, nbytes, placed
-from paceline.engine.request import Request
+from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
 from paceline.target.base import BEFORE_NORM, Facts, Needs
 from paceline.target.decoder import Decoder
-from paceline.target.linear import Linear, linear
+from paceline.target.linear import linear
 from paceline.target.quantised.blocks import Blocks
 
 
@@ -47,20 +43,19 @@ class Adaptation:
             for name in ("fusion1.weight", "fusion2.weight")
         )
         self.layers = OwnLayers(weights, prefixes(switches), target)
-        self.cache = self.layers.cache
 
     def __call__(
-        self, states: torch.Tensor, own: torch.Tensor, following: torch.Tensor, segments: Sequence[Segment]
+        self, states: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, segments: Sequence[Segment]
     ) -> torch.Tensor:
-        """own, following  token ids [N]: of the states' positions, and of those after them. Nothing is committed."""
+        """tokens, following  ids [N]: of the states' positions, and of those after them. Nothing is committed."""
         s = self.switches
         layout, cache = self.layers.begin(segments, states)
         if self.fusion1 is not None:
-            tokens = own if s.stage1_input == "state+token" else following
-            states = self.fusion1(beside(states, F.embedding(tokens, self.embedding)))
+            read = tokens if s.stage1_input == "state+token" else following
+            states = self.fusion1(concat_scaled(states, F.embedding(read, self.embedding)))
         states = self.layers(states, layout, cache, 0, s.stage1_layers)
         if self.fusion2 is not None:
-            states = self.fusion2(beside(states, F.embedding(following, self.embedding)))
+            states = self.fusion2(concat_scaled(states, F.embedding(following, self.embedding)))
         elif s.stage2_layers and s.stage2_input == "add":
             states = states + F.embedding(following, self.embedding)
         return self.layers(states, layout, cache, s.stage1_layers, s.stage1_layers + s.stage2_layers)
@@ -110,38 +105,26 @@ class Amphista(ReadingHeads):
         check_all(path, tensors, shapes)
         here = placed(tensors, target, self.config.dtype)
         self.adaptation = Adaptation(switches, here, target)
-        self.cache = self.adaptation.cache
         self.network = load_module(network, here, target)
-        own = [here[f"lm_heads.{k}.weight"] for k in range(switches.heads)] if switches.own_heads else []
-        self._own = [linear([weight], None, target.dtype) for weight in own] or None
+        if switches.own_heads:
+            heads = [here[f"lm_heads.{k}.weight"] for k in range(switches.heads)]
+            self.own_heads = [linear([head], None, target.dtype) for head in heads]
         self.weight_bytes = nbytes(here, "lm_heads")
         layer = BEFORE_NORM if switches.tap == "pre_norm" else target.num_layers
-        self.pending = Pending(target, (layer,))
+        self.pending = Pending(target, (layer,), self.adaptation.layers.cache)
         self.needs = Needs(hidden_layers=(layer,))
         return switches.heads
 
-    def output_heads(self) -> Sequence[Linear] | None:
-        return self._own
-
-    @torch.inference_mode()
-    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the adaptation over the states, and commit them."""
-        own, following, segments = [], [], []
-        for row, slot, of_row in zip(rows, self.slots(rows), states, strict=True):
-            begin, count = self.adaptation.cache.length(slot), len(of_row)
-            own.append(row.tokens[begin : begin + count])
-            following.append(row.tokens[begin + 1 : begin + count + 1])
-            segments.append(Segment.chunk(slot, own[-1], last=False))
-        at, after = (torch.from_numpy(np.concatenate(side)).to(self.target.device) for side in (own, following))
-        made = self.adaptation(torch.cat(list(states)), at, after, segments)
-        for slot, of_row in zip(self.slots(rows), states, strict=True):
-            self.adaptation.cache.commit(slot, range(len(of_row)))
-        return made
+    def through(
+        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
+    ) -> torch.Tensor:
+        at, after = (torch.from_numpy(np.array(ids)).to(self.target.device) for ids in (tokens, following))
+        return self.adaptation(states, at, after, segments)
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
-        return self.fill_table(self._read(states), roots, size)
+        return self.fill_table(self._joint(states), roots, size)
 
-    def _read(self, states: torch.Tensor) -> torch.Tensor:
+    def _joint(self, states: torch.Tensor) -> torch.Tensor:
         """What the output head reads, [N, depth, H], from adapted states [N, H]."""
         read: torch.Tensor = self.network(states)
         if self.switches.tap == "post_norm":
@@ -149,10 +132,4 @@ class Amphista(ReadingHeads):
         return self.target.ops.norm(read.flatten(0, 1), self.target.norm).view(read.shape)
 
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        cache = self.adaptation.cache
-        slot = cache.add_row(len(tokens))
-        ids = torch.from_numpy(np.append(tokens, 0)).to(self.target.device)
-        segment = Segment.chunk(slot, tokens, last=False)
-        adapted = self.adaptation(states, ids[:-1], ids[1:], [segment])
-        cache.drop_row(slot)
-        return self._read(adapted)
+        return self._joint(self.through_text(tokens, states))

@@ -1,25 +1,24 @@
 """auto: the drafter that pays for this row in this batch, and of its draft the part that pays; none where none does.
 
-Speculation costs what a batch has less and less of as it grows: room in the target's forward. So drafts must shrink
-under load, down to none. In every round
+The larger a batch, the less time its forward has to spare for drafts. So drafts must shrink under load, down to none.
+In every round
 
 1. each row's drafters are asked in the order of what they have brought, as far as asking pays. Drafters that run a
-   model come last, for the rows where they are expected to bring more than the draft there is, and to the depth to
-   which that pays for the whole batch (`load/candidate.py`);
-2. every drafted node has a chance of being accepted, learned from earlier rounds of this row and of all rows, by depth
-   and length of the draft (`load/chances.py`);
-3. the nodes that raise the expected tokens a second of the whole batch are verified (`load/choice.py`), by what
-   rounds of so many rows and nodes have cost (`load/times.py`).
+   model come last, for the rows where they are expected to bring more than the draft there is, and to the depth that
+   pays for the whole batch (`Candidate.plan`);
+2. every drafted node has a probability of being accepted, learned from earlier rounds of this row and of all rows, by
+   depth and length of the draft (`acceptance.py`);
+3. the nodes that raise the expected tokens a second of the whole batch are verified, by what rounds of so many rows and
+   nodes have cost (`cost.py`).
 
 A share of the time, `explore`, goes to what did not seem to pay: drafters that were not asked, and nodes that would
-have been cut. Liu et al. 2024 (SmartSpec, arXiv 2406.14066) choose one
-length for chains of one draft model in this way, by the expected tokens a second of the batch.
+have been cut. Liu et al. 2024 (SmartSpec, arXiv 2406.14066) choose one length for chains of one draft model in this
+way, by the expected tokens a second of the batch.
 
-It stays lossless because nothing here ever sees the target's logits of the round, and what was *drawn* is never chosen
-by what was drawn: a drawn draft (`DraftTree.draft_probs`) is verified as it is; how deep it may be is settled before
-the drafter is asked, and once it has been asked its draft is taken, however it looks. Drafts that are point masses may
-be cut anywhere, for leaving out a guess changes what is saved, never what is said. The same holds for drafts with
-probes or with states of their own, which their drafter needs whole.
+It is lossless because nothing here sees the target's logits of the round, and what was *drawn* is never chosen by what
+was drawn: a drawn draft (`DraftTree.draft_probs`) is verified as it is; its depth limit is settled before the drafter
+is asked, and its draft is then taken. Drafts that are point masses may be cut anywhere: leaving out a guess changes
+what is saved, never what is said. Drafts with probes or with states of their own stay whole too, for their drafter.
 
     Engine("models/demo", draft="auto:sam|model:models/demo-draft")
 """
@@ -35,11 +34,10 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.draft.base import Drafter
+from paceline.draft.acceptance import Acceptance, Lengths, Worth
+from paceline.draft.base import Drafter, stamp
+from paceline.draft.cost import DraftTimes, Rate, RoundTimes, choose, read_table
 from paceline.draft.fallback import Fallback
-from paceline.draft.load.candidate import TRIALS, Candidate, Limited
-from paceline.draft.load.choice import choose
-from paceline.draft.load.times import Drafting, Times, read_table
 from paceline.draft.registry import create
 from paceline.draft.spec import Options, option
 from paceline.engine.request import Request
@@ -50,14 +48,16 @@ from paceline.target.base import Facts
 
 Floats = NDArray[np.float64]
 
-MEMORY = 64
-"""Rounds of a batch's size over which its tokens a second are counted."""
 ORDER_EVERY = 32
 """Rounds between two looks at who is asked first."""
 HEAD_START = 4
 """Rounds whose time may be spent on exploring at the beginning."""
 PROBE = 4
 """Nodes that are verified beyond those that pay, and depth of a model's drafts, where something is tried."""
+TRIALS = 8
+"""Drafts that a drafter with a model must have made before it is asked for whole batches."""
+LONGEST = 16
+"""Most tokens that such a drafter is asked for."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,102 @@ class AutoConfig(Options):
     )
 
 
+class Candidate:
+    """One of the drafters that `auto` chooses from.
+
+    spec     as the user named it. is_late: it runs a model.
+    worth    tokens that a row gains by asking it; more: on top of the draft of another."""
+
+    def __init__(self, spec: str, drafter: Drafter):
+        self.spec, self.drafter = spec, drafter
+        self.is_late = False
+        self.acceptance, self.lengths, self.times = Acceptance(), Lengths(), DraftTimes()
+        self.worth, self.more = Worth(), Worth()
+        self.drafts = 0
+        self.watches = type(drafter).observe is not Drafter.observe
+        self._call: tuple[int, int, float] | None = None
+
+    def bind(self) -> None:
+        """After the drafter has met its target."""
+        self.is_late = self.drafter.weight_bytes > 0 or self.drafter.needs.resume_layer is not None
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        """Ask the drafter, and note how long it takes."""
+        began = perf_counter()
+        trees = stamp(self.drafter.propose(rows), self.drafter)
+        steps = max(max(tree.calls for tree in trees), 1)
+        self._call = len(rows), steps, perf_counter() - began
+        self.drafts += 1
+        return trees
+
+    def observe(self, round: Round, learns: bool) -> None:
+        """Show the drafter the round; its time is part of the call's."""
+        began = perf_counter()
+        if self.watches:
+            self.drafter.observe(round)
+        if self._call is not None:
+            rows, steps, seconds = self._call
+            if learns:
+                self.times.note(rows, steps, seconds + (perf_counter() - began if self.watches else 0.0))
+            self._call = None
+
+    def seconds(self, is_measured: bool = False) -> float:
+        """Seconds of this round's call, as measured or as such calls usually take; 0 without one."""
+        if self._call is None:
+            return 0.0
+        return self._call[2] if is_measured else self.times.seconds(*self._call[:2])
+
+    def drop(self, row: int) -> None:
+        """Forget a row."""
+        for learned in (self.acceptance, self.worth, self.more):
+            learned.drop(row)
+
+    def plan(self, rows: Sequence[Request], gains: Sequence[float], rate: float, price: float) -> tuple[list[int], int]:
+        """For which rows to run its model, and how deep, where others' drafts bring `gains` already.
+
+        Depends on nothing that is drawn in this round, so that drafts that are drawn stay unbiased."""
+        most = [min(row.max_draft, LONGEST) for row in rows]
+        depth = max(most)
+        if depth < 1 or self.drafts < TRIALS:
+            return [], 0
+        net = np.zeros((len(rows), depth))
+        for i, (row, deepest) in enumerate(zip(rows, most, strict=True)):
+            survival = self.acceptance.by_depth(row.id, deepest)
+            net[i, :deepest] = np.maximum(survival - price, 0).cumsum()
+            net[i, deepest:] = net[i, deepest - 1] if deepest else 0.0
+        better = np.maximum(net - np.array(gains)[:, None], 0)
+        asked = np.maximum((better > 0).sum(0), 1)
+        steps = self.lengths.steps(depth, int(asked.max()))
+        total = better.sum(0) - rate * steps * (self.times.call + self.times.row * asked)
+        best = int(total.argmax())
+        if total[best] <= 0:
+            return [], 0
+        return [i for i in range(len(rows)) if better[i, best] > 0], best + 1
+
+
+class Limited:
+    """A request that wants drafts of at most `limit` tokens."""
+
+    __slots__ = ("_limit", "_row")
+
+    def __init__(self, row: Request, limit: int):
+        self._row, self._limit = row, limit
+
+    @property
+    def max_draft(self) -> int:
+        """Deepest useful draft."""
+        return min(self._row.max_draft, self._limit)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._row, name)
+
+
 class _Draft(NamedTuple):
-    """A row's draft in this round. gain: tokens it is expected to bring over what its nodes cost; values: the chance of
-    every drafted node; is_fixed: it is verified as it is; limit: the depth it was not to pass."""
+    """A row's draft in this round. gain: tokens it is expected to bring over what its nodes cost; values: the
+    probability of every drafted node; is_fixed: it is verified as it is; limit: largest depth it could have."""
 
     by: Candidate
     tree: DraftTree
@@ -82,6 +175,13 @@ class _Draft(NamedTuple):
     gain: float
     is_fixed: bool
     limit: int
+
+
+class _Trial(NamedTuple):
+    """A drafter, and a row for which it is asked even if that does not seem to pay."""
+
+    candidate: Candidate
+    row: int
 
 
 class Auto(Fallback):
@@ -115,10 +215,10 @@ class Auto(Fallback):
         self.candidates = candidates
         super().__init__([candidate.drafter for candidate in self.candidates])
         self.name = "auto"
-        self.times = Times()
+        self.times = RoundTimes()
         self._order = list(self.candidates)
         self._random = Random(self.config.seed)
-        self._made: dict[int, list[float]] = {}
+        self._rates: dict[int, Rate] = {}
         self._drafts: dict[int, _Draft] = {}
         self._price = 0.0
         self._credit = 0.0
@@ -138,7 +238,7 @@ class Auto(Fallback):
         if self.config.table is None:
             return
         table = read_table(self.config.table, target.weights_fingerprint)
-        self.times = Times.from_json(table)
+        self.times = RoundTimes.from_json(table)
         for candidate in self.candidates:
             known = self.times.drafting.get(candidate.spec)
             if known is None:
@@ -146,8 +246,8 @@ class Auto(Fallback):
                     f"the table {self.config.table} has no times of {candidate.spec}; it has "
                     f"{', '.join(self.times.drafting)}. Run `paceline tune` with --draft '{candidate.spec}'."
                 )
-            candidate.drafting = Drafting(known.call, known.row)
-            candidate.chances.seed(table.get("acceptance", {}).get(candidate.spec, []))
+            candidate.times = DraftTimes(known.call, known.row)
+            candidate.acceptance.seed(table.get("acceptance", {}).get(candidate.spec, []))
 
     # A round --------------------------------------------------------------------------------------------------
 
@@ -163,13 +263,13 @@ class Auto(Fallback):
                 self._ask_late(candidate, rows, rate, trial)
         trees = self._cut(rows, rate) if self._drafts else [DraftTree.root(row.last_token) for row in rows]
         nodes, widest = sum(map(len, trees)), max(map(len, trees))
-        self._shape = len(rows), nodes, widest, self.beside
+        self._shape = len(rows), nodes, widest, self.prefill_tokens
         self._drafted_at = perf_counter()
         return trees
 
-    def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial) -> None:
+    def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
         """Ask for the rows for which that pays, and keep the better of their drafts."""
-        price = rate * (candidate.drafting.call / len(rows) + candidate.drafting.row)
+        price = rate * (candidate.times.call / len(rows) + candidate.times.row)
         worth, more, drafts = candidate.worth, candidate.more, self._drafts
         tried = trial.row if trial is not None and trial.candidate is candidate else None
         asked = []
@@ -179,7 +279,7 @@ class Auto(Fallback):
                 asked.append(row)
             elif row.id == tried and (draft is None or not draft.is_fixed):
                 asked.append(row)
-                self._credit -= candidate.drafting.seconds(1)
+                self._credit -= candidate.times.seconds(1)
         if not asked:
             return
         for row, tree in zip(asked, candidate.propose(asked), strict=True):
@@ -193,7 +293,7 @@ class Auto(Fallback):
             if draft is not None and (other is None or draft.is_fixed or gain > other.gain):
                 drafts[row.id] = draft
 
-    def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial) -> None:
+    def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
         """Run its model for the rows and to the depth that pay; what it drafts is then taken, unseen."""
         drafts = self._drafts
         free = [row for row in rows if row.id not in drafts or not drafts[row.id].is_fixed]
@@ -224,7 +324,7 @@ class Auto(Fallback):
             return None
         tree = tree.clipped(limit)
         is_fixed = tree.draft_probs is not None or tree.probe is not None or tree.hidden is not None
-        values = by.chances.values(tree, row.id)
+        values = by.acceptance.values(tree, row.id)
         gain = float(np.maximum(values - self._price, 0).sum())
         return _Draft(by, tree, values, gain, is_fixed, limit)
 
@@ -233,7 +333,7 @@ class Auto(Fallback):
         drafts = self._drafts
         whole = [draft.tree for draft in drafts.values() if draft.is_fixed]
         free = [draft.values for draft in drafts.values() if not draft.is_fixed]
-        others = sum(map(len, whole)) - len(whole) + self.beside
+        others = sum(map(len, whole)) - len(whole) + self.prefill_tokens
         if free:
             widest = max(map(len, whole), default=1)
             threshold, _, _, self._price = choose(free, len(rows), self.times, rate, others, widest)
@@ -261,16 +361,16 @@ class Auto(Fallback):
 
     # What is tried --------------------------------------------------------------------------------------------
 
-    def _trial(self, rows: Sequence[Request]) -> _Trial:
+    def _trial(self, rows: Sequence[Request]) -> _Trial | None:
         """A drafter and a row for which it is to be asked even if that does not seem to pay."""
         if self.config.explore == 0 or self._credit <= 0:
             return None
         candidate = self._order[self._random.randrange(len(self._order))]
-        if self._credit <= candidate.drafting.seconds(1, PROBE if candidate.is_late else 1):
+        if self._credit <= candidate.times.seconds(1, PROBE if candidate.is_late else 1):
             return None
         # A drafter with a model reads a row's whole text first: stay with a row that it has read.
         row = rows[0] if candidate.is_late else rows[self._random.randrange(len(rows))]
-        return _Try(candidate, row.id)
+        return _Trial(candidate, row.id)
 
     def _pays_for(self, rows: int, nodes: int) -> bool:
         """Whether there is time left to try a few more nodes; takes it."""
@@ -300,12 +400,12 @@ class Auto(Fallback):
             draft = self._drafts.pop(row.id, None)
             if draft is not None:
                 tree = round.trees[i]
-                draft.by.chances.note(
+                draft.by.acceptance.note(
                     row.id, tree, accepted.path, draft.tree.max_depth, draft.limit if draft.by.is_late else 0
                 )
         if self._shape is not None:
             if learns:
-                self.times.took(*self._shape, seconds)
+                self.times.note(*self._shape, seconds)
             self._book(tokens, drafting)
         self._shape = None
 
@@ -322,9 +422,9 @@ class Auto(Fallback):
             return
         # A request brings its prompt whatever is drafted: time for prompts is not part of what drafts compete for.
         seconds = self.times.seconds(rows, nodes, widest) + drafting
-        made = self._made.setdefault(rows, [8.0 * rows, 8 * self.times.seconds(rows, rows, 1)])
-        made[0] += tokens - made[0] / MEMORY
-        made[1] += seconds - made[1] / MEMORY
+        if rows not in self._rates:
+            self._rates[rows] = Rate(8.0 * rows, 8 * self.times.seconds(rows, rows, 1))
+        self._rates[rows].note(tokens, seconds)
         if not self._credit_began:
             self._credit, self._credit_began = HEAD_START * seconds, True
         self._credit = min(self._credit + self.config.explore * seconds, HEAD_START * seconds)
@@ -335,24 +435,14 @@ class Auto(Fallback):
         """Tokens a second that a batch of this size makes; 0 while nothing is known."""
         if not self.times.known:
             return 0.0
-        made = self._made.get(rows)
-        return made[0] / made[1] if made is not None else rows / self.times.seconds(rows, rows, 1)
+        rate = self._rates.get(rows)
+        return rate.value if rate is not None else rows / self.times.seconds(rows, rows, 1)
 
     def drop(self, row: Request) -> None:
         self._drafts.pop(row.id, None)
         for candidate in self.candidates:
             candidate.drop(row.id)
         super().drop(row)
-
-
-class _Try(NamedTuple):
-    """A drafter that is to be asked for a row."""
-
-    candidate: Candidate
-    row: int
-
-
-_Trial = _Try | None
 
 
 def _first(draft: _Draft, count: int) -> DraftTree:

@@ -1,4 +1,4 @@
-"""Drafter: the interface every method fills in. Knows the rows and what the target said, never the engine.
+"""Drafter: the interface of every method. Knows rows and rounds, never the engine.
 
 A new drafter is one file with one class:
 
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from paceline.engine.accept import Rule
-from paceline.engine.clock import Clock
 from paceline.engine.request import Request
 from paceline.engine.round import Round
 from paceline.engine.tree import DraftTree, IntArray
@@ -26,27 +25,25 @@ from paceline.target.base import Facts, Needs
 
 
 class Drafter:
-    """Proposes tokens for rows and watches what became of them.
+    """Proposes tokens for rows and observes what became of them.
 
-    name           as in the registry; reports show it.
-    lossless       "yes", or what it keeps instead of the target's distribution.
-    paper          where it comes from.
-    Config         a frozen dataclass of its options (`paceline.draft.spec.Options`), the class's only argument; None:
-                   it has no options.
-    needs          what it asks of the target's forward.
-    weight_bytes   bytes of weights that one forward of its model reads; 0: it has no model.
-    wants          what a request must bring for a draft, beside its tokens; "": nothing.
-    times_rounds   after `bind`: what it drafts depends on how long the engine's rounds take.
-    acceptance     the acceptance rule that its options ask for, if the engine is given none; None: the lossless one.
-    clock          the engine's. A drafter that runs beside the target books that time there itself (`Clock.beside`).
-    eos_token_ids  the target's end tokens, from `bind`.
-    beside         tokens of prompts that this round's forward runs beside the drafts; the engine sets it before
-                   `propose`.
+    name            as in the registry; reports show it.
+    lossless        "yes", or what it keeps instead of the target's distribution.
+    paper           where it comes from.
+    Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), the class's only argument; None:
+                    it has no options.
+    needs           what it asks of the target's forward.
+    weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
+    wants           what a request must bring for a draft, other than its tokens; "": nothing.
+    times_rounds    after `bind`: what it drafts depends on how long the engine's rounds take.
+    acceptance      the acceptance rule that its options ask for, if the engine is given none; None: the lossless one.
+    eos_token_ids   the target's end tokens, from `bind`.
+    prefill_tokens  tokens of prompts that this round's forward runs beside the drafts, from `begin_round`.
 
-    The engine calls `bind` once, then `start(row)`; each round `propose(rows)` and `observe(round)`; at the end
-    `drop(row)`. `restart(row)` comes between where a row has lost its place in the cache and is run again. Rows come
-    and go between rounds; `row.id` is unique for the engine's life. `drop` is called for every row that was started,
-    also where `start` or `propose` failed.
+    The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
+    the end `drop(row)`, for every row that was started, also where `start` or `propose` failed. `restart(row)` comes
+    where a row has lost its place in the cache and is run again. Rows come and go between rounds; no two rows of an
+    engine's life have the same `row.id`.
     """
 
     name: str = ""
@@ -58,20 +55,23 @@ class Drafter:
     wants: str = ""
     times_rounds: bool = False
     acceptance: Rule | None = None
-    clock: Clock | None = None
     eos_token_ids: Sequence[int] = ()
-    beside: int = 0
+    prefill_tokens: int = 0
 
     def bind(self, target: Facts) -> None:
-        """Meet the target, once, before the first row. Overrides call this one, and raise MethodError if the target
-        does not fit."""
+        """Called once, before the first row. Overrides call this one, and raise MethodError if the target does not
+        fit."""
         self.eos_token_ids = target.eos_token_ids
 
     def start(self, row: Request) -> None:
         """A row joins; `row.tokens` is its prompt."""
 
+    def begin_round(self, prefill_tokens: int) -> None:
+        """A round begins. Its forward will also run `prefill_tokens` tokens of prompts."""
+        self.prefill_tokens = prefill_tokens
+
     def draft(self, row: Request) -> DraftTree:
-        """A tree for one row: for methods that look at each row by itself. Others fill in `propose`."""
+        """A tree for one row, for methods that look at each row by itself. Others override `propose`."""
         return DraftTree.root(row.last_token)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -82,19 +82,19 @@ class Drafter:
         return [self._draft_or_blame(row) for row in rows]
 
     def observe(self, round: Round) -> None:
-        """After a round: `row.tokens` already ends with the accepted tokens (cut where the row ended). Rows that
-        failed in this round are not in it."""
+        """After a round: `row.tokens` ends with the accepted tokens (cut where the row ended). Rows that failed in this
+        round are not in it."""
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
-        """Called in the middle of the forward if `needs.callback_layer` is set, when `layer` layers are done.
+        """Called in the middle of the forward, if `needs.callback_layer` is set, when `layer` layers are done.
 
-        hidden [N, H] are the states of all nodes of the round; row i's are `hidden[round.spans()[i]]`."""
+        hidden  [N, H], the states of all nodes of the round; row i's are `hidden[round.spans()[i]]`."""
 
     def restart(self, row: Request) -> None:
         """A row was preempted: its tokens so far will be run again, as if they were a prompt.
 
-        What is known of its tokens stays. A drafter that takes states from the forward will be given all of them again,
-        so it forgets the row and starts anew."""
+        What is known of its tokens stays. A drafter that takes states from the forward is given all of them again, so
+        it starts anew."""
         if self.needs.whole_prompt:
             self.drop(row)
             self.start(row)
@@ -134,7 +134,7 @@ def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
 
 
 def unmet(drafter: Drafter) -> str:
-    """What a drafter, or the parts of one, need of a request: for a message where nothing was drafted. "": nothing."""
+    """What a drafter's parts need of a request, for a message where nothing was drafted; "": nothing."""
     parts: Sequence[Drafter] = getattr(drafter, "parts", (drafter,))
     return "; ".join(f"{part.name} needs {part.wants}" for part in parts if part.wants)
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
+from paceline.draft.text.copying import Generations
 from paceline.draft.text.counts import COUNT, DISTINCT, HEAD, NEXT, TOKEN, TOTAL, ContextCounts, locate, mixed
 from paceline.draft.text.frozen import FRONT, FrozenAutomaton, from_parts, transfer
 from paceline.draft.text.store import open_for
@@ -63,7 +64,7 @@ class Blend(Drafter):
     def __init__(self, config: BlendConfig = BlendConfig()):
         self.config = config
         self._counts: dict[int, ContextCounts] = {}
-        self._past = [self._empty(), self._empty()]
+        self._past = Generations(config.past, lambda tokens: ContextCounts(config.longest, 1))
         self._corpus: tuple[NDArray[Any], ...] = _NO_CORPUS
         self._borders: frozenset[int] = frozenset()
 
@@ -75,7 +76,7 @@ class Blend(Drafter):
             store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array).arrays
             self._borders |= {store.header["eos"]}
-        counts = self._empty()
+        counts = ContextCounts(self.config.longest, 1)
         counts.extend([0, 0])
         self._grow(counts, np.zeros(1, np.int64), np.zeros(0, np.int64), 1, 1)
 
@@ -84,7 +85,7 @@ class Blend(Drafter):
 
     def drop(self, row: Request) -> None:
         if self._counts.pop(row.id, None) is not None and self.config.past and row.is_complete:
-            self._learn(row)
+            self._past.learn(row.tokens)
 
     def draft(self, row: Request) -> DraftTree:
         counts = self._counts[row.id]
@@ -98,21 +99,11 @@ class Blend(Drafter):
     def _grow(
         self, counts: ContextCounts, tail: NDArray[np.int64], ends: NDArray[np.int64], nodes: int, depth: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        config = self.config
+        newer, older = self._past.halves
         return _tree(
-            counts.arrays, self._past[0].arrays, self._past[1].arrays, self._corpus, np.array(tail), ends,
-            nodes, depth, config.longest, config.least, _OWN, _CORPUS,
+            counts.arrays, newer.arrays, older.arrays, self._corpus, np.array(tail), ends,
+            nodes, depth, self.config.longest, self.config.least, _OWN, _CORPUS,
         )  # fmt: skip
-
-    def _learn(self, row: Request) -> None:
-        """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
-        if len(self._past[0]) + len(row) > self.config.past // 2 and len(self._past[0]):
-            self._past = [self._empty(), self._past[0]]
-        self._past[0].extend(row.tokens[-max(self.config.past // 2, 1) :])
-        self._past[0].cut()
-
-    def _empty(self) -> ContextCounts:
-        return ContextCounts(self.config.longest, 1)
 
 
 _TAIL = 64  # tokens of a row that find its place in the corpus

@@ -15,16 +15,22 @@ from typing import Any
 
 import torch
 
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network, table_and_head
-from paceline.draft.neural.layer import HeadLayer, head_cache, head_ops, layer_config, layer_shapes
-from paceline.draft.neural.published import check_all, open_head
-from paceline.draft.neural.weights import Precision, nbytes, placed
+from paceline.draft.neural.checkpoint import check_all, open_head
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.neural.layers import (
+    HeadLayers,
+    Precision,
+    head_ops,
+    layer_config,
+    layer_shapes,
+    nbytes,
+    placed,
+    table_and_head,
+)
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.target.attention import begin
 from paceline.target.base import Facts
 from paceline.target.linear import linear
-from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
 
 TABLE = "embed_tokens.weight"
@@ -67,18 +73,17 @@ class EagleNetwork:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(DERIVED)}
         check_all(path, tensors, eagle_shapes(shape, list(tensors)))
         here = placed({name: tensor for name, tensor in tensors.items() if name != TABLE}, target, dtype)
-        vectors = tensors_of(here)
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = table_and_head(target)
         if getattr(target, "quantised", None) is None:  # a table in blocks is not to the bit the one it was made of
             check_table(path, tensors.get(TABLE), self.table)
         self.columns: torch.Tensor | None = None
-        self.shape, self.ops = shape, head_ops(layers, shape, target)
+        prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
+        self.layers = HeadLayers(here, prefixes, shape, head_ops(layers, shape, target), target)
+        vectors = self.layers.vectors
         self.fc = linear([here["fc.weight"]], vectors.get("fc.bias"), target.dtype)
-        self.layers = [HeadLayer(here, f"layers.{n}.", shape, self.ops) for n in range(shape.num_layers)]
-        self.norms = [vectors.get(f"layers.{n}.input_layernorm.weight") for n in range(shape.num_layers)]
-        self.cache = head_cache(shape, target)
-        self.nbytes = nbytes(here)
+        self.norms = [vectors.get(f"{prefix}input_layernorm.weight") for prefix in prefixes]
+        self.cache, self.nbytes = self.layers.cache, nbytes(here)
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
         return states
@@ -86,10 +91,10 @@ class EagleNetwork:
     def forward(
         self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
+        layout, cache = self.layers.begin(segments, features)
         x = y = self.fc(torch.cat([embedded, features], -1))
-        for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            residual, delta = layer(x if norm is None else self.ops.norm(y, norm), y, layout, cache, number)
+        for number, (layer, norm) in enumerate(zip(self.layers.layers, self.norms, strict=True)):
+            residual, delta = layer(x if norm is None else self.layers.ops.norm(y, norm), y, layout, cache, number)
             y = residual + delta
         return y, y if layout.wanted is None else y[layout.wanted]
 

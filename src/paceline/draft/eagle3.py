@@ -18,17 +18,23 @@ from typing import Any
 
 import torch
 
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network, table_and_head
-from paceline.draft.neural.layer import HeadLayer, head_cache, head_ops, layer_config, layer_shapes
-from paceline.draft.neural.published import check_all, open_head
+from paceline.draft.neural.checkpoint import check_all, open_head
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.neural.layers import (
+    HeadLayers,
+    Precision,
+    head_ops,
+    layer_config,
+    layer_shapes,
+    nbytes,
+    placed,
+    table_and_head,
+)
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, from_offsets
-from paceline.draft.neural.weights import Precision, nbytes, placed
 from paceline.engine.round import Segment
 from paceline.errors import MethodError
-from paceline.target.attention import begin
 from paceline.target.base import Facts
 from paceline.target.linear import linear
-from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
 
 TABLE = "embed_tokens.weight"
@@ -142,13 +148,14 @@ class Eagle3Network:
         self.columns = columns_of(path, tensors, vocab, target)
         here = placed({name: tensors[name] for name in shapes}, target, dtype)
         self.table = self._table(path, tensors.get(TABLE), shape, target)
-        self.shape, self.ops = shape, head_ops(layers, shape, target)
+        prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
+        self.layers = HeadLayers(here, prefixes, shape, head_ops(layers, shape, target), target)
+        self.weights, self.cache = self.layers.vectors, self.layers.cache
         self.fc, self.head = (linear([here[f"{name}.weight"]], None, target.dtype) for name in ("fc", "lm_head"))
-        self.layers = [HeadLayer(here, f"layers.{n}.", shape, self.ops) for n in range(shape.num_layers)]
-        self.weights = tensors_of(here)
-        self.norm = self.weights["norm.weight"]
-        self.cache = head_cache(shape, target)
         self.nbytes = nbytes(here, "lm_head")
+
+    def _norm(self, states: torch.Tensor, name: str) -> torch.Tensor:
+        return self.layers.ops.norm(states, self.weights[f"{name}.weight"])
 
     def _table(self, path: str, own: torch.Tensor | None, shape: Shape, target: Facts) -> torch.Tensor:
         """The embedding: the head's own if it brings one, which the target's saves where they are the same."""
@@ -164,27 +171,24 @@ class Eagle3Network:
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
         if self.flags.norm_before_fc:
-            states = self.ops.norm(states, self.weights["input_norm.weight"])
+            states = self._norm(states, "input_norm")
         if self.flags.fc_norm:
-            parts = [
-                self.ops.norm(part.contiguous(), self.weights[f"fc_norm.{n}.weight"])
-                for n, part in enumerate(states.chunk(len(self.taps), -1))
-            ]
-            states = torch.cat(parts, -1)
+            parts = states.chunk(len(self.taps), -1)
+            states = torch.cat([self._norm(part.contiguous(), f"fc_norm.{n}") for n, part in enumerate(parts)], -1)
         return self.fc(states)
 
     def forward(
         self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        layout, cache = begin(segments, self.cache, self.shape, self.ops, features)
-        normed = self.ops.norm(features, self.weights["layers.0.hidden_norm.weight"])
-        x = torch.cat([self.ops.norm(embedded, self.weights["layers.0.input_layernorm.weight"]), normed], -1)
-        residual = normed if self.flags.norm_before_residual else features
-        residual, delta = self.layers[0](x, residual, layout, cache, 0)
-        for number, layer in enumerate(self.layers[1:], 1):
-            residual, x = self.ops.add_norm(residual, delta, self.weights[f"layers.{number}.input_layernorm.weight"])
+        layout, cache = self.layers.begin(segments, features)
+        add_norm, (first, *deeper) = self.layers.ops.add_norm, self.layers.layers
+        normed = self._norm(features, "layers.0.hidden_norm")
+        x = torch.cat([self._norm(embedded, "layers.0.input_layernorm"), normed], -1)
+        residual, delta = first(x, normed if self.flags.norm_before_residual else features, layout, cache, 0)
+        for number, layer in enumerate(deeper, 1):
+            residual, x = add_norm(residual, delta, self.weights[f"layers.{number}.input_layernorm.weight"])
             residual, delta = layer(x, residual, layout, cache, number)
-        y, read = self.ops.add_norm(residual, delta, self.norm)
+        y, read = add_norm(residual, delta, self.weights["norm.weight"])
         return (read if self.flags.norm_output else y), read if layout.wanted is None else read[layout.wanted]
 
 

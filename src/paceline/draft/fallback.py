@@ -49,6 +49,10 @@ class Fallback(Drafter):
         for part in self.parts:
             part.start(row)
 
+    def begin_round(self, prefill_tokens: int) -> None:
+        for part in self.parts:
+            part.begin_round(prefill_tokens)
+
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         trees = [DraftTree.root(row.last_token) for row in rows]
         waiting = list(range(len(rows)))

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
+from paceline.draft.text.copying import Generations
 from paceline.draft.text.ngrams import ContextNgrams, FrequentNgrams, PastNgrams, put
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
@@ -73,7 +74,7 @@ class Hierarchy(Drafter):
         self.config = config
         self._stores = {"W": self._context, "S": self._model, "L": self._statistics}
         self._contexts: dict[int, ContextNgrams] = {}
-        self._past = PastNgrams(config.past, config.n, config.k)
+        self._past = Generations(config.past, lambda tokens: PastNgrams(tokens, config.n, config.k))
         self._frequent: FrequentNgrams | None = None
         self._array: SuffixArray | None = None
         self._drafts = np.full((config.k, config.n - 1), -1, np.int32)
@@ -116,7 +117,8 @@ class Hierarchy(Drafter):
 
     def _model(self, row: Request, size: int) -> int:
         """S: what finished requests taught, then what was recorded."""
-        size = self._past.collect(row.last_token, self._drafts, size)
+        for past in self._past.halves:
+            size = past.collect(row.last_token, self._drafts, size)
         return size if self._frequent is None else self._frequent.collect(row.last_token, self._drafts, size)
 
     def _statistics(self, row: Request, size: int) -> int:

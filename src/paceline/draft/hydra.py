@@ -19,19 +19,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.draft.neural.heads.drafting import StaticConfig
-from paceline.draft.neural.heads.layers import OwnLayers, native, own_shapes
-from paceline.draft.neural.heads.networks import PREFIX, GroundedHeads
-from paceline.draft.neural.heads.reading import ReadingHeads
+from paceline.draft.neural.checkpoint import check_all, open_head
+from paceline.draft.neural.layers import OwnLayers, load_module, native, nbytes, own_shapes, placed
+from paceline.draft.neural.networks import PREFIX, GroundedHeads
 from paceline.draft.neural.pending import Pending
-from paceline.draft.neural.published import check_all, open_head
-from paceline.draft.neural.weights import load_module, nbytes, placed
-from paceline.engine.request import Request
+from paceline.draft.neural.static_heads import ReadingHeads, StaticConfig
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray
 from paceline.errors import MethodError
 from paceline.target.base import Facts, Needs
-from paceline.target.linear import Linear, linear
+from paceline.target.linear import linear
 from paceline.target.quantised.checkpoint import tensors_of
 
 UNUSED = (f"{PREFIX}.embed_tokens.weight", "rotary_emb.inv_freq")
@@ -48,11 +45,6 @@ class Hydra(ReadingHeads):
     paper = "Ankner et al. 2024, Hydra, arXiv 2402.05109"
     Config = StaticConfig
 
-    def __init__(self, config: StaticConfig):
-        super().__init__(config)
-        self._own: list[Linear] | None = None
-        self.prefix: OwnLayers | None = None
-
     def open(self, target: Facts) -> int:
         path = self.config.checkpoint
         config, found = open_head(path, self.name, target)
@@ -60,50 +52,35 @@ class Hydra(ReadingHeads):
         tensors = untied(by_position(found), config)
         heads, layers = count_heads(path, tensors)
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
-        has_own = any(name.startswith("hydra_lm_head") for name in tensors)
+        own = [f"hydra_lm_head.{k}" for k in range(heads)]
+        own = own if any(name.startswith("hydra_lm_head") for name in tensors) else []
         network = GroundedHeads(heads, layers, target.hidden_size, tied=False)
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         if has_prefix:
             shapes |= own_shapes(native(target, self.name), [LAYER]) | {NORM: (target.hidden_size,)}
-        if has_own:
-            for k in range(heads):
-                shapes |= {f"hydra_lm_head.{k}.weight": (target.vocab_size, target.hidden_size)}
-                shapes |= {f"hydra_lm_head.{k}.bias": (target.vocab_size,)}
+        for head in own:
+            shapes |= {f"{head}.weight": (target.vocab_size, target.hidden_size), f"{head}.bias": (target.vocab_size,)}
         check_all(path, tensors, shapes)
         here = placed(tensors, target, self.config.dtype)
         self.network, vectors = load_module(network, here, target), tensors_of(here)
-        if has_own:
-            names = [f"hydra_lm_head.{k}" for k in range(heads)]
-            self._own = [linear([here[f"{n}.weight"]], vectors[f"{n}.bias"], target.dtype) for n in names]
-        self.layer, self.device = target.num_layers, target.device
-        self.pending = Pending(target, (self.layer,))
-        if has_prefix:
-            self.prefix, self.prefix_norm = OwnLayers(here, [LAYER], native(target, self.name)), vectors[NORM]
-            self.cache = self.prefix.cache
+        if own:
+            self.own_heads = [linear([here[f"{h}.weight"]], vectors[f"{h}.bias"], target.dtype) for h in own]
+        self.prefix = OwnLayers(here, [LAYER], native(target, self.name)) if has_prefix else None
+        self.prefix_norm = vectors.get(NORM)
+        self.device = target.device
+        self.pending = Pending(target, (target.num_layers,), self.prefix and self.prefix.cache)
+        self.needs = Needs(hidden_layers=(target.num_layers,))
         self.weight_bytes = nbytes(here, "hydra_lm_head")
-        self.needs = Needs(hidden_layers=(self.layer,))
         return heads
 
-    def output_heads(self) -> Sequence[Linear] | None:
-        return self._own
-
-    @torch.inference_mode()
-    def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The states after the prefix layer, which keeps them; without one, as they are."""
-        return torch.cat(list(states)) if self.prefix is None else self._after_prefix(self.slots(rows), states)
-
-    def _after_prefix(self, slots: Sequence[int], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        assert self.prefix is not None
-        packed = torch.cat(list(states))
-        segments = [
-            Segment.chunk(slot, np.zeros(len(of_row), np.int64), last=False)
-            for slot, of_row in zip(slots, states, strict=True)
-        ]
-        layout, cache = self.prefix.begin(segments, packed)
-        made = self.prefix(packed, layout, cache, 0, 1)
-        for slot, of_row in zip(slots, states, strict=True):
-            self.prefix.cache.commit(slot, range(len(of_row)))
-        return self.prefix.ops.norm(made, self.prefix_norm)
+    def through(
+        self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
+    ) -> torch.Tensor:
+        """The states after the prefix layer and its norm; without one, as they are."""
+        if self.prefix is None:
+            return states
+        layout, cache = self.prefix.begin(segments, states)
+        return self.prefix.ops.norm(self.prefix(states, layout, cache, 0, 1), self.prefix_norm)
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
         """Level by level: every node with children is one row of its depth's head."""
@@ -121,10 +98,7 @@ class Hydra(ReadingHeads):
         return tokens
 
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        if self.prefix is not None:
-            slot = self.prefix.cache.add_row(len(states))
-            states = self._after_prefix([slot], [states])
-            self.prefix.cache.drop_row(slot)
+        states = self.through_text(tokens, states)
         ids = torch.from_numpy(np.concatenate([tokens, np.zeros(len(self.network), np.int64)])).to(self.device)
         table = F.embedding(ids, self.embedding)
         following = [table[k + 1 : k + 1 + len(tokens)] for k in range(len(self.network))]

@@ -31,7 +31,7 @@ Where we differ from the authors' code (github.com/wyxstriker/MakeSomeNoiseInfer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -48,10 +48,11 @@ from paceline.draft.shapes import (
     published,
     read_accuracies,
 )
+from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import continuation
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
 from paceline.engine.round import Round
-from paceline.engine.topk import top_tokens
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError
 from paceline.target.base import Facts
@@ -60,42 +61,26 @@ NGRAM = "ngram"
 
 
 @dataclass(frozen=True)
-class JacobiConfig:
+class JacobiConfig(Options):
     """Options of jacobi."""
 
-    checkpoint: str | None = field(
-        default=None,
-        metadata={"help": "a folder of `paceline train noise`: the tree is built from its slots' accuracies"},
+    checkpoint: str | None = option(
+        None, "a folder of `paceline train noise`: the tree is built from its slots' accuracies"
     )
-    tree: int = field(
-        default=63,
-        metadata={"help": "nodes of the tree, the copied chain not counted; 0: a chain of `window`; paper: 63"},
+    tree: int = option(
+        63, "nodes of the tree, the copied chain not counted; 0: a chain of `window`; paper: 63", least=0
     )
-    window: int = field(default=5, metadata={"help": "guesses in the chain with tree=0 (linear Jacobi)"})
-    candidates: int = field(default=10, metadata={"help": "candidates kept for each depth; paper: 10"})
-    depth: int = field(
-        default=5, metadata={"help": "depths that have candidates, and most tokens of the copied chain; paper: 5"}
+    window: int = option(5, "guesses in the chain with tree=0 (linear Jacobi)", least=1)
+    candidates: int = option(10, "candidates kept for each depth; paper: 10", least=1)
+    depth: int = option(5, "depths that have candidates, and most tokens of the copied chain; paper: 5", least=1)
+    retrieve: str = option(
+        NGRAM, "the chain beside the tree: ngram, none, or a drafter that copies, such as sam; paper: ngram"
     )
-    retrieve: str = field(
-        default=NGRAM,
-        metadata={
-            "help": "the chain beside the tree: ngram, none, or a drafter that copies, such as sam; paper: ngram"
-        },
+    ngram: int = option(3, "most tokens that must match for retrieve=ngram; paper: 3", least=1)
+    match: Literal["earliest", "recent"] = option(
+        "earliest", "which of the longest matches retrieve=ngram copies; paper: earliest"
     )
-    ngram: int = field(default=3, metadata={"help": "most tokens that must match for retrieve=ngram; paper: 3"})
-    match: Literal["earliest", "recent"] = field(
-        default="earliest", metadata={"help": "which of the longest matches retrieve=ngram copies; paper: earliest"}
-    )
-    seed: int = field(default=0, metadata={"help": "of the random tokens that fill what no slot has filled"})
-
-    def __post_init__(self) -> None:
-        least = {"window": 1, "candidates": 1, "depth": 1, "ngram": 1, "tree": 0, "seed": 0}
-        wrong = [f"{name} is {getattr(self, name)}" for name in least if getattr(self, name) < least[name]]
-        if wrong:
-            raise MethodError(
-                f"jacobi: {', '.join(wrong)}; tree and seed must be 0 or more, "
-                "window, candidates, depth and ngram 1 or more."
-            )
+    seed: int = option(0, "of the random tokens that fill what no slot has filled", least=0)
 
 
 class Jacobi(Drafter):
@@ -119,8 +104,8 @@ class Jacobi(Drafter):
     def bind(self, target: Facts) -> None:
         """Lay out the shape; bind what copies. Raises MethodError if that has a model of its own."""
         self._candidates = min(self._candidates, target.vocab_size)
-        kept = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
-        shape = compile_template(kept, self._candidates)
+        within = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
+        shape = compile_template(within, self._candidates)
         columns = (column[1:].tolist() for column in (shape.parent, shape.depth - 1, shape.rank))
         self._shape = list(zip(*columns, strict=True))
         if self._copier is not None:
@@ -150,20 +135,23 @@ class Jacobi(Drafter):
             return DraftTree.root(row.last_token)
         table = self._filled(row)
         tokens, parent = [row.last_token], [-1]
-        known: dict[tuple[int, int], int] = {}
+        nodes_by: dict[tuple[int, int], int] = {}
 
         def add(above: int, token: int) -> int:
-            node = known.setdefault((above, token), len(tokens))
+            """The child `token` of node `above`, which is added if there is none yet."""
+            node = nodes_by.setdefault((above, token), len(tokens))
             if node == len(tokens):
                 tokens.append(token)
                 parent.append(above)
             return node
 
         node = 0
-        for token in copied:
+        for token in copied[: row.max_draft]:
             node = add(node, token)
         nodes = [0]
         for above, slot, rank in self._shape:
+            if slot == row.max_draft:
+                break  # shallow nodes come first
             nodes.append(add(nodes[above], table[slot][rank]))
         return DraftTree(np.array(tokens), np.array(parent), source=self.name)
 

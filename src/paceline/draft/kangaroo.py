@@ -5,7 +5,7 @@ leaves the network after layer l (the first exit) and through the adapter; it en
 (the second, the stop rule `confidence`). Nothing is run twice: the early states of the drafted tokens are handed to
 the target, whose `verify` goes on from layer l.
 
-Three caches. The target's holds the first layers' keys and values of a draft before it is verified, and the engine
+Two caches. The target's holds the first layers' keys and values of a draft before it is verified, and the engine
 commits them with the rest; the adapter has one of its own. The adapter never sees the last token of a draft, so after
 a draft that was accepted whole, or drafted by someone else, committed tokens wait for it: their early states, taken
 from the target's forward, are `pending`, and so are a prompt's.
@@ -25,21 +25,20 @@ import numpy as np
 import torch
 
 from paceline.draft.neural import stop
-from paceline.draft.neural.checkpoint import open_drafter
-from paceline.draft.neural.pending import Pending
-from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.neural.checkpoint import check_all, open_drafter
+from paceline.draft.neural.drafts import Draft, segments
+from paceline.draft.neural.layers import PRECISION, Precision, nbytes, placed
+from paceline.draft.neural.pending import Pending, StateReader
+from paceline.draft.neural.stepping import Stepping, SteppingConfig
 from paceline.draft.neural.vocab import kept_tokens
-from paceline.draft.neural.weights import PRECISION, Precision, nbytes, placed
 from paceline.draft.spec import option
 from paceline.engine.request import Request
-from paceline.engine.round import Round, Segment
+from paceline.engine.round import Segment
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
 from paceline.target.attention import Attention, attention_shapes, begin
 from paceline.target.base import Facts, Needs
-from paceline.target.cache import RaggedCache
 from paceline.target.decoder import Decoder
-from paceline.target.layout import plan
 from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
 
@@ -74,8 +73,8 @@ class Adapter:
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Over early states [N, H], one for each node of the segments that is to be run; [M, H] for the nodes whose
-        logits are wanted. Nothing is committed."""
+        """Over early states [N, H] of the segments' nodes that are to be run; [M, H] for the nodes whose logits are
+        wanted. Nothing is committed."""
         ops = self.attention.ops
         layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
         delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
@@ -83,7 +82,7 @@ class Adapter:
         return y if layout.wanted is None else y[layout.wanted]
 
 
-class Kangaroo(Stepping):
+class Kangaroo(StateReader, Stepping):
     """Drafts with the target's own first layers and a small trained adapter; the target goes on from their states."""
 
     name = "kangaroo"
@@ -94,7 +93,6 @@ class Kangaroo(Stepping):
     def __init__(self, config: KangarooConfig):
         super().__init__(config)
         self.config = config
-        self._slots: dict[int, int] = {}
 
     def bind(self, target: Facts) -> None:
         """Load the adapter. MethodError if the target cannot be cut in two, or the adapter is not for it."""
@@ -107,10 +105,10 @@ class Kangaroo(Stepping):
             )
         config, weights = open_drafter(path, self.name, target)
         self.exit = exit_layer(path, config, target.num_layers)
-        check_weights(path, weights, adapter_shapes(target.shape))
+        check_all(path, weights, adapter_shapes(target.shape))
         self.target = target
         self.adapter = Adapter(weights, target, self.config.dtype)
-        self.pending = Pending(target, (self.exit,))
+        self.pending = Pending(target, (self.exit,), self.adapter.cache)
         self.needs = Needs(hidden_layers=(self.exit,), resume_layer=self.exit)
         self.head = target.head
         if self.config.vocab is not None:
@@ -120,119 +118,73 @@ class Kangaroo(Stepping):
         early = sum(block.nbytes for block in target.blocks[: self.exit])
         self.weight_bytes = early + self.adapter.nbytes + rows * target.head_bytes // target.vocab_size
 
-    def start(self, row: Request) -> None:
-        self._slots[row.id] = self.adapter.cache.add_row(row.expected_length)
-        self.pending.start(row)
-
-    def drop(self, row: Request) -> None:
-        super().drop(row)
-        self.adapter.cache.drop_row(self._slots.pop(row.id))
-        self.pending.drop(row)
-
-    def restart(self, row: Request) -> None:
-        """The adapter reads the row again; what the stop rule knows of it stays."""
-        self.adapter.cache.drop_row(self._slots.pop(row.id))
-        self.start(row)
-
     def cached(self, row: Request) -> int:
-        return self.adapter.cache.length(self._slots[row.id])
-
-    # Drafting -------------------------------------------------------------------------------------------------
+        return self.pending.cached(row)
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """The adapter over early states: those that wait, and those of the nodes that the target's first layers run
-        now. The first exit."""
+        """The first exit: the adapter over early states, those that wait and those that the target's first layers make
+        of the nodes now."""
         states = []
         for draft, early in zip(drafts, self._run_early(drafts), strict=True):
             states += [early] if draft.done else [self.pending.of(draft.row), early]
-        segments = [
-            draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
-        ]
-        return self.head(self.adapter(torch.cat(states), segments))
+        return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
 
     def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
         """The target's first layers over the nodes of every draft that they have not seen, [nodes, H] each: from the
         root on, for what is before it the target has committed."""
-        segments = []
+        early = []
         for draft in drafts:
             root = draft.known - 1
             tokens, parent = np.array(draft.tokens[root:]), np.array(draft.parent[root:]) - root
-            segments.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
-        states = self.target.run_layers(segments, self.exit).split([len(s.tokens) - s.start for s in segments])
+            early.append(Segment(draft.row.slot, tokens, parent, start=max(draft.done - root, 0)))
+        states = self.target.run_layers(early, self.exit).split([segment.num_run for segment in early])
         for draft, of_row in zip(drafts, states, strict=True):
             draft.features.append(of_row)
         return states
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        trees = super().propose(rows)
-        self._hand_over(list(self._drafts.values()))
-        return trees
+        """Draft, and give every tree the early states of its nodes.
 
-    def _hand_over(self, drafts: Sequence[Draft]) -> None:
-        """Give every draft's tree the early states of its nodes.
-
-        Those that were never expanded, a chain's last token and a tree's leaves, are verified too, so they are run
+        Nodes that were never expanded, a chain's last token and a tree's leaves, are verified too, so they are run
         now; and the keys and values of a tree's nodes are brought into its order, in which the target commits them."""
-        nodes = [_numbers(draft) for draft in drafts]
+        trees = super().propose(rows)
+        drafts = list(self._drafts.values())
+        orders = [order_of_tree(draft) for draft in drafts]
         late = [draft for draft in drafts if draft.done < len(draft.tokens)]
         if late:
             self._run_early(late)
-        for draft, of_tree in zip(drafts, nodes, strict=True):
-            states = torch.cat(draft.features)
-            if of_tree != list(range(len(states))):
-                states = states[of_tree]
-                rearrange(self.target.cache, draft.row.slot, of_tree, self.exit)
-            draft.tree.hidden = states  # type: ignore[union-attr]
-
-    # After a round --------------------------------------------------------------------------------------------
-
-    def observe(self, round: Round) -> None:
-        """Take the early states of what was committed, whoever drafted it, and forget the adapter's other nodes."""
-        self.pending.add(round)
-        super().observe(round)
-        for row in round.rows:
-            self._catch_up(row)
+        for draft, order in zip(drafts, orders, strict=True):
+            assert draft.tree is not None
+            self.target.arrange(draft.row.slot, order)
+            draft.tree.hidden = torch.cat(draft.features)[order]
+        return trees
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        self.adapter.cache.commit(self._slots[draft.row.id], nodes)
+        self.pending.cache.commit(self.pending.slot(draft.row), nodes)
         self.pending.read(draft.row, len(nodes))
 
-    def _catch_up(self, row: Request) -> None:
-        """Run the adapter over what waits, as long as it is much."""
-        slot = self._slots[row.id]
-        for states in self.pending.chunks(row):
-            tokens = np.zeros(len(states), np.int64)  # the adapter reads none
-            self.adapter(states, [Segment.chunk(slot, tokens, last=False)])
-            self.adapter.cache.commit(slot, range(len(states)))
+    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
+        tokens = np.zeros(len(states), np.int64)  # the adapter reads none
+        self.adapter(states, [Segment.chunk(self.pending.slot(row), tokens, last=False)])
+        self.pending.cache.commit(self.pending.slot(row), range(len(states)))
 
 
-def _numbers(draft: Draft) -> list[int]:
+def order_of_tree(draft: Draft) -> list[int]:
     """For every node of the draft's tree its number in the draft, counted from the root. A tree's leaves, which the
     draft does not have, are added to it; a chain's last token it has."""
     assert draft.tree is not None
     root = draft.known - 1
-    numbers: list[int] = []
+    order: list[int] = []
     spare = iter(range(draft.done, len(draft.tokens)))
-    for token, parent, at in zip(draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.kept, strict=True):
-        at = next(spare, None) if at is None else at
-        if at is None:
-            at = len(draft.tokens)
-            draft.add(token, root + numbers[parent])
-        numbers.append(at - root)
-    return numbers
-
-
-@torch.inference_mode()
-def rearrange(cache: RaggedCache, slot: int, nodes: Sequence[int], layers: int) -> None:
-    """Bring the keys and values of `nodes`, which lie uncommitted after a row, into that order, in the first
-    `layers` layers."""
-    length, span = cache.length(slot), max(nodes) + 1
-    segment = Segment.chunk(slot, np.zeros(span, np.int64), last=False)
-    here = cache.writer(plan([segment], [length]))
-    source = [length + node for node in nodes]
-    for layer in range(layers):
-        for states in here.read(layer, 0):
-            states[0, :, length : length + len(nodes)] = states[0, :, source]
+    for token, parent, number in zip(
+        draft.tree.tokens.tolist(), draft.tree.parent.tolist(), draft.numbers, strict=True
+    ):
+        number = next(spare, None) if number is None else number
+        if number is None:
+            number = len(draft.tokens)
+            draft.add(token, root + order[parent])
+        order.append(number - root)
+    return order
 
 
 def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
@@ -244,15 +196,3 @@ def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
             f"an exit layer is 0 to {num_layers - 1}; train the adapter again"
         )
     return layer
-
-
-def check_weights(path: str, weights: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """MethodError unless there are tensors of just these names and shapes."""
-    for name in sorted(shapes.keys() | weights.keys()):
-        stored = list(weights[name].shape) if name in weights else None
-        wanted = list(shapes[name]) if name in shapes else None
-        if stored != wanted:
-            raise MethodError(
-                f"{path} is no adapter for this target: its {name} is {stored or 'missing'} where "
-                f"{wanted or 'nothing'} is wanted; copy it again or train one"
-            )

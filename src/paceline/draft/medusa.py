@@ -14,27 +14,23 @@ Acceptance is lossless. The authors' typical acceptance, which is not, is `pacel
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from paceline.draft.neural.checkpoint import CONFIG
-from paceline.draft.neural.features import table_and_head
-from paceline.draft.neural.heads.drafting import StaticConfig, StaticHeads
-from paceline.draft.neural.heads.networks import ResidualHeads
-from paceline.draft.neural.published import check_all, open_head
+from paceline.draft.neural.checkpoint import CONFIG, check_all, open_head
+from paceline.draft.neural.layers import load_module, nbytes, placed, table_and_head
+from paceline.draft.neural.networks import ResidualHeads
+from paceline.draft.neural.static_heads import StaticConfig, StaticHeads
 from paceline.draft.neural.vocab import check_map
-from paceline.draft.neural.weights import load_module, nbytes, placed
-from paceline.engine.request import Request
 from paceline.engine.round import Round
 from paceline.engine.tree import IntArray
 from paceline.errors import MethodError, ModelError
 from paceline.target.base import Facts, Needs
-from paceline.target.linear import Linear, linear
+from paceline.target.linear import linear
 from paceline.target.load import open_weights
 
-SHARED, KEPT = "lm_head.weight", "token_map"
+SHARED, TOKENS = "lm_head.weight", "token_map"
 """vLLM's names: an output head that all heads share, and the tokens of its rows, where they are not all."""
 INSIDE = "medusa_head."
 """Before the names of heads that lie inside the checkpoint of a whole model (Medusa-2)."""
@@ -58,42 +54,26 @@ class Medusa(StaticHeads):
     paper = "Cai et al. 2024, Medusa, arXiv 2401.10774"
     Config = StaticConfig
 
-    def __init__(self, config: StaticConfig):
-        super().__init__(config)
-        self._last: dict[int, torch.Tensor] = {}
-        self._own: list[Linear] | None = None
-        self._kept: IntArray | None = None
-
     def open(self, target: Facts) -> int:
-        tensors = read_heads(self.config.checkpoint, target)
-        heads, layers = check_heads(self.config.checkpoint, tensors, target)
-        kept = tensors.pop(KEPT, None)
-        own = placed({name: t for name, t in tensors.items() if name.startswith("lm_head")}, target, self.config.dtype)
-        self._kept = None if kept is None else kept.long().numpy()
+        path, dtype = self.config.checkpoint, self.config.dtype
+        tensors = read_heads(path, target)
+        heads, layers = check_heads(path, tensors, target)
+        tokens = tensors.pop(TOKENS, None)
+        own = placed({name: t for name, t in tensors.items() if name.startswith("lm_head")}, target, dtype)
+        if tokens is not None:
+            self.own_tokens = tokens.long().numpy()
         if SHARED in own:
             whole = tensors[SHARED].to(target.device, target.dtype)
-            is_targets = kept is None and torch.equal(whole, table_and_head(target)[1].dense().to(whole))
-            self._own = None if is_targets else [linear([own[SHARED]], None, target.dtype)] * heads
+            if tokens is not None or not torch.equal(whole, table_and_head(target)[1].dense().to(whole)):
+                self.own_heads = [linear([own[SHARED]], None, target.dtype)] * heads
         elif own:
-            self._own = [linear([own[f"lm_heads.{k}.weight"]], None, target.dtype) for k in range(heads)]
-        blocks = placed({name: t for name, t in tensors.items() if ".linear." in name}, target, self.config.dtype)
+            self.own_heads = [linear([own[f"lm_heads.{k}.weight"]], None, target.dtype) for k in range(heads)]
+        blocks = placed({name: t for name, t in tensors.items() if ".linear." in name}, target, dtype)
         self.network = load_module(ResidualHeads(heads, layers, target.hidden_size), blocks, target)
         self.weight_bytes = nbytes(blocks)
         self.layer = target.num_layers
         self.needs = Needs(hidden_layers=(self.layer,))
         return heads
-
-    def output_heads(self) -> Sequence[Linear] | None:
-        return self._own
-
-    def _own_columns(self) -> IntArray | None:
-        return self._kept
-
-    def able(self, row: Request) -> bool:
-        return row.id in self._last
-
-    def states(self, rows: Sequence[Request]) -> torch.Tensor:
-        return torch.stack([self._last[row.id] for row in rows])
 
     def guess(self, states: torch.Tensor, roots: IntArray, size: int) -> IntArray:
         depth = int(self.template.depth[size - 1])
@@ -105,10 +85,7 @@ class Medusa(StaticHeads):
     def observe(self, round: Round) -> None:
         """Keep the state of the last token that was committed, whoever drafted it."""
         for i, row in enumerate(round.rows):
-            self._last[row.id] = round.committed(i, self.layer)[-1].clone()
-
-    def drop(self, row: Request) -> None:
-        self._last.pop(row.id, None)
+            self.last[row.id] = round.committed(i, self.layer)[-1].clone()
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -116,7 +93,7 @@ class Medusa(StaticHeads):
 
 def read_heads(path: str, target: Facts) -> dict[str, torch.Tensor]:
     """The tensors of the heads at `path`, by our names: `{head}.{block}.linear.*`, `lm_heads.{head}.weight` for output
-    heads of their own, SHARED and KEPT. Names that nobody knows stay as they are, for `check_heads` to refuse."""
+    heads of their own, SHARED and TOKENS. Names that nobody knows stay as they are, for `check_heads` to refuse."""
     inside = _inside_model(path)
     found = inside if inside is not None else open_head(_file(path), Medusa.name, target)[1]
     return {_ours(name.removeprefix(INSIDE)): tensor for name, tensor in found.items()}
@@ -165,10 +142,10 @@ def check_heads(path: str, tensors: dict[str, torch.Tensor], target: Facts) -> t
     for k in range(heads):
         for j in range(layers):
             shapes |= {f"{k}.{j}.linear.weight": (h, h), f"{k}.{j}.linear.bias": (h,)}
-    if KEPT in tensors:
-        check_map(tensors[KEPT].long(), vocab)
-        shapes[KEPT] = (len(tensors[KEPT]),)
-    rows = len(tensors[KEPT]) if KEPT in tensors else vocab
+    if TOKENS in tensors:
+        check_map(tensors[TOKENS].long(), vocab)
+        shapes[TOKENS] = (len(tensors[TOKENS]),)
+    rows = len(tensors[TOKENS]) if TOKENS in tensors else vocab
     if SHARED in tensors:
         shapes[SHARED] = (rows, h)
     elif any(name.startswith("lm_heads.") for name in tensors):

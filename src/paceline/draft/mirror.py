@@ -9,18 +9,17 @@ the algorithm. Candidates for the token that the target adds come from
     source=early_exit  the target's layer `layer`, read by its own head (the paper): better candidates, less time
     source=both
 
-Where it runs: in a process beside the target's, with cores or a device of its own (`beside.py`), or in line, which
-gains no time and is there to try the algorithm. What is verified has the law of a freshly drafted window, so the answer
-is plain decoding's. What it costs and when it pays: docs/methods/mirror.md.
+It runs in a process of its own, with cores or a device of its own (`draft_worker.py`), or in line, which gains no time
+and is there to try the algorithm. What is verified has the distribution of a freshly drafted window, so the answer is
+plain decoding's. What it costs and when it pays: docs/methods/mirror.md.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal
@@ -29,21 +28,19 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.model import check_tokenizer
-from paceline.draft.neural.beside import Beside, Print, Setup, TargetLike
-from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates
-from paceline.draft.neural.ring import Closed
+from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, best_tokens, most_candidates
+from paceline.draft.neural.draft_worker import Closed, DraftWorker, RemoteTarget, Setup, confined, split_cores
+from paceline.draft.neural.drafts import drawn_chain
 from paceline.draft.neural.stepping import Stepping
 from paceline.draft.neural.vocab import kept_tokens
-from paceline.draft.spec import Options, option
+from paceline.draft.spec import Options, option, parse
 from paceline.engine.request import Request
 from paceline.engine.round import Round
-from paceline.engine.topk import top_tokens
 from paceline.engine.tree import DraftTree
 from paceline.errors import MethodError
-from paceline.target.base import Facts, Needs, Target
+from paceline.target.base import Facts, Needs
 from paceline.target.decoder import Decoder
 from paceline.target.load import device_named, load_tokenizer
-from paceline.target.threads import Threads
 
 log = logging.getLogger("paceline")
 
@@ -51,6 +48,8 @@ OVERLAPS = 1 / 0.9
 """How many times faster two pieces of work must be at once than one after the other, for a process to pay."""
 STATELESS = ("fixed", "svip", "confidence")
 """Stop rules that look at one distribution alone, so that a window drafted ahead ends where a fresh one would."""
+RECENT = 1024
+"""The number of last windows whose times are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +88,18 @@ class MirrorConfig(Options):
 
 @dataclass
 class Counts:
-    """What became of windows. hits, misses: by how many tokens of the window before were accepted; waited: seconds that
-    the target's side waited for windows; exposed: of them, those in rounds with a miss."""
+    """What became of windows, and times in seconds.
+
+    hits, misses   windows that were drafted ahead or not, by how many tokens of the window before were accepted.
+    waited         time that the target's side waited for windows; exposed: of it, in rounds with a miss.
+    fresh, ahead   in line, of the last rounds: drafting windows in a round with a miss, and looking ahead."""
 
     hits: Counter[int] = field(default_factory=Counter)
     misses: Counter[int] = field(default_factory=Counter)
     waited: float = 0.0
     exposed: float = 0.0
+    fresh: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    ahead: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
     def hit_rate(self) -> float:
@@ -103,9 +107,21 @@ class Counts:
         hits = sum(self.hits.values())
         return hits / max(hits + sum(self.misses.values()), 1)
 
+    def add(self, asks: Sequence[Ask], windows: Sequence[Window], seconds: float) -> None:
+        """Count a round's windows, for which the target's side waited `seconds`."""
+        for ask, window in zip(asks, windows, strict=False):
+            if window.hit is not None:
+                (self.hits if window.hit else self.misses)[len(ask.new) - 1] += 1
+        self.waited += seconds
+        self.exposed += seconds if any(not window.hit for window in windows) else 0.0
+        if any(window.hit is False for window in windows):
+            self.fresh.append(seconds)
+
 
 class Mirror(Drafter):
-    """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own."""
+    """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
+
+    side  what drafts ahead, here or in its process; None before `bind`, and after it is closed or lost."""
 
     name = "mirror"
     lossless = "yes"
@@ -116,117 +132,53 @@ class Mirror(Drafter):
         self.config = config
         self.counts = Counts()
         self._known: dict[int, int] = {}
-        self._accepted: dict[int, int] = {}
         self._windows: dict[int, list[int]] = {}
-        self._side: Ahead | Beside | None = None
-        self._give_back: Callable[[], None] = lambda: None
+        self.side: Ahead | DraftWorker | None = None
+        self._resources = ExitStack()
 
     # Start ----------------------------------------------------------------------------------------------------
 
     def bind(self, target: Facts) -> None:
         """Load the draft here or in its process. MethodError if it does not fit the target or cannot draft ahead."""
         super().bind(target)
+        self._max_context = target.max_context
+        if self.config.source != "draft":
+            self._exit = EarlyExit(self.config, target)
+            self.needs = Needs(callback_layer=self._exit.layer)
+        spec, drafter = stateless_drafter(self.config)
         c = self.config
-        self._vocab_size, self._max_context = target.vocab_size, target.max_context
-        own = c.source == "draft"
-        if not own:
-            self._bind_exit(target)
-        spec = self._spec()
-        options: dict[str, Any] = {"kappa": c.kappa, "branches": c.branches, "layout": c.layout}
-        options["fresh"] = c.miss == "fresh"
-        self._side = self._beside(target, spec, options) if c.where == "process" else None
-        if self._side is None:
-            self._side = self._in_line(target, spec, options)
-        self._close: Callable[[], None] = self._side.close if isinstance(self._side, Beside) else (lambda: None)
+        options = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout, "fresh": c.miss == "fresh"}
+        self.side = self._start_worker(target, spec, options) if c.where == "process" else None
+        if self.side is None:
+            drafter.bind(target)
+            self.weight_bytes = drafter.weight_bytes
+            self.side = Ahead(drafter, **options)
 
-    def _spec(self) -> str:
-        """The drafter that is to draft ahead; MethodError for one that cannot."""
-        from paceline.draft.registry import create
-        from paceline.draft.spec import parse
-
-        path = self.config.checkpoint
-        name, _, rest = path.partition(":")
-        spec = path if rest and name.replace("-", "").isalnum() and len(name) > 1 else f"model:{path}"
-        given = parse(spec).options
-        for key in ("stop", "draft", "streams"):
-            value = getattr(self.config, key)
-            if key not in given and value:
-                spec += f",{key}={value}"
-        drafter = create(spec)
-        if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
-            raise MethodError(
-                f"mirror:{path}: {drafter.name} cannot draft ahead, for it copies text or needs the target's states; "
-                "write mirror:PATH or mirror:model:PATH with a draft model"
-            )
-        if drafter.options.stop not in STATELESS or drafter.options.tree:
-            raise MethodError(
-                f"mirror: stop is {drafter.options.stop!r} and tree {drafter.options.tree}; "
-                f"it drafts chains, and its stop rule is {', '.join(STATELESS)}"
-            )
-        return spec
-
-    def _bind_exit(self, target: Facts) -> None:
-        if not isinstance(target, Decoder):
-            raise MethodError(
-                f"mirror: source={self.config.source} reads a middle layer, and {target.name} runs in transformers: "
-                "it needs a model of a family that the native decoder runs, or source=draft"
-            )
-        layer = target.num_layers // 2 if self.config.layer is None else self.config.layer
-        if not 0 < layer < target.num_layers:
-            last = target.num_layers - 1
-            raise MethodError(f"mirror: layer is {layer}, and {target.name} has {last + 1}: it is 1 to {last}")
-        self.needs = Needs(callback_layer=layer)
-        self._target = target
-        self._columns, self._head = None, target.head
-        if self.config.vocab is not None:
-            path = self.config.checkpoint.partition(":")[2] or self.config.checkpoint
-            self._columns = kept_tokens(self.config.vocab, path, target)
-            self._head = target.head.rows(self._columns)
-
-    def _in_line(self, target: Facts, spec: str, options: dict[str, Any]) -> Ahead:
-        from paceline.draft.registry import create
-
-        drafter = create(spec)
-        assert isinstance(drafter, Stepping)
-        drafter.bind(target)
-        self.weight_bytes = drafter.weight_bytes
-        return Ahead(drafter, **options)
-
-    def _beside(self, target: Facts, spec: str, options: dict[str, Any]) -> Beside | None:
-        """The process; None, and a line that says why, where it does not run beside the target."""
+    def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker | None:
+        """The process; None, and a line that says why, where the two do not overlap."""
         c = self.config
-        path = spec.partition(":")[2].partition(",")[0]
+        path = parse(spec).checkpoint or ""
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
-        ours, others = _cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
-        device = device_named(c.device) if c.device else target.device
-        tokenizer = target.tokenizer and Print(target.tokenizer.fingerprint, target.tokenizer.name)
-        facts = TargetLike(
-            target.name, target.vocab_size, target.max_context, tuple(target.eos_token_ids), target.weights_fingerprint,
-            tokenizer, target.num_layers, target.hidden_size, target.dtype, device,
-        )  # fmt: skip
-        own, joined = c.source == "draft", c.source == "both"
+        ours, others = split_cores(c.threads) if target.device.type == "cpu" else (frozenset(), frozenset())
+        facts = RemoteTarget.of(target, device_named(c.device) if c.device else target.device)
+        setup = Setup(spec, facts, options, c.source == "draft", c.source == "both", c.threads, others, c.limit)
         try:
-            beside = Beside(Setup(spec, facts, options, own, joined, c.threads, others, c.limit))
+            worker = DraftWorker(setup)
         except Closed as error:
-            raise MethodError(f"mirror: the draft's process did not start: {error or 'it ended'}") from None
+            raise MethodError(f"mirror: the draft's process did not start: {error}") from None
+        self._resources.callback(worker.close)
         if ours:
-            self._give_back = _confine(target, ours)
-        gain = beside.overlap() if c.check else OVERLAPS
-        if gain < OVERLAPS:
-            log.warning(
-                "mirror: the draft's process does not run beside the target here (work on both sides at once goes %.2f "
-                "times as fast as in turn): drafting in line. check=false skips this test", gain,
-            )  # fmt: skip
-            beside.close()
-            self._give_back()
-            return None
-        return beside
-
-    @property
-    def side(self) -> Ahead | Beside | None:
-        """What drafts ahead, here or in its process; None after it is closed or lost."""
-        return self._side
+            self._resources.enter_context(confined(target, ours))
+        gain = worker.overlap() if c.check else OVERLAPS
+        if gain >= OVERLAPS:
+            return worker
+        log.warning(
+            "mirror: the draft's process does not run beside the target here (work on both sides at once goes %.2f "
+            "times as fast as in turn): drafting in line. check=false skips this test", gain,
+        )  # fmt: skip
+        self._resources.close()
+        return None
 
     # Rows -----------------------------------------------------------------------------------------------------
 
@@ -245,15 +197,18 @@ class Mirror(Drafter):
 
     def close(self) -> None:
         """End the process, if there is one, and give its cores back; after it rows decode plainly."""
-        self._side, close = None, self._close
-        close()
-        self._give_back()
+        self.side = None
+        self._resources.close()
 
-    def _tell(self, act: Callable[[Ahead | Beside], None]) -> None:
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    def _tell(self, act: Callable[[Ahead | DraftWorker], None]) -> None:
         """Do something with the draft's side; without it, from then on, where it has died or hangs."""
-        if self._side is not None:
+        if self.side is not None:
             try:
-                act(self._side)
+                act(self.side)
             except Closed as error:
                 why = str(error) or "no answer"
                 log.warning("mirror: the draft's process is gone (%s); decoding goes on without drafts", why)
@@ -268,78 +223,90 @@ class Mirror(Drafter):
         began = perf_counter()
         if asks:
             self._tell(lambda side: windows.extend(side.windows(asks)))
-        waited = perf_counter() - began
+        self.counts.add(asks, windows, perf_counter() - began)
         self._windows = {window.id: window.tokens for window in windows}
-        self._count(asks, windows, waited)
-        made = {}
-        for row, window in zip(able, windows, strict=False):
-            self._known[row.id] = len(row)
-            made[row.id] = self._tree(row, window)
-        if self.config.source == "draft" and isinstance(self._side, Ahead):
-            self._side.look_ahead()
-        return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
+        self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
+        trees = {row.id: self._tree(row, window) for row, window in zip(able, windows, strict=False)}
+        if self.config.source == "draft" and isinstance(self.side, Ahead):
+            with _timed(self.counts.ahead):
+                self.side.look_ahead()
+        return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def _tree(self, row: Request, window: Window) -> DraftTree:
-        tree = DraftTree.chain(row.last_token, window.tokens, calls=window.calls)
-        tree.source = self.name if window.tokens else ""
-        if window.probs:
-            tree.draft_probs = torch.stack([*window.probs, torch.zeros_like(window.probs[0])])
-        return tree
-
-    def _count(self, asks: Sequence[Ask], windows: Sequence[Window], waited: float) -> None:
-        counts = self.counts
-        for ask, window in zip(asks, windows, strict=False):
-            if window.hit is not None:
-                (counts.hits if window.hit else counts.misses)[len(ask.new) - 1] += 1
-        counts.waited += waited
-        counts.exposed += waited if any(not window.hit for window in windows) else 0.0
+        source = self.name if window.tokens else ""
+        return drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
-        """The proxy: what the target's head says of the states in the middle of the forward, after every node."""
-        spans = round.spans()
-        mine = [
+        """Look ahead with the candidates of the early exit after every node of the windows."""
+        own = [
             i
             for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True))
             if not round.is_prompt(i) and row.id in self._windows and (round.is_from(i, self) or len(tree) == 1)
         ]
-        if not mine or not self.config.kappa:
-            return
-        states = torch.cat([hidden[spans[i]] for i in mine])
+        if own and self.config.kappa:
+            spans = round.spans()
+            tops = iter(self._exit.candidates(torch.cat([hidden[spans[i]] for i in own])))
+            given = {round.rows[i].id: [next(tops) for _ in range(len(round.trees[i]))] for i in own}
+            with _timed(self.counts.ahead):
+                self._tell(lambda side: side.look_ahead(given, self.config.source == "both"))
+
+
+@contextmanager
+def _timed(seconds: deque[float]) -> Iterator[None]:
+    began = perf_counter()
+    yield
+    seconds.append(perf_counter() - began)
+
+
+class EarlyExit:
+    """The target's states after `layer` layers, read by its own norm and head (the paper's proxy). MethodError if the
+    target has no such layer."""
+
+    def __init__(self, config: MirrorConfig, target: Facts):
+        if not isinstance(target, Decoder):
+            raise MethodError(
+                f"mirror: source={config.source} reads a middle layer, and {target.name} runs in transformers: "
+                "it needs a model of a family that the native decoder runs, or source=draft"
+            )
+        layer = target.num_layers // 2 if config.layer is None else config.layer
+        if not 0 < layer < target.num_layers:
+            last = target.num_layers - 1
+            raise MethodError(f"mirror: layer is {layer}, and {target.name} has {last + 1}: it is 1 to {last}")
+        self.layer, self._target = layer, target
+        self._columns, self._head = None, target.head
+        if config.vocab is not None:
+            path = config.checkpoint.partition(":")[2] or config.checkpoint
+            self._columns = kept_tokens(config.vocab, path, target)
+            self._head = target.head.rows(self._columns)
+        self._count = most_candidates(config.kappa, config.layout) + 1
+
+    def candidates(self, states: torch.Tensor) -> list[Top]:
+        """The best tokens after each of the states [N, H]."""
         logits = self._head(self._target.ops.norm(states, self._target.norm))[: len(states)]
-        count = most_candidates(self.config.kappa, self.config.layout) + 1
-        values, columns = top_tokens(logits, min(count, logits.shape[-1]))
-        shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
-        tokens = columns if self._columns is None else self._columns[columns]
-        tops: list[Top] = [list(zip(ids, ps, strict=True)) for ids, ps in zip(tokens.tolist(), shares, strict=True)]
-        ends = torch.tensor([len(round.trees[i]) for i in mine]).cumsum(0).tolist()
-        given = {round.rows[i].id: tops[end - len(round.trees[i]) : end] for i, end in zip(mine, ends, strict=True)}
-        joined = self.config.source == "both"
-        self._tell(lambda side: side.look_ahead(given, joined))
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self.close()
+        return best_tokens(logits, self._count, self._columns)
 
 
-def _confine(target: Facts, cores: frozenset[int]) -> Callable[[], None]:
-    """Leave only these cores to the target; returns what gives it the others back."""
-    before, ours = os.sched_getaffinity(0), Threads(len(cores))
-    os.sched_setaffinity(0, cores)
-    if not isinstance(target, Target):
-        return lambda: os.sched_setaffinity(0, before)
-    threads, target.threads = target.threads, ours
+def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
+    """The drafter that is to draft ahead, and its spec; MethodError for one that cannot."""
+    from paceline.draft.registry import create
 
-    def give_back() -> None:
-        os.sched_setaffinity(0, before)
-        if target.threads is ours:
-            target.threads = threads
-
-    return give_back
-
-
-def _cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Cores for the target and for the draft; both empty where they cannot be split."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cores) <= threads:
-        return frozenset(), frozenset()
-    return frozenset(cores[:-threads]), frozenset(cores[-threads:])
+    path = config.checkpoint
+    name, _, rest = path.partition(":")
+    spec = path if rest and name.replace("-", "").isalnum() and len(name) > 1 else f"model:{path}"
+    given = parse(spec).options
+    for key in ("stop", "draft", "streams"):
+        value = getattr(config, key)
+        if key not in given and value:
+            spec += f",{key}={value}"
+    drafter = create(spec)
+    if not isinstance(drafter, Stepping) or not drafter.drafts_ahead:
+        raise MethodError(
+            f"mirror:{path}: {drafter.name} cannot draft ahead, for it copies text or needs the target's states; "
+            "write mirror:PATH or mirror:model:PATH with a draft model"
+        )
+    if drafter.options.stop not in STATELESS or drafter.options.tree:
+        raise MethodError(
+            f"mirror: stop is {drafter.options.stop!r} and tree {drafter.options.tree}; "
+            f"it drafts chains, and its stop rule is {', '.join(STATELESS)}"
+        )
+    return spec, drafter

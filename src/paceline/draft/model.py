@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 import torch
 
-from paceline.draft.neural.stepping import Draft, SteppingConfig
+from paceline.draft.neural.drafts import Draft, segments
+from paceline.draft.neural.stepping import SteppingConfig
 from paceline.draft.neural.streams import Streaming, Streams, open_streams
 from paceline.draft.neural.vocab import trim
 from paceline.draft.spec import option
@@ -162,10 +163,8 @@ class Model(Streaming):
         self.model.commit(slot, range(len(tokens)))
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        segments = [
-            draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
-        ]
-        logits = self.model.verify(segments).logits if self.streams is None else self.streams.run(segments)
+        parts = segments(drafts, num_logits, lambda row: self._slots[row.id])
+        logits = self.model.verify(parts).logits if self.streams is None else self.streams.run(parts)
         return logits[..., : self._vocab_size]
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:

@@ -42,7 +42,7 @@ import torch
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
 from paceline.draft.text.copying import up_to_end
-from paceline.engine.argmax import best_token
+from paceline.engine.logits import best_token
 from paceline.engine.request import Request
 from paceline.engine.round import Round
 from paceline.engine.sampling import on_accelerator

@@ -27,9 +27,9 @@ from paceline.draft.base import Drafter
 from paceline.draft.shapes import Template, compile_template, template_of
 from paceline.draft.spec import Options, option
 from paceline.draft.text.store import HEADER, open_for, writing
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Request
 from paceline.engine.round import Round
-from paceline.engine.topk import top_tokens
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import MethodError, StoreError
 from paceline.target.base import Facts, Needs
@@ -158,7 +158,7 @@ class Recycling(Drafter):
         """The same for row i's piece of prompt, but for its last token if that has logits: `observe` learns from it."""
         assert self._head is not None
         segment = round.segments[i]
-        count = len(segment.tokens) - segment.num_logits
+        count = len(segment.tokens) - len(round.logits(i))
         if not count:
             return
         tokens, hidden = segment.tokens[:count], round.hidden(i, self._head.num_layers)[:count]

@@ -1,11 +1,11 @@
-"""The one table of methods, and the names users write: "sam,draft=20+prompt-lookup" becomes drafters.
+"""The one table of methods. The names users write, such as "sam,draft=20+prompt-lookup", become drafters here.
 
     name[:checkpoint][,key=value...]       one drafter
     a+b                                    a, and b for the rows for which a has nothing to propose
 
-A method is a `Drafter` class, described by its class attributes and the first line of its docstring. Other packages
-add methods through the entry-point group `paceline.drafters` (name = "package.module:Class").
-Only this table knows methods by name; modules are imported when they are asked for.
+A method is a `Drafter` class, described by its class attributes and the first line of its docstring; its module is
+imported when it is asked for. Other packages add methods through the entry-point group `paceline.drafters`
+(name = "package.module:Class"). No other module of the core knows a method by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from paceline.draft.base import Drafter
-from paceline.draft.fallback import Fallback
 from paceline.draft.spec import OptionInfo, Part, Takes, options, parse, split, takes_checkpoint, values
 from paceline.errors import MethodError, meant
 
@@ -77,10 +76,12 @@ def describe(name: str) -> MethodInfo:
 
 def create(spec: str) -> Drafter:
     """The drafter that `spec` names, ready for the engine. Raises MethodError that says what exists instead."""
-    parts = [parse(part, spec) for part in split(spec)]
-    last = len(parts) - 1
-    drafters = [_build(part, in_front=i < last) for i, part in enumerate(parts)]
-    return drafters[0] if last == 0 else Fallback(drafters)
+    *parts, last = [parse(part, spec) for part in split(spec)]
+    if not parts:
+        return _build(last, in_front=False)
+    from paceline.draft.fallback import Fallback
+
+    return Fallback([*(_build(part, in_front=True) for part in parts), _build(last, in_front=False)])
 
 
 def _build(part: Part, *, in_front: bool) -> Drafter:
@@ -91,12 +92,12 @@ def _build(part: Part, *, in_front: bool) -> Drafter:
 
 @cache
 def added() -> tuple[EntryPoint, ...]:
-    """What other packages registered. Asked once: to read the metadata of all packages takes milliseconds."""
+    """What other packages registered. Read once: the metadata of all packages takes milliseconds."""
     return tuple(entry_points(group=GROUP))
 
 
 def _table() -> dict[str, str]:
-    """name -> "module:Class", of this package and of those that registered."""
+    """name -> "module:Class" of every method."""
     table = dict(_BUILT_IN)
     for entry in added():
         if entry.name in table:

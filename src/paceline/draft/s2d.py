@@ -29,7 +29,7 @@ import torch
 from paceline.draft.model import Model, ModelConfig
 from paceline.draft.neural import stop
 from paceline.draft.neural.checkpoint import read_drafter
-from paceline.draft.neural.stepping import Draft
+from paceline.draft.neural.drafts import Draft
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Round, Segment
@@ -75,16 +75,16 @@ class Section:
     nbytes     bytes of the weights read by running these layers and trying their exit.
     ran        by slot: nodes run since the last commit.
     waiting    by slot: [n, H], states before layer `first` of the nodes that come next.
-    left       distributions that drafts took from here. tried, kept: tokens drafted from them that the target decided
-               on, and that stood.
-    """
+    left       distributions that drafts took from here. tried: tokens drafted from them that the target decided on;
+               kept: those of them that it accepted."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
         self.deeper: Section | None = None
         layers = [block.nbytes for block in model.blocks]
         self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
-        self.cache = model.new_cache(last - first)
+        # A row of the model is a row of its first section.
+        self.cache = model.new_cache(last - first) if first else model.trim_cache(last)
         self.nothing = model.norm.new_empty(0, model.hidden_size)
         self.ran: dict[int, int] = {}
         self.waiting: dict[int, torch.Tensor] = {}
@@ -143,11 +143,10 @@ class Sorted(Model):
             raise MethodError(f"{path} does not run in the native decoder, and no other model can be left half-way")
         self.decoder = self.model
         used = exits_in_use(exits, self.thresholds or thresholds or [SURE], self.decoder.num_layers)
-        begins = [0, *(last for last, _ in used)]
-        self.sections = [Section(self.decoder, first, *exit) for first, exit in zip(begins, used, strict=False)]
+        lasts = [last for last, _ in used]
+        self.sections = [Section(self.decoder, first, *exit) for first, exit in zip([0, *lasts], used, strict=False)]
         for section, deeper in pairwise(self.sections):
             section.deeper = deeper
-        self.decoder.cache = self.sections[0].cache  # a row of the model is a row of its first section
         self.weight_bytes = self.decoder.weight_bytes
 
     @property
@@ -162,8 +161,7 @@ class Sorted(Model):
         super().open(row, first)
         slot = self._slots[row.id]
         for section in self.sections[1:]:
-            beside = section.cache.add_row(self.expected(row))
-            assert beside == slot, "rows come and go in all sections alike"
+            assert section.cache.add_row(self.expected(row)) == slot, "rows come and go in all sections alike"
         for section in self.sections:
             section.start(slot)
 
@@ -177,7 +175,7 @@ class Sorted(Model):
         self._left.pop(row.id, None)
 
     def read_chunk(self, row: Request, tokens: IntArray) -> None:
-        chunk = Draft(row, len(tokens), tokens.tolist(), list(range(-1, len(tokens) - 1)))
+        chunk = Draft.chain(row, tokens.tolist())
         for section in self.sections:
             self._through(section, [chunk])
         self.keep(chunk, range(len(tokens)))
@@ -229,7 +227,7 @@ class Sorted(Model):
         slots = [self._slots[draft.row.id] for draft in drafts]
         segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
-        states = list(hidden.split([len(segment.tokens) - segment.start for segment in segments]))
+        states = list(hidden.split([segment.num_run for segment in segments]))
         for slot, segment, new in zip(slots, segments, states, strict=True):
             section.ran[slot], section.waiting[slot] = len(segment.tokens), section.nothing
             if section.deeper is not None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,12 +26,11 @@ import numpy as np
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
-from paceline.draft.text.copying import continuation, up_to_end
+from paceline.draft.text.copying import Generations, continuation, up_to_end
 from paceline.draft.text.frozen import FrozenAutomaton, from_parts
 from paceline.draft.text.store import open_for
 from paceline.engine.request import Request
 from paceline.engine.tree import DraftTree, IntArray
-from paceline.errors import MethodError
 from paceline.target.base import Facts
 
 TAIL = 64
@@ -75,9 +73,10 @@ class Sam(Drafter):
 
     def __init__(self, config: SamConfig = SamConfig()):
         self.config = config
+        self._recent = config.source == "recent"
         self._automata: dict[int, SuffixAutomaton] = {}
         self._cursors: dict[int, _Cursor] = {}
-        self._past = [_Past(config.past // 2), _Past(config.past // 2)] if config.past > 1 else []
+        self._past = Generations(config.past, _Past) if config.past > 1 else None
         self._corpus: FrozenAutomaton | None = None
         self._borders: frozenset[int] = frozenset()
 
@@ -99,18 +98,14 @@ class Sam(Drafter):
 
     def drop(self, row: Request) -> None:
         self._cursors.pop(row.id, None)
-        if self._automata.pop(row.id, None) is not None and self._past and row.is_complete:
-            self._learn(row)
+        if self._automata.pop(row.id, None) is not None and self._past is not None and row.is_complete:
+            self._past.learn(np.append(row.tokens, self.eos_token_ids[:1]))
 
     def draft(self, row: Request) -> DraftTree:
         """From the longest match; of equal ones the row's own, then in the order of `_others`."""
-        match = self._own(row)
-        for other in self._others(row):
-            match = max(match, other, key=_length)
+        match = max([self._own(row), *self._others(row)], key=lambda match: match.length)
         size = self._size(match.length)
-        if size < 1:
-            return DraftTree.root(row.last_token)
-        return match.draw(row, size)
+        return match.draft(row, size) if size >= 1 else DraftTree.root(row.last_token)
 
     def _size(self, length: int) -> int:
         """Tokens to draft after a match of `length` tokens."""
@@ -124,34 +119,29 @@ class Sam(Drafter):
         automaton = self._automata[row.id]
         automaton.extend(row.tokens[len(automaton) :])
         length, first, recent = automaton.match()
-        start = recent if self._is_recent else first
+        start = recent if self._recent else first
 
-        def draw(row: Request, size: int) -> DraftTree:
+        def copy(row: Request, size: int) -> DraftTree:
             drafted = continuation(row.tokens, start, min(size, row.max_draft))
             return self.chain_after(row, up_to_end(drafted, self.end_tokens(row), keep=True))
 
-        return _Match(length, draw)
+        return _Match(length, copy)
 
     def _others(self, row: Request) -> Iterator[_Match]:
         """The matches in other texts: the corpus, then finished requests, the newer first."""
         if self._corpus is not None:
-            state, length = self._in_corpus(row, self._corpus)
-            draw = self._copy if self.config.shape == "chain" else self._branch
-            yield _Match(length - self.config.bias, partial(draw, self._corpus, state))
-        for past in self._past:
+            cursor = self._cursors[row.id]
+            state, length = self._corpus.transfer(cursor.state, cursor.length, row.tokens[cursor.read :])
+            self._cursors[row.id] = _Cursor(state, length, len(row))
+            draft = self._copy if self.config.shape == "chain" else self._branch
+            yield _Match(length - self.config.bias, partial(draft, self._corpus, state))
+        for past in self._past.halves if self._past is not None else ():
             state, length = past.automaton.transfer(0, 0, row.tokens[-TAIL:])
             yield _Match(length, partial(self._copy, past, state))
 
-    def _in_corpus(self, row: Request, corpus: FrozenAutomaton) -> tuple[int, int]:
-        """Move the row's cursor over what it has gained: (state, length)."""
-        cursor = self._cursors[row.id]
-        state, length = corpus.transfer(cursor.state, cursor.length, row.tokens[cursor.read :])
-        self._cursors[row.id] = _Cursor(state, length, len(row))
-        return state, length
-
     def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Request, size: int) -> DraftTree:
         """What followed the match in another text, as far as the document goes."""
-        drafted = text.chain(state, min(size, row.max_draft), recent=self._is_recent)
+        drafted = text.chain(state, min(size, row.max_draft), recent=self._recent)
         return self.chain_after(row, up_to_end(drafted, self.end_tokens(row) | self._borders, keep=True))
 
     def _branch(self, corpus: FrozenAutomaton, state: int, row: Request, size: int) -> DraftTree:
@@ -159,17 +149,6 @@ class Sam(Drafter):
         ends = self.end_tokens(row) | self._borders
         tokens, parents, _ = corpus.tree(state, size, width=self.config.width, depth=row.max_draft, ends=tuple(ends))
         return self.tree_after(row, tokens, parents)
-
-    @property
-    def _is_recent(self) -> bool:
-        return self.config.source == "recent"
-
-    def _learn(self, row: Request) -> None:
-        """Remember a finished request. When the newer half of the memory is full, the older is forgotten."""
-        text = np.append(row.tokens, self.eos_token_ids[:1])
-        if not self._past[0].has_room(len(text)):
-            self._past = [_Past(self.config.past // 2), self._past[0]]
-        self._past[0].append(text)
 
 
 class _Cursor(NamedTuple):
@@ -184,10 +163,7 @@ class _Match(NamedTuple):
     """A match: its length, less the corpus's bias, and a function that drafts a number of tokens from it."""
 
     length: int
-    draw: Callable[[Request, int], DraftTree]
-
-
-_length = attrgetter("length")
+    draft: Callable[[Request, int], DraftTree]
 
 
 class _Past:
@@ -196,21 +172,16 @@ class _Past:
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()
-        try:
-            self._text = np.empty(capacity, np.int32)
-        except (MemoryError, ValueError, OverflowError):  # the latter two: more than an address can say
-            raise MethodError(f"sam: past is {2 * capacity}; there is no memory for that many tokens.") from None
+        self._text = np.empty(capacity, np.int32)
 
-    def has_room(self, count: int) -> bool:
-        """Whether `count` tokens fit in, or nothing is there to be forgotten for them."""
-        return len(self.automaton) + count <= len(self._text) or len(self.automaton) == 0
+    def __len__(self) -> int:
+        return len(self.automaton)
 
-    def append(self, tokens: IntArray) -> None:
-        """One more request; the end of it, if it is larger than everything that is to be remembered."""
-        tokens = tokens[-len(self._text) :]
+    def learn(self, text: IntArray) -> None:
+        """One more request."""
         begin = len(self.automaton)
-        self._text[begin : begin + len(tokens)] = tokens
-        self.automaton.extend(tokens)
+        self._text[begin : begin + len(text)] = text
+        self.automaton.extend(text)
 
     def chain(self, state: int, size: int, *, recent: bool) -> IntArray:
         """As FrozenAutomaton.chain."""

@@ -1,9 +1,8 @@
-"""Trees of fixed shape: which ranks to take at each step down from the root, whatever the tokens are.
+"""Trees of fixed shape: paths of ranks, whatever the tokens are.
 
-A path is such a list of ranks: (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set
-of paths that holds the beginning of each of its paths is a tree; compiled, it is a `Template`, which drafters fill with
-tokens. Paths come from a table that was published, from a file, or from how often the candidates of each depth are
-right. Knows nothing of tokens.
+The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths that holds the
+beginning of each of its paths is a tree; compiled, it is a `Template`, which drafters fill with tokens. Paths come from
+a table that was published, from a file, or from how often the candidates of each depth are right.
 """
 
 from __future__ import annotations

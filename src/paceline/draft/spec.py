@@ -1,4 +1,4 @@
-"""Specs: `name[:checkpoint][,key=value...]`, the way drafters and peers are named, and what their options are.
+"""Specs, `name[:checkpoint][,key=value...]`: how drafters and peers are named, and which options they have.
 
     @dataclass(frozen=True)
     class SamConfig(Options):
@@ -8,7 +8,7 @@
     SamConfig(**values(part, SamConfig))
 
 An option's type says how its value is read: int, float, bool, str, Literal, or one of these `| None`. A field named
-`checkpoint` takes the checkpoint: without a default it must be given. Knows no method.
+`checkpoint` takes the checkpoint; without a default it must be given. Knows no method.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ def option(
 ) -> Any:
     """A field of a dataclass of options.
 
-    default      left out: the option must be given.
-    least, most  the range of a number, both ends included; None: no bound on that side. An option that is None is in
-                 every range.
+    default      without one the option must be given.
+    least, most  the range of a number, both ends included; None: no bound. An option that is None is in every range.
     more         in_front: the default where another drafter follows after a `+`, if that differs."""
     return dataclasses.field(default=default, metadata={"help": help, "least": least, "most": most, **more})
 
 
 class Options:
-    """Base of dataclasses of options: MethodError for one that is outside its range."""
+    """Base of dataclasses of options. Raises MethodError for one that is outside its range."""
 
     def __post_init__(self) -> None:
         for known in fields(self):  # type: ignore[arg-type]
@@ -49,7 +48,7 @@ class Options:
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """One option of a method. `in_front` is its default where another drafter follows after a `+`, if that differs."""
+    """One option of a method. in_front: as in `option`."""
 
     name: str
     type: str
@@ -61,7 +60,7 @@ class OptionInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """One name with its checkpoint and options, which are still texts."""
+    """A name with its checkpoint and options, not read yet."""
 
     name: str
     checkpoint: str | None
@@ -69,12 +68,12 @@ class Part:
 
 
 def split(spec: str) -> list[str]:
-    """Split at every + that a name follows, so that a path may contain others ("model:./c++/checkpoint")."""
+    """Split at every + that a name follows; a path may contain others ("model:./c++/checkpoint")."""
     return re.split(r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))", spec.strip())
 
 
 def parse(part: str, spec: str = "") -> Part:
-    """Split one `part` of `spec` into name, checkpoint and options; MethodError if it cannot be split."""
+    """Name, checkpoint and options of one `part` of `spec`; MethodError if it cannot be read."""
     spec = spec or part
     head, *pairs = re.split(r",(?=\s*[A-Za-z_][\w-]*=)", part)
     name, colon, checkpoint = head.partition(":")
@@ -90,7 +89,7 @@ def parse(part: str, spec: str = "") -> Part:
 
 
 def values(part: Part, config: type | None, *, in_front: bool = False) -> dict[str, Any]:
-    """The fields of `config` (None: there are no options) that `part` sets; the others keep their defaults.
+    """The fields of `config` (None: no options) that `part` sets; the others keep their defaults.
 
     Raises MethodError for an unknown option, a value that cannot be read or is outside its range, and a checkpoint
     that is missing or not wanted."""
@@ -112,7 +111,7 @@ def options(config: type | None) -> tuple[OptionInfo, ...]:
     """Every option of `config`, without the checkpoint."""
     known, hints = _fields(config), typing.get_type_hints(config or object)
     known.pop("checkpoint", None)
-    return tuple(_option(field, hints[field.name]) for field in known.values())
+    return tuple(_info(field, _kinds(hints[field.name])) for field in known.values())
 
 
 def takes_checkpoint(config: type | None) -> Takes:
@@ -122,7 +121,7 @@ def takes_checkpoint(config: type | None) -> Takes:
 
 
 def _checkpoint(part: Part, field: Field[Any] | None) -> dict[str, Any]:
-    """The checkpoint as a field of the config; MethodError if it is missing or not wanted."""
+    """The checkpoint, as a field of the config; MethodError if it is missing or not wanted."""
     if part.checkpoint:
         if field is None:
             raise MethodError(f"{part.name} takes no checkpoint, but {part.checkpoint!r} is given: leave it out.")
@@ -151,17 +150,12 @@ def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _option(field: Field[Any], hint: Any) -> OptionInfo:
+def _info(field: Field[Any], kinds: Sequence[Any]) -> OptionInfo:
     default = field.default if field.default_factory is MISSING else field.default_factory()
-    choices = tuple(choice for kind in _kinds(hint) for choice in _choices(kind))
-    return OptionInfo(
-        field.name,
-        " or ".join(_type_name(kind) for kind in _kinds(hint)),
-        default,
-        field.metadata.get("help", ""),
-        choices,
-        field.metadata.get("in_front"),
-    )
+    choices = tuple(choice for kind in kinds for choice in _choices(kind))
+    names = ["choice" if _choices(kind) else "none" if kind is types.NoneType else kind.__name__ for kind in kinds]
+    more = field.metadata
+    return OptionInfo(field.name, " or ".join(names), default, more.get("help", ""), choices, more.get("in_front"))
 
 
 def _kinds(hint: Any) -> Sequence[Any]:
@@ -174,20 +168,8 @@ def _choices(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
 
 
-def _type_name(kind: Any) -> str:
-    if _choices(kind):
-        return "choice"
-    return "none" if kind is types.NoneType else str(kind.__name__)
-
-
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_WANTED = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    types.NoneType: "none",
-}
+_WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}
 
 
 def _read(text: str, hint: Any, what: str) -> Any:

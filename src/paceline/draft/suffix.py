@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
+from paceline.draft.text.copying import tree_up_to_ends
 from paceline.draft.text.store import open_for
 from paceline.draft.text.suffix_array import SuffixArray
 from paceline.draft.text.suffix_tree import Speculation, SuffixTree, warm_up
@@ -98,7 +97,7 @@ class Suffix(Drafter):
         if most < 1:
             return DraftTree.root(row.last_token)
         best = max((self._speculate(source, row, most) for source in (tree, *self._shared)), key=lambda s: s.score)
-        tokens, parent = up_to_ends(best.tokens, best.parent, self.end_tokens(row))
+        tokens, parent = tree_up_to_ends(best.tokens, best.parent, self.end_tokens(row))
         return self.tree_after(row, tokens, parent)
 
     def _speculate(self, source: SuffixTree | SuffixArray, row: Request, most: int) -> Speculation:
@@ -110,17 +109,3 @@ class Suffix(Drafter):
             self.config.min_prob,
             self.config.shape == "tree",
         )
-
-
-def up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
-    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without what stands after a token of `ends`."""
-    if ends.isdisjoint(tokens.tolist()):
-        return tokens, parent
-    kept: list[int] = []
-    number = {0: 0}
-    for i, (token, above) in enumerate(zip(tokens.tolist(), parent.tolist(), strict=True)):
-        if above in number:
-            kept.append(i)
-            if token not in ends:
-                number[i + 1] = len(kept)
-    return tokens[kept], np.array([number[above] for above in parent[kept].tolist()], np.int64)

@@ -1,13 +1,13 @@
 """Acceptance rules: which drafted tokens stand, and which token the target adds. Losslessness lives here.
 
-One walk serves every rule. All rows start at their roots; at each step the target's distribution at every row's
-node is warped and a token is decided; a row whose token is a drafted child goes on from there, the others are
-done.
+One walk serves every rule. Every row has a cursor, which starts at the root of its tree. At each step the target's
+distribution at the cursor is warped and a token is decided; where that token is a drafted child the cursor steps to the
+child, else the row is done.
 
 * Greedy: the decided token is the argmax.
 * Sampling, point-mass drafts (retrieval, argmax drafts; chain or tree): the token is drawn from the target's p.
-  This has the law of rejection sampling: each child x is kept with probability p(x), and when none is, the token
-  is distributed as p with the children struck out.
+  That is the distribution of rejection sampling: each child x is kept with probability p(x), and when none is, the
+  token is distributed as p with the children struck out.
 * Sampling, drafts drawn from q (chain or tree): the children are tried in the order they were drawn. Child x is
   kept with probability min(1, p(x) / q(x)); after a rejection p becomes normalise(max(p - q, 0)) and, if the
   children were drawn without replacement, x is struck out of q. If none is kept the token is drawn from what p
@@ -18,7 +18,7 @@ done.
 This holds for any q, on one condition: every drafted child stays in the tree, whatever token was drawn. The number of
 children and their q may depend on everything that was drawn before them.
 
-If a row's logits are not numbers, its `Accepted` has the error, and the other rows are decided as if it were not there.
+If a row's logits are not numbers, its `Accepted` has the error; the other rows are decided as if it were not there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.argmax import best_token
+from paceline.engine.logits import best_token
 from paceline.engine.request import Request
 from paceline.engine.sampling import (
     TokenLogprob,
@@ -61,8 +61,8 @@ class Accepted:
     error: Exception | None = None
 
 
-class Walker(NamedTuple):
-    """A row on its way through its tree; logits [len(tree), V]."""
+class Cursor(NamedTuple):
+    """Where a row stands in its tree, and what was decided on the way; logits [len(tree), V]."""
 
     request: Request
     tree: DraftTree
@@ -71,7 +71,7 @@ class Walker(NamedTuple):
 
     @property
     def node(self) -> int:
-        """Where it stands."""
+        """The last node of the path."""
         return self.done.path[-1]
 
     @property
@@ -95,9 +95,9 @@ class Rule(Protocol):
     name: str
     lossless: bool
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
-        """Append a token to `done.tokens` of every walker, and, if it is a drafted child's, that child to `done.path`.
-        Returns the walkers that stepped to a child. Raises PacelineError before it has changed any walker."""
+    def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
+        """Append a token to `done.tokens` of every cursor, and, if a drafted child carries it, that child to
+        `done.path`. Returns the cursors that stepped to a child. Raises PacelineError before it changes any cursor."""
 
 
 class Lossless:
@@ -105,15 +105,15 @@ class Lossless:
 
     name, lossless = "lossless", True
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+    def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
         """As `Rule.decide`, for rows that are decided alike (`_alike`)."""
-        params = walkers[0].request.params
+        params = cursors[0].request.params
         if params.is_greedy:
-            return [w for w, token in zip(walkers, _greedy(walkers), strict=True) if follow(w, token)]
-        probs = target_distributions(walkers)
-        if walkers[0].tree.draft_probs is not None:
-            return [w for w, p in zip(walkers, probs, strict=True) if _reject_or_follow(w, p)]
-        return [w for w, token in zip(walkers, _choose(walkers, probs), strict=True) if follow(w, token)]
+            return [w for w, token in zip(cursors, _greedy(cursors), strict=True) if follow(w, token)]
+        probs = target_distributions(cursors)
+        if cursors[0].tree.draft_probs is not None:
+            return [w for w, p in zip(cursors, probs, strict=True) if _reject_or_follow(w, p)]
+        return [w for w, token in zip(cursors, _choose(cursors, probs), strict=True) if follow(w, token)]
 
 
 LOSSLESS = Lossless()
@@ -128,104 +128,100 @@ def accept(
     """Decide every row of a round. logits[i] is [len(trees[i]), V]: what the target predicts after each node.
 
     A row whose logits are not numbers, or whose request leaves no token, has that error in its `Accepted`."""
-    walkers = [Walker(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
-    walking = walkers
-    if walkers and rule is LOSSLESS and on_accelerator(walkers[0].logits):
-        walking = _greedy_at_once(walkers)
-    while walking:
-        walking = [w for group in _alike(walking) for w in _decide(rule, group)]
-    for walker in walkers:
-        if walker.request.params.logprobs is not None and walker.done.error is None:
-            walker.done.logprobs = _logprobs(walker, walker.request.params.logprobs)
-    return [w.done for w in walkers]
+    cursors = [Cursor(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
+    active = cursors
+    if cursors and rule is LOSSLESS and on_accelerator(cursors[0].logits):
+        active = _greedy_at_once(cursors)
+    while active:
+        active = [w for group in _alike(active) for w in _decide(rule, group)]
+    for cursor in cursors:
+        if cursor.request.params.logprobs is not None and cursor.done.error is None:
+            cursor.done.logprobs = _logprobs(cursor, cursor.request.params.logprobs)
+    return [w.done for w in cursors]
 
 
-def _decide(rule: Rule, walkers: Sequence[Walker]) -> list[Walker]:
+def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
     """One step of rows that are decided alike. If that fails, each is decided alone: a row that fails alone gets the
     error, the others go on."""
     try:
-        return rule.decide(walkers)
+        return rule.decide(cursors)
     except PacelineError as error:
-        if len(walkers) > 1:
-            return [stepped for w in walkers for stepped in _decide(rule, [w])]
-        walkers[0].done.error = error
+        if len(cursors) > 1:
+            return [stepped for w in cursors for stepped in _decide(rule, [w])]
+        cursors[0].done.error = error
         return []
 
 
-def _logprobs(walker: Walker, count: int) -> list[TokenLogprob]:
+def _logprobs(cursor: Cursor, count: int) -> list[TokenLogprob]:
     """The log-probability of every decided token, with the `count` most probable ones at its place."""
-    scores = walker.logits[walker.done.path[: len(walker.done.tokens)]].double().log_softmax(-1)
-    tokens = torch.tensor(walker.done.tokens, device=scores.device)
+    scores = cursor.logits[cursor.done.path[: len(cursor.done.tokens)]].double().log_softmax(-1)
+    tokens = torch.tensor(cursor.done.tokens, device=scores.device)
     chosen = scores.gather(-1, tokens.unsqueeze(-1))[:, 0].tolist()
     best = scores.topk(min(count, scores.shape[-1]), dim=-1)
     tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [
         TokenLogprob(token, logprob, tuple(zip(*top, strict=True)))
-        for token, logprob, top in zip(walker.done.tokens, chosen, tops, strict=True)
+        for token, logprob, top in zip(cursor.done.tokens, chosen, tops, strict=True)
     ]
 
 
-def _greedy_at_once(walkers: Sequence[Walker]) -> list[Walker]:
-    """Walk the rows that are plainly greedy to their ends; returns the others.
+def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
+    """Decide all tokens of the rows that are plainly greedy; returns the other rows.
 
     For accelerators: one wait fetches the best tokens of all nodes, whatever the depth of the trees. If any node's
-    logits are not numbers, no row is walked here."""
-    plain = [w for w in walkers if w.request.params.is_greedy and not w.request.params.shifts_logits]
+    logits are not numbers, no row is decided here."""
+    plain = [w for w in cursors if w.request.params.is_greedy and not w.request.params.shifts_logits]
     if plain:
         try:
             best = iter(_best(torch.cat([w.logits for w in plain])))
         except NumericError:
-            return list(walkers)
-        for walker in plain:
-            of_node = [next(best) for _ in range(len(walker.tree))]
-            while follow(walker, of_node[walker.node]):
+            return list(cursors)
+        for cursor in plain:
+            of_node = [next(best) for _ in range(len(cursor.tree))]
+            while follow(cursor, of_node[cursor.node]):
                 pass
-    return [w for w in walkers if not w.done.tokens]
+    return [w for w in cursors if not w.done.tokens]
 
 
-def _alike(walking: Sequence[Walker]) -> list[list[Walker]]:
-    """Groups of rows that are decided together: on a CPU one by one, elsewhere all that are decided alike."""
-    if not on_accelerator(walking[0].logits):
-        return [[walker] for walker in walking]
-    groups: list[list[Walker]] = []
-    for walker in walking:
-        group = next((g for g in groups if _decided_alike(g[0], walker)), None)
-        if group is None:
-            groups.append([walker])
+def _alike(active: Sequence[Cursor]) -> list[list[Cursor]]:
+    """Groups of rows that are decided together: on a CPU one by one, elsewhere those whose logits are warped alike and
+    whose drafts are all drawn or all point masses."""
+    if not on_accelerator(active[0].logits):
+        return [[cursor] for cursor in active]
+    groups: list[list[Cursor]] = []
+    for cursor in active:
+        is_drawn, params = cursor.tree.draft_probs is not None, cursor.request.params
+        for group in groups:
+            first = group[0]
+            if (first.tree.draft_probs is not None) == is_drawn and first.request.params.warps_like(params):
+                group.append(cursor)
+                break
         else:
-            group.append(walker)
+            groups.append([cursor])
     return groups
 
 
-def _decided_alike(first: Walker, other: Walker) -> bool:
-    return (
-        on_accelerator(first.logits)
-        and (first.tree.draft_probs is None) == (other.tree.draft_probs is None)
-        and first.request.params.warps_like(other.request.params)
-    )
-
-
-def _greedy(walkers: Sequence[Walker]) -> list[int]:
+def _greedy(cursors: Sequence[Cursor]) -> list[int]:
     """The best token for each row."""
-    params = walkers[0].request.params
+    params = cursors[0].request.params
     if not params.shifts_logits:
-        return [best_token(w.logits, w.node) for w in walkers]
-    return _best(warp(_checked(walkers), params, [w.context for w in walkers]))
+        return [best_token(w.logits, w.node) for w in cursors]
+    return _best(warp(_checked(cursors), params, [w.context for w in cursors]))
 
 
-def target_distributions(walkers: Sequence[Walker]) -> torch.Tensor | list[torch.Tensor]:
-    """The target's warped distribution for each row, [R, V]."""
-    params = walkers[0].request.params
-    if is_compiled(walkers[0].logits) and not params.shifts_logits:
-        return [distribution(w.logits, w.node, params) for w in walkers]
-    return probabilities(_checked(walkers), params, [w.context for w in walkers] if params.shifts_logits else [])
+def target_distributions(cursors: Sequence[Cursor]) -> torch.Tensor | list[torch.Tensor]:
+    """The target's warped distribution at each cursor, [R, V]."""
+    params = cursors[0].request.params
+    if is_compiled(cursors[0].logits) and not params.shifts_logits:
+        return [distribution(w.logits, w.node, params) for w in cursors]
+    return probabilities(_checked(cursors), params, [w.context for w in cursors] if params.shifts_logits else [])
 
 
-def _checked(walkers: Sequence[Walker]) -> torch.Tensor:
-    """What the target predicts where each row stands, float32 or float64 [R, V].
+def _checked(cursors: Sequence[Cursor]) -> torch.Tensor:
+    """The target's logits at each cursor, float32 or float64 [R, V].
 
     Raises NumericError as `_best` does: filters would turn NaNs into anything."""
-    here = [w.logits[w.node] for w in walkers]
+    here = [w.logits[w.node] for w in cursors]
     scores = torch.stack(here) if len(here) > 1 else here[0].unsqueeze(0)
     _best(scores)
     return scores if scores.dtype == torch.float64 else scores.float()
@@ -245,37 +241,37 @@ def _best(scores: torch.Tensor) -> list[int]:
     return [int(token) for token in best]
 
 
-def _choose(walkers: Sequence[Walker], probs: torch.Tensor | list[torch.Tensor]) -> list[int]:
+def _choose(cursors: Sequence[Cursor], probs: torch.Tensor | list[torch.Tensor]) -> list[int]:
     """The target's token for each row, drawn from `probs` [R, V]; on an accelerator in one wait."""
     if isinstance(probs, torch.Tensor) and on_accelerator(probs):
-        return draw_rows(probs, [w.request.random.emit(w.position) for w in walkers])
-    return [w.request.random.choose(p, w.position) for w, p in zip(walkers, probs, strict=True)]
+        return draw_rows(probs, [w.request.random.emit(w.position) for w in cursors])
+    return [w.request.random.choose(p, w.position) for w, p in zip(cursors, probs, strict=True)]
 
 
-def follow(walker: Walker, token: int) -> bool:
-    """Commit `token` and step to the drafted child that carries it; False if there is none and the walk ends."""
-    tree, done = walker.tree, walker.done
+def follow(cursor: Cursor, token: int) -> bool:
+    """Add `token` and step to the drafted child that carries it; False if there is none: the row is done."""
+    tree, done = cursor.tree, cursor.done
     done.tokens.append(token)
-    for child in tree.children(walker.node):
+    for child in tree.children(cursor.node):
         if tree.tokens[child] == token:
             done.path.append(child)
             return True
     return False
 
 
-def sample_from(walker: Walker, p: torch.Tensor) -> bool:
-    """Decide a token of a row that samples from p [V], a distribution of the caller's own making; as `follow`."""
-    if walker.tree.draft_probs is not None:
-        return _reject_or_follow(walker, p)
-    return follow(walker, walker.request.random.choose(p, walker.position))
+def sample_from(cursor: Cursor, p: torch.Tensor) -> bool:
+    """Decide a token of a row that samples from the caller's distribution p [V]; returns as `follow`."""
+    if cursor.tree.draft_probs is not None:
+        return _reject_or_follow(cursor, p)
+    return follow(cursor, cursor.request.random.choose(p, cursor.position))
 
 
-def _reject_or_follow(walker: Walker, p: torch.Tensor) -> bool:
-    """Try the children in turn against p [V] and step to the first that stands; without one, draw from the
-    residual and return False: the walk ends."""
-    request, tree, _, done = walker
-    children = tree.children(walker.node)
-    q = tree.draft_probs[walker.node].to(p) if children else p
+def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
+    """Try the children in turn against p [V] and step to the first that stands; else draw from the residual and return
+    False: the row is done."""
+    request, tree, _, done = cursor
+    children = tree.children(cursor.node)
+    q = tree.draft_probs[cursor.node].to(p) if children else p
     for child in children:
         token = int(tree.tokens[child])
         p_token, q_token = torch.stack([p[token], q[token]]).tolist()
@@ -287,7 +283,7 @@ def _reject_or_follow(walker: Walker, p: torch.Tensor) -> bool:
             return True
         last = child == children[-1]  # then q is not needed any more
         p, q = residual(p, q, token, tree.replacement or last)
-    done.tokens.append(request.random.choose(p, walker.position))
+    done.tokens.append(request.random.choose(p, cursor.position))
     return False
 
 

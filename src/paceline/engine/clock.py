@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -21,12 +21,11 @@ class Clock:
     """Splits running time into named parts: `lap(part)` books the time since the last lap.
 
     Parts add up to the whole, and no time is counted twice. On an accelerator a lap waits for the device only if
-    `exact`, for waiting costs time too. `parallel` holds seconds of work that ran alongside the parts."""
+    `exact`, for waiting costs time too."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact
         self.seconds: dict[str, float] = {}
-        self.parallel: dict[str, float] = {}
         self._last = perf_counter()
 
     def start(self) -> None:
@@ -49,18 +48,13 @@ class Clock:
             shares[booked] = shares.get(booked, 0.0) + (seconds - before.get(part, 0.0)) / rows
         return shares
 
-    def beside(self, part: str, seconds: float) -> None:
-        """Book work that ran alongside the loop, such as a draft made while the target verified."""
-        self.parallel[part] = self.parallel.get(part, 0.0) + seconds
-
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of all rounds by part, in the order of the loop; parallel: of work that ran alongside."""
+    """Seconds of all rounds by part, in the order of the loop."""
 
     rounds: int
     parts: dict[str, float]
-    parallel: dict[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

@@ -10,62 +10,75 @@ pieces; plain decoding is the drafter that proposes nothing.
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
 
-Where something fails, the rows that it concerns end with finish_reason "error" and the others go on. Only what fails
-outside a request, such as a wrong option, is raised.
+A failure ends the rows it concerns with finish_reason "error"; the others go on. Only what fails outside a request,
+such as a wrong option, is raised.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
 from paceline.draft.base import Drafter, rooted, stamp
 from paceline.draft.registry import create
 from paceline.engine.accept import LOSSLESS, Accepted, Rule, accept
-from paceline.engine.answers import WholeAnswers
 from paceline.engine.clock import Clock, Profile
-from paceline.engine.failures import Failures
 from paceline.engine.memory import Memory
 from paceline.engine.prompt import Prompt, encode, is_chat
-from paceline.engine.request import Delta, Row
+from paceline.engine.request import Completion, Delta, Row
 from paceline.engine.round import Round, Segment, Verdict
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged, Schedule, Turn
-from paceline.engine.scoring import count_wanted, score_prompts
 from paceline.engine.tree import DraftTree, IntArray
-from paceline.errors import MethodError, PacelineError, PromptError
+from paceline.errors import MethodError, PacelineError, PromptError, RowError
 from paceline.target.base import Target
-from paceline.target.threads import Threads
 from paceline.target.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline.rollout.run import Rollouts, RolloutStore
 
 log = logging.getLogger("paceline")
 
 
-class Engine(WholeAnswers):
+class Loading(TypedDict, total=False):
+    """How a model is loaded.
+
+    dtype, device  as of `paceline.target.load.load`.
+    exact          the same logits, bit for bit, in any draft and batch (docs/exact.md). None: where that costs no time;
+                   False: never. True is for a Target that is already loaded, too.
+    """
+
+    dtype: str
+    device: str
+    exact: bool | None
+
+
+class Engine:
     """A target, a drafter, and the rows being answered.
 
     model          a folder, a hub id, or a Target that is already loaded.
     draft          "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
-    max_batch      rows answered at once; more wait their turn.
+    max_batch      most rows answered at once; others wait.
     prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
-    tokenizer      another one than the model's own.
+    schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     rule           the acceptance rule, which says whether it is lossless; None: the drafter's, else the lossless one.
     cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of what is free. Requests wait for
-                   it, and where rows outgrow it the youngest gives way and is run again later (docs/memory.md).
+                   it. Where rows outgrow it the youngest is preempted and run again later (docs/batching.md).
     reuse          start from the keys and values of earlier requests whose prompts begin alike.
-    schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
     threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
                    fewer while other processes want the cores.
-    exact          make the target exact: the same logits, bit for bit, in any draft and batch (docs/exact.md). None:
-                   a model loaded here is, where that costs no time; False: it is not.
+    tokenizer      another one than the model's own.
     exact_profile  wait for the accelerator after every part of a round, so that `profile` is right; that costs time.
+    loading        see `Loading`.
     """
 
     def __init__(
@@ -73,37 +86,24 @@ class Engine(WholeAnswers):
         model: str | Path | Target,
         draft: str | Drafter = "none",
         *,
-        dtype: str = "auto",
-        device: str = "auto",
         max_batch: int = 8,
         prefill_chunk: int = 512,
-        tokenizer: Tokenizer | None = None,
+        schedule: str | Schedule | None = None,
         rule: Rule | None = None,
         cache_memory: int | str | None = None,
         reuse: bool = True,
-        schedule: str | Schedule | None = None,
         threads: int | None = None,
-        exact: bool | None = None,
+        tokenizer: Tokenizer | None = None,
         exact_profile: bool = False,
+        **loading: Unpack[Loading],
     ):
         if max_batch < 1 or prefill_chunk < 1:
             raise PacelineError(f"max_batch is {max_batch} and prefill_chunk {prefill_chunk}; both must be 1 or more.")
         self.drafter = create(draft) if isinstance(draft, str) else draft
-        self.schedule: Schedule = Ragged(max_batch, prefill_chunk)
-        if isinstance(model, Target) and schedule is None:
-            self.target = model
-            if exact:
-                self.target.make_exact()
-        else:  # what reads models and knows the published schedules is imported only here
-            from paceline.engine.opening import opened
-
-            self.target, self.schedule = opened(
-                model, schedule, max_batch, prefill_chunk, dtype=dtype, device=device, exact=exact, tokenizer=tokenizer
-            )
-        if tokenizer is not None:
-            self.target.tokenizer = tokenizer
+        self.schedule = _schedule(schedule, max_batch, prefill_chunk)
+        self.target = _target(model, self.schedule, tokenizer, loading)
         self.tokenizer = self.target.tokenizer
-        self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
+        self.max_batch = max_batch
         self.rule = rule or self.drafter.acceptance or LOSSLESS
         self.drafter.bind(self.target)
         self.target.check(self.drafter.needs)
@@ -112,18 +112,17 @@ class Engine(WholeAnswers):
         self.rows: list[Row] = []
         self.waiting: deque[Row] = deque()
         self.clock = Clock(exact_profile)
-        self.drafter.clock = self.clock
         if threads is not None:
-            self.target.threads = Threads(threads)
+            self.target.threads.fix(threads)
         self._threads = torch.get_num_threads()
         self.rounds = 0
         self._next_id = 0
-        self._failures = Failures()
+        self._failed: list[Row] = []
 
     # The loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """One round: what each row gained. Rows that ended have left when it returns."""
+        """Run one round; what each row gained. Rows that ended have left when it returns."""
         plan, deltas = Round([], [], []), list[Delta]()
         before = self._begin()
         try:
@@ -135,11 +134,12 @@ class Engine(WholeAnswers):
             self._observe(plan, verdict, outcomes)
         finally:
             self._end(plan, before)
-        return [*deltas, *self._failures.deltas()]
+        failed, self._failed = self._failed, []
+        return [*deltas, *(Delta.end(row) for row in failed)]
 
     def _plan(self, turns: Sequence[Turn]) -> Round:
         """What runs in this round: a draft for every row that is decoding, a piece of prompt for the others."""
-        self.drafter.beside = sum(turn.chunk for turn in turns)
+        self.drafter.begin_round(sum(turn.chunk for turn in turns))
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
         plan = Round([], [], [])
         for row, chunk in turns:
@@ -148,12 +148,12 @@ class Engine(WholeAnswers):
             if chunk:
                 tokens = row.pending[:chunk]
                 tree = DraftTree.root(int(tokens[-1]))
-                segment = Segment.chunk(row.slot, tokens, last=not row.num_new and chunk == len(row.pending))
-                segment.num_logits = max(segment.num_logits, count_wanted(row, chunk))
+                last = not row.num_new and chunk == len(row.pending)
+                segment = Segment.chunk(row.slot, tokens, last, row.count_unscored(chunk))
             else:
                 tree = trees[row.id].clipped(row.max_draft)
                 segment = Segment.tree(row.slot, tree)
-                self.memory.saw(len(tree))
+                self.memory.note_draft_size(len(tree))
             plan.rows.append(row)
             plan.trees.append(tree)
             plan.segments.append(segment)
@@ -161,12 +161,12 @@ class Engine(WholeAnswers):
         return plan
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
-        """A tree by row id. Where the drafter fails at a row, it is asked again for the others, whose drafts must not
+        """A tree by row id. Where the drafter fails at a row it is asked again for the others, whose drafts must not
         depend on that."""
         while rows := [row for row in rows if row.finish_reason is None]:
             for row in rows:
-                row.random.free.begin(row.num_new)
-            with self._failures.of(rows):
+                row.random.begin_round(row.num_new)
+            with _Guard(self._failed, rows):
                 trees = stamp(self.drafter.propose(rows), self.drafter)
                 return {row.id: rooted(tree, row, self.drafter) for row, tree in zip(rows, trees, strict=True)}
         return {}
@@ -176,26 +176,29 @@ class Engine(WholeAnswers):
         if not plan.rows:
             return None
         needs = self.drafter.needs
-        watch = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
-        with self._failures.of(plan.rows):
-            verdict = self.target.verify(plan.segments, needs, watch)
-            score_prompts(plan, verdict)
+        callback = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
+        with _Guard(self._failed, plan.rows):
+            verdict = self.target.verify(plan.segments, needs, callback)
+            if any(row.params.prompt_logprobs is not None for row in plan.rows):
+                from paceline.engine.scoring import score_prompts
+
+                return score_prompts(plan, verdict)
             return verdict
         for row in plan.rows:
             if row.finish_reason is None:  # the error named another row
-                self._failures.end(row, MethodError("the forward of its round failed at another request"))
+                _fail(row, MethodError("the forward of its round failed at another request"), self._failed)
         return None
 
     def _accept(self, plan: Round, verdict: Verdict | None) -> list[Accepted]:
         """What became of each row's tree, by the acceptance rule. A piece of a prompt is kept whole."""
         outcomes = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
-        speaking = [i for i, segment in enumerate(plan.segments) if verdict and segment.num_logits]
+        speaking = [i for i in range(len(plan)) if verdict.count(i)] if verdict else []
         rows, trees = [plan.rows[i] for i in speaking], [plan.trees[i] for i in speaking]
-        with self._failures.of(rows):
+        with _Guard(self._failed, rows):
             decided = accept(rows, trees, [verdict.of(i) for i in speaking], self.rule) if verdict else []
             for i, accepted in zip(speaking, decided, strict=True):
                 if accepted.error is not None:
-                    self._failures.end(plan.rows[i], accepted.error)
+                    _fail(plan.rows[i], accepted.error, self._failed)
                 elif plan.is_prompt(i):
                     accepted.path = outcomes[i].path
                 outcomes[i] = accepted
@@ -206,25 +209,25 @@ class Engine(WholeAnswers):
         """Keep the accepted paths in the target's cache and give the rows their new tokens."""
         for row, outcome in zip(plan.rows, outcomes, strict=True):
             if row.finish_reason != "error":
-                with self._failures.of([row]):
+                with _Guard(self._failed, [row]):
                     self.target.commit(row.slot, outcome.path)
                     row.cached += len(outcome.path)
         self.clock.lap("commit")
         deltas = []
         for row, tree, outcome in zip(plan.rows, plan.trees, outcomes, strict=True):
             if outcome.tokens and row.finish_reason != "error":
-                with self._failures.of([row]):
+                with _Guard(self._failed, [row]):
                     deltas.append(_extended(row, tree, outcome))
         self.clock.lap("rows")
         return deltas
 
     def _observe(self, plan: Round, verdict: Verdict | None, outcomes: list[Accepted]) -> None:
-        """Show the drafter what became of the drafts of all rows but those that failed."""
+        """Show the drafter what became of the drafts of all rows that did not fail."""
         alive = [i for i, row in enumerate(plan.rows) if row.finish_reason != "error"]
         if alive:
-            round = replace(plan, verdict=verdict, accepted=outcomes)
+            round = Round(plan.rows, plan.trees, plan.segments, verdict, outcomes)
             round = round if len(alive) == len(plan) else round.only(alive)
-            with self._failures.of(round.rows):
+            with _Guard(self._failed, round.rows):
                 self.drafter.observe(round)
             self.clock.lap("observe")
 
@@ -246,7 +249,7 @@ class Engine(WholeAnswers):
         return row
 
     def check(self, prompt: Prompt, params: SamplingParams) -> Row:
-        """The row that `add` would queue, or the error that it would raise. Changes nothing, and any thread may ask."""
+        """The row that `add` would queue, or the error that it would raise. Changes nothing; any thread may call it."""
         tokens = self.encode(prompt)
         params.check_vocabulary(self.target.vocab_size)
         detokenizer = None
@@ -255,15 +258,10 @@ class Engine(WholeAnswers):
             detokenizer = self.tokenizer.detokenizer(() if is_chat(prompt) else tokens.tolist())
         if params.stop and detokenizer is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
-        room, ends = self.target.max_context, self.target.eos_token_ids
-        row = Row(self._next_id, tokens, params, max_context=room, eos_token_ids=ends, detokenizer=detokenizer)
+        most, ends = self.target.max_context, self.target.eos_token_ids
+        row = Row(self._next_id, tokens, params, max_context=most, eos_token_ids=ends, detokenizer=detokenizer)
         self.memory.check(row)
         return row
-
-    def with_weights_of(self, target: Target) -> None:
-        """Go on with a target whose weights are new, between requests, and forget what was kept of earlier prompts."""
-        self.target = target
-        self.memory = Memory(target, self.memory.budget, max_batch=self.max_batch, reuse=self.memory.reuse)
 
     def encode(self, prompt: Prompt) -> IntArray:
         """Token ids of a prompt, int64, checked against the model's vocabulary and context."""
@@ -278,9 +276,24 @@ class Engine(WholeAnswers):
         elif row in self.rows:
             self._drop(row)
 
+    def with_weights_of(self, target: Target) -> None:
+        """Go on with a target whose weights are new, between requests, and forget the prefixes of earlier prompts."""
+        self.target = target
+        self.memory = Memory(target, self.memory.budget, max_batch=self.max_batch, reuse=self.memory.reuse)
+
+    @contextmanager
+    def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
+        """Within it rows are decided by another rule, or run by another schedule; None: as before."""
+        before = self.rule, self.schedule
+        self.rule, self.schedule = rule or self.rule, schedule or self.schedule
+        try:
+            yield
+        finally:
+            self.rule, self.schedule = before
+
     def _admit(self) -> None:
-        """Take back what rows have outgrown, then let requests join as far as there is room, in their order."""
-        for row in self.memory.give_way(self.rows):
+        """Preempt rows that have outgrown the memory, then let requests join, in order, while there is room."""
+        for row in self.memory.preempt(self.rows):
             self.rows.remove(row)
             self.waiting.appendleft(row)
         joining = self.schedule.admit(self.waiting, self.rows)
@@ -290,7 +303,7 @@ class Engine(WholeAnswers):
         self._drop_ended()
 
     def _join(self, row: Row) -> None:
-        with self._failures.of([row]):
+        with _Guard(self._failed, [row]):
             self.memory.start(row, self.rows)
             row.joined = row.joined or perf_counter()
             self.rows.append(row)
@@ -310,7 +323,7 @@ class Engine(WholeAnswers):
         self._leave(row)
 
     def _leave(self, row: Row) -> None:
-        """Let the drafter forget a row, if it has met it."""
+        """Let the drafter forget a row, if the row was ever started."""
         if not row.joined:
             return
         row.ended = perf_counter()
@@ -320,11 +333,71 @@ class Engine(WholeAnswers):
         except Exception:  # the row's answer stands, and other rows must not suffer
             log.exception("%s failed to forget request %d", self.drafter.name, row.id)
 
+    # Whole answers --------------------------------------------------------------------------------------------
+
+    def stream(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = SamplingParams()
+    ) -> Generator[Delta]:
+        """Answer `prompts` together, yielding what each round adds; `Delta.index` counts the prompts from 0.
+
+        Closing the iterator gives up what is unfinished. One stream at a time: other rows run along, but what they
+        gain meanwhile is on the rows alone."""
+        if isinstance(prompts, str):
+            raise PromptError("Give a list of prompts; for one prompt, a list that holds it.")
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        if len(each) != len(prompts):
+            raise PacelineError(f"{len(prompts)} prompts with {len(each)} params; give one for all, or one for each.")
+        rows: list[Row] = []
+        with ExitStack() as leaving:
+            for prompt, of_prompt in zip(prompts, each, strict=True):
+                rows.append(self.add(prompt, of_prompt))
+                leaving.callback(self.abort, rows[-1])
+            yield from self.follow(rows)
+
+    def follow(self, rows: Sequence[Row], until: Callable[[], bool] = lambda: False) -> Generator[Delta]:
+        """Run until requests that were added have ended, yielding what each round adds; `Delta.index` counts `rows`.
+
+        until  is called before every round; no more are run once it is true."""
+        index = {row.id: i for i, row in enumerate(rows)}
+        while any(row.finish_reason is None for row in rows) and not until():
+            for delta in self.step():
+                if delta.row.id in index:
+                    yield replace(delta, index=index[delta.row.id])
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Run until requests that were added have ended. Raises PacelineError if one of them failed."""
+        for delta in self.follow(rows):
+            if delta.row.error:
+                raise PacelineError(delta.row.error)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        progress: Callable[[Delta], None] | None = None,
+    ) -> list[Completion]:
+        """Answer `prompts`; completions in their order. `progress` is called with every delta.
+
+        A request that failed has finish_reason "error" and says why in `error`; the others are unharmed."""
+        rows: dict[int, Row] = {}
+        with closing(self.stream(prompts, params)) as deltas:
+            for delta in deltas:
+                rows[delta.index] = delta.row
+                if progress is not None:
+                    progress(delta)
+        return [Completion.of(i, rows[i]) for i in range(len(prompts))]
+
+    def rollout(self, prompts: Sequence[Prompt], store: RolloutStore, **options: Any) -> Rollouts:
+        """Answer prompts of reinforcement learning, reusing their last answers. options: of `rollout.run.rollout`."""
+        from paceline.rollout.run import rollout
+
+        return rollout(self, prompts, store, **options)
+
     # A round's time -------------------------------------------------------------------------------------------
 
     def _begin(self) -> dict[str, float]:
-        """Start the clock, and take as many processor threads as pay now; what the clock had booked so far. The number
-        of threads changes in the middle of an answer only where that cannot change its tokens."""
+        """Start the clock and set the number of processor threads; seconds booked before this round, by part. In the
+        middle of an answer the number of threads changes only where that cannot change its tokens."""
         self.target.clock = self.clock
         self.clock.start()
         may_change = not self.rows or self.target.same_on_any_threads
@@ -349,13 +422,46 @@ class Engine(WholeAnswers):
     @property
     def profile(self) -> Profile:
         """Where the time of all rounds so far went."""
-        return Profile(self.rounds, dict(self.clock.seconds), dict(self.clock.parallel))
+        return Profile(self.rounds, dict(self.clock.seconds))
 
     def reset_profile(self) -> None:
         """Forget the time spent so far, such as a warm-up's."""
         self.clock.seconds.clear()
-        self.clock.parallel.clear()
         self.rounds = 0
+
+
+def _schedule(schedule: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:
+    if schedule is None:
+        return Ragged(max_batch, prefill_chunk)
+    from paceline.engine.rectangles import create_schedule
+
+    return create_schedule(schedule, max_batch, prefill_chunk)
+
+
+def _target(
+    model: str | Path | Target, schedule: Schedule, tokenizer: Tokenizer | None, loading: Mapping[str, Any]
+) -> Target:
+    """`model` as `schedule` needs it, with its tokenizer. What loads models, and rectangular caches, is imported only
+    where it is needed. Raises PacelineError, one line, for what cannot be found, read or used."""
+    if unknown := loading.keys() - Loading.__annotations__:
+        raise TypeError(f"Engine has no parameter {', '.join(sorted(unknown))}")
+    rectangular = getattr(schedule, "is_rectangular", False)
+    if isinstance(model, Target):
+        target = model
+    else:
+        from paceline.target.load import load, load_tokenizer
+
+        target = load(model, native=False if rectangular else None, **loading)
+        target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # which says what is missing
+    if rectangular:
+        from paceline.engine.rectangles import fitted
+
+        target = fitted(target, schedule)
+    if isinstance(model, Target):
+        target.tokenizer = tokenizer or target.tokenizer
+        if loading.get("exact"):
+            target.make_exact()
+    return target
 
 
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
@@ -366,3 +472,36 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
     ended, logprobs = row.finish_reason is not None, (outcome.logprobs or [])[:taken]
     draft = tree.num_drafted, tree.max_depth, tree.calls
     return Delta(row.id, row, tokens[:taken], row.take_pieces(), ended, *draft, logprobs)
+
+
+class _Guard:
+    """A context in which an error ends the row that it names, or, if it names none, all of `rows`; they are added to
+    `failed`. A class, because it is entered several times a round, and a generator costs five times as much."""
+
+    __slots__ = ("failed", "rows")
+
+    def __init__(self, failed: list[Row], rows: Sequence[Row]):
+        self.failed, self.rows = failed, rows
+
+    def __enter__(self) -> _Guard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False  # such as Ctrl-C
+        named = [row for row in self.rows if isinstance(error, RowError) and row.id == error.row_id]
+        cause = (error.__cause__ if isinstance(error, RowError) else None) or error
+        if not isinstance(cause, PacelineError):  # a bug, whose traceback is worth having
+            log.error("a round failed", exc_info=cause)
+        for row in named or self.rows:
+            _fail(row, cause, self.failed)
+        return True
+
+
+def _fail(row: Row, error: BaseException, failed: list[Row]) -> None:
+    """End a row with an error and add it to `failed`; an answer that has just come to its end stands."""
+    message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+    log.error("request %d ended with an error: %s", row.id, message)
+    row.end("error", message)
+    if row.finish_reason == "error":
+        failed.append(row)

@@ -1,8 +1,4 @@
-"""Prefixes: keys and values of requests that ended, for later ones that begin alike. Knows nothing of the engine.
-
-Each is a copy as long as its row, outside the batch's cache: rows that run never read past it, and what it takes is
-what it weighs. The least recently used go first.
-"""
+"""Memory: which requests the cache has room for, which row is preempted when it runs out, whose keys are reused."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +20,17 @@ from paceline.errors import PacelineError, PromptError
 from paceline.target.base import Target
 from paceline.target.cache import RaggedCache, in_granules
 
+log = logging.getLogger("paceline")
+
 SHORTEST = 16
 """Fewest tokens worth copying instead of running them."""
+SLACK = 64
+"""Tokens of room that a row has beyond its own, for its draft and padding, until a larger draft was seen."""
+SHARE = 0.5
+"""Default share of free memory for the cache."""
+MOST_PREFIXES = 64
+"""Most prefixes, or four times the batch where that is more."""
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 class Prefix(NamedTuple):
@@ -35,30 +41,33 @@ class Prefix(NamedTuple):
 
 
 class Prefixes:
-    """At most `most` of them, each of SHORTEST tokens or more.
+    """Keys and values of requests that ended, for later ones that begin alike.
 
-    They are found by their first SHORTEST tokens: comparing each with each takes longer than the forwards of a small
-    model as soon as there are a hundred rows."""
+    At most `most` prefixes, each of SHORTEST tokens or more; the least recently used go first.
+
+    Each is a copy as long as its row, outside the batch's cache, so that attention does not read it. Prefixes are found
+    by their first SHORTEST tokens: with a hundred rows, comparing each with each takes longer than the forwards of a
+    small model. nbytes: their memory."""
 
     def __init__(self, most: int):
         self.most = most
         self.nbytes = 0
-        self._kept: OrderedDict[int, Prefix] = OrderedDict()
+        self._prefixes: OrderedDict[int, Prefix] = OrderedDict()
         self._alike: dict[bytes, dict[int, Prefix]] = {}
         self._next = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._prefixes)
 
     def best(self, tokens: IntArray) -> tuple[int, Prefix | None]:
-        """The one with the longest common beginning with `tokens`, and its length; 0 and None if that is short."""
+        """The longest common beginning with `tokens`: its length and the prefix; 0 and None if it is too short."""
         alike = self._alike.get(beginning(tokens), {})
         shared = {number: common(prefix.tokens, tokens) for number, prefix in alike.items()}
-        number = max(shared, key=lambda one: shared[one], default=-1)
+        number = max(shared, key=shared.__getitem__, default=-1)
         if number < 0 or shared[number] < SHORTEST:
             return 0, None
-        self._kept.move_to_end(number)
-        return shared[number], self._kept[number]
+        self._prefixes.move_to_end(number)
+        return shared[number], self._prefixes[number]
 
     def has(self, tokens: IntArray) -> bool:
         """Whether one of them begins with all of `tokens`."""
@@ -66,23 +75,23 @@ class Prefixes:
         return any(common(prefix.tokens, tokens) == len(tokens) for prefix in alike.values())
 
     def add(self, tokens: IntArray, kv: torch.Tensor) -> None:
-        """Keep one more, in place of those that it goes on from."""
+        """Add a prefix; it replaces its own prefixes."""
         begins = beginning(tokens)
         for number, prefix in list(self._alike.get(begins, {}).items()):
             if common(prefix.tokens, tokens) == len(prefix.tokens):
                 self._remove(number)
-        while self._kept and len(self._kept) >= self.most:
+        while self._prefixes and len(self._prefixes) >= self.most:
             self.forget()
-        self._kept[self._next] = self._alike.setdefault(begins, {})[self._next] = Prefix(tokens, kv)
+        self._prefixes[self._next] = self._alike.setdefault(begins, {})[self._next] = Prefix(tokens, kv)
         self.nbytes += kv.nbytes
         self._next += 1
 
     def forget(self) -> None:
-        """Drop the one that was not used for longest."""
-        self._remove(next(iter(self._kept)))
+        """Drop the least recently used prefix."""
+        self._remove(next(iter(self._prefixes)))
 
     def _remove(self, number: int) -> None:
-        prefix = self._kept.pop(number)
+        prefix = self._prefixes.pop(number)
         begins = beginning(prefix.tokens)
         del self._alike[begins][number]
         if not self._alike[begins]:
@@ -91,7 +100,7 @@ class Prefixes:
 
 
 def beginning(tokens: IntArray) -> bytes:
-    """The first SHORTEST tokens: texts with another beginning have too little in common."""
+    """The key of a text: its first SHORTEST tokens. Texts with different keys have too little in common."""
     return tokens[:SHORTEST].tobytes()
 
 
@@ -102,23 +111,11 @@ def common(a: IntArray, b: IntArray) -> int:
     return int(different[0]) if len(different) else short
 
 
-# Memory: which requests the cache has room for, who gives way when it runs out, and whose keys and values are reused.
-
-log = logging.getLogger("paceline")
-
-SLACK = 64
-"""Tokens of room that a row has beyond its own, for its draft and padding, until a larger draft was seen."""
-SHARE = 0.5
-"""Of the memory that is free, what the cache may have unless it is told."""
-MOST_KEPT = 64
-"""Prefixes that are kept at most, and four times the batch where that is more."""
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-
-
 class Memory:
-    """The cache's memory in an engine. Targets that have no `RaggedCache` get their rows and nothing else.
+    """The cache's memory in an engine. A target without a `RaggedCache` gets its rows and nothing else.
 
-    budget  bytes; None: a share of what is free. reuse: whether prompts that begin alike share keys and values."""
+    budget  most bytes; None: SHARE of what is free.
+    reuse   whether prompts that begin alike share keys and values."""
 
     def __init__(self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool):
         self.target, self.max_batch = target, max_batch
@@ -126,7 +123,7 @@ class Memory:
         self.cache = cache if isinstance(cache, RaggedCache) else None
         self.budget = int(SHARE * free_memory(target.device)) if budget is None else parse_bytes(budget)
         self.reuse = reuse and self.cache is not None
-        self.prefixes = Prefixes(max(MOST_KEPT, 4 * max_batch))
+        self.prefixes = Prefixes(max(MOST_PREFIXES, 4 * max_batch))
         self._slack = SLACK
         self._fresh: dict[int, tuple[Row | None, int]] = {}
         self._begins: dict[int, bytes] = {}
@@ -136,7 +133,7 @@ class Memory:
     # Joining --------------------------------------------------------------------------------------------------
 
     def check(self, row: Row) -> None:
-        """Raise PromptError if `row` could never be answered, alone with all the memory there is."""
+        """Raise PromptError if `row` cannot be answered even alone, with all the memory."""
         if self.cache is None or (need := self.cache.weight(1, row.max_length + SLACK)) <= self.budget:
             return
         raise PromptError(
@@ -152,18 +149,18 @@ class Memory:
         return self._fit(len(self.cache.held) + 1, need, running) or not running
 
     def start(self, row: Row, running: Sequence[Row]) -> None:
-        """Give a row its slot. `ready` says when it may run: first an older row may have to compute what both need."""
+        """Give a row its slot. `ready` says when it may run: an older row may have to compute first what both need."""
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
         if not self.reuse or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
             return
         tokens = row.tokens[:-1]
         self._begins[row.id] = beginning(tokens)
-        at_hand, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
+        least, lead = self.prefixes.best(tokens)[0] + SHORTEST, None
         for other in self._alike(row, running):
-            if other.id < row.id and (shared := common(other.tokens, tokens)) > at_hand:
-                at_hand, lead = shared, other
-        self._fresh[row.id] = lead, at_hand
+            if other.id < row.id and (shared := common(other.tokens, tokens)) > least:
+                least, lead = shared, other
+        self._fresh[row.id] = lead, least
 
     def ready(self, running: Sequence[Row]) -> Sequence[Row]:
         """The rows that may run in this round."""
@@ -176,11 +173,11 @@ class Memory:
                 try:
                     self._take_over(row, running)
                 except (MemoryError, RuntimeError):  # then it is run
-                    log.exception("request %d could not begin with what is known of its prompt", row.id)
+                    log.exception("request %d could not reuse the keys and values of its prompt", row.id)
         return [row for row in running if row.id not in self._fresh]
 
     def _take_over(self, row: Row, running: Sequence[Row]) -> None:
-        """Begin with the keys and values of a row or prefix that begins alike; the last token is always run."""
+        """Copy the keys and values of the row or prefix that begins alike for longest; the last token is always run."""
         assert self.cache is not None
         tokens = row.tokens[:-1]
         shared, prefix = self.prefixes.best(tokens)
@@ -198,15 +195,14 @@ class Memory:
         row.reused += row.cached
 
     def _alike(self, row: Row, running: Sequence[Row]) -> list[Row]:
-        """The rows whose first tokens are those of `row`."""
+        """The rows with the key of `row`."""
         begins = self._begins[row.id]
         return [other for other in running if self._begins.get(other.id) == begins]
 
     # Running --------------------------------------------------------------------------------------------------
 
-    def give_way(self, running: Sequence[Row]) -> list[Row]:
-        """Make room for what the rows may write in this round; the rows, youngest first, that lost their slots for
-        that."""
+    def preempt(self, running: Sequence[Row]) -> list[Row]:
+        """Make room for what the rows may write in this round; the rows that lost their slots, youngest first."""
         if self.cache is None or not running:
             return []
         rows, gone = list(running), list[Row]()
@@ -219,23 +215,22 @@ class Memory:
             gone.append(row)
         return gone
 
-    def saw(self, draft: int) -> None:
-        """A draft had so many nodes. The first one that does not fit beside its row makes the cache grow in the middle
-        of its forward, perhaps above the budget; from the next round on there is room."""
+    def note_draft_size(self, draft: int) -> None:
+        """Record the size of a draft, in nodes. The cache grows when one does not fit: in the middle of its forward,
+        perhaps above the budget; from the next round on there is room."""
         if draft + SLACK // 2 > self._slack:
             self._slack = in_granules(draft) + SLACK
 
     def release(self, row: Row) -> None:
         """Take a row's slot from it; it will be run again."""
         self.target.drop_row(row.slot)
-        self._fresh.pop(row.id, None)
-        self._begins.pop(row.id, None)
+        self._forget(row)
         row.slot, row.cached = -1, 0
         row.preempted += 1
 
     def _fit(self, slots: int, capacity: int, running: Sequence[Row]) -> bool:
-        """Make the cache hold `slots` rows of `capacity` tokens, with room to grow if the budget allows; False if it
-        cannot. Rows may move to other slots."""
+        """Make the cache hold `slots` rows of `capacity` tokens, and more if the budget allows; False if it cannot.
+        Rows may move to other slots."""
         cache = self.cache
         assert cache is not None
         if len(cache.held) > len(running) and cache.held:
@@ -244,8 +239,8 @@ class Memory:
             return True
         slot_counts = max(slots, min(2 * cache.num_slots, self.max_batch)), max(slots, cache.num_slots), slots
         lengths = max(capacity, min(2 * cache.capacity, cache.max_context + 1)), max(capacity, cache.capacity), capacity
-        room = self.budget - self.prefixes.nbytes
-        shapes = (shape for shape in product(slot_counts, lengths) if cache.weight(*shape) <= room)
+        left = self.budget - self.prefixes.nbytes
+        shapes = (shape for shape in product(slot_counts, lengths) if cache.weight(*shape) <= left)
         shape = next(shapes, (slots, capacity))
         if cache.weight(*shape) > self.budget:
             return False
@@ -263,9 +258,8 @@ class Memory:
     # Leaving --------------------------------------------------------------------------------------------------
 
     def end(self, row: Row) -> None:
-        """Free a row's slot; its keys and values are kept for others while there is room."""
-        self._fresh.pop(row.id, None)
-        self._begins.pop(row.id, None)
+        """Free a row's slot, after copying its keys and values for others while there is room."""
+        self._forget(row)
         try:
             if self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
                 self._keep(row)
@@ -274,19 +268,23 @@ class Memory:
         finally:
             self.target.drop_row(row.slot)
 
+    def _forget(self, row: Row) -> None:
+        self._fresh.pop(row.id, None)
+        self._begins.pop(row.id, None)
+
     def _keep(self, row: Row) -> None:
         assert self.cache is not None
         tokens = row.tokens[: row.cached].copy()
-        room = self.budget - self.cache.nbytes - row.cached * self.cache.token_bytes
-        if room < 0 or self.prefixes.has(tokens):
+        left = self.budget - self.cache.nbytes - row.cached * self.cache.token_bytes
+        if left < 0 or self.prefixes.has(tokens):
             return
-        while self.prefixes.nbytes > room:
+        while self.prefixes.nbytes > left:
             self.prefixes.forget()
         self.prefixes.add(tokens, self.cache.copy(row.slot, row.cached))
 
 
 def parse_bytes(text: int | str) -> int:
-    """2000000000, "2GB", "1.5 GiB", "500M" in bytes; PacelineError for anything else, and for nothing at all."""
+    """2000000000, "2GB", "1.5 GiB", "500M" in bytes; PacelineError for anything else, and for 0."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
     size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
     if size < 1 or isinstance(text, bool):
@@ -296,33 +294,19 @@ def parse_bytes(text: int | str) -> int:
 
 def in_words(size: int) -> str:
     """Bytes as people write them."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} bytes"
+    units = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+    return next((f"{size / unit:.3g} {name}" for unit, name in units if size >= unit), f"{size} bytes")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could be taken now, on the accelerator or in this machine or container; 4 GB where nobody says."""
+    """Free bytes of the accelerator, or of this machine or container; 4 GB where that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = [size for size in (_available(), _left_in_group()) if size is not None]
-    return min(free, default=4 * 10**9)
-
-
-def _available() -> int | None:
-    """MemAvailable of Linux."""
-    try:
+    free = []
+    with suppress(OSError):  # not Linux
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), None)
-
-
-def _left_in_group() -> int | None:
-    """What a container's limit leaves (control groups, version 2)."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no group, or no limit ("max")
-        return None
+        free += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    with suppress(OSError, ValueError):  # no control group (version 2), or no limit in it ("max")
+        group = Path("/sys/fs/cgroup")
+        free.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return min(free, default=4 * 10**9)

@@ -251,6 +251,8 @@ class Equal:
 
     prefill_chunk  most tokens of each row's prompt in one round. Drafting begins when all prompts are through."""
 
+    is_rectangular = True
+
     def __init__(self, max_batch: int, prefill_chunk: int):
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
 
@@ -271,6 +273,8 @@ class Grouped:
 
     A request whose length no others share runs only when it is among the window's first and nobody else makes a group;
     it can wait long. That is the method's, and a reason not to use it."""
+
+    is_rectangular = True
 
     def __init__(self, max_batch: int, prefill_chunk: int, window: int):
         self.max_batch, self.prefill_chunk, self.window = max_batch, prefill_chunk, window
@@ -340,7 +344,7 @@ def is_rectangular(schedule: str | Schedule | None) -> bool:
     """Whether a schedule runs on a transformers target with a rectangular cache."""
     if isinstance(schedule, str):
         return check_schedule(schedule)[0] != "ragged"
-    return isinstance(schedule, (Equal, Grouped))
+    return getattr(schedule, "is_rectangular", False)
 
 
 def fitted(target: Target, schedule: Schedule) -> Target:

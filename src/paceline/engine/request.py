@@ -1,7 +1,7 @@
-"""Row: one request in the engine. Its tokens, when it ends, and what its rounds were like.
+"""Row, one request in the engine: its tokens, where it ends, and what its rounds were like; Delta and Completion.
 
-Plain Python and NumPy; knows nothing of models, caches or drafters. A row ends exactly where plain decoding
-would: `extend` takes the tokens of a round one by one and stops at the first that ends the answer.
+Knows nothing of models, caches or drafters. A row ends exactly where plain decoding would: `extend` takes the tokens of
+a round one by one and stops at the first that ends the answer.
 """
 
 from __future__ import annotations
@@ -21,60 +21,46 @@ FinishReason = Literal["stop", "length", "context", "abort", "error"]
 """stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: given up by the
 caller; error: it could not go on, `Row.error` says why."""
 
-
 AHEAD = 256
 """Tokens of an answer to make room for when its request joins; most answers are shorter."""
 
 
 class Request(Protocol):
-    """What drafters see of a row: our engine's `Row`, a recording, or a request of another engine."""
+    """What drafters see of a row: our engine's `Row`, or a request of another engine. Its attributes are `Row`'s.
+
+    id               no two requests of an engine's life share one.
+    slot             its slot in the target's cache, where self-drafters work; -1 while it has none.
+    tokens           every committed token, prompt and answer, int64; do not write into it.
+    last_token       the newest token: the root of the next draft.
+    num_new          tokens of the answer so far: the output position of the next token.
+    max_draft        deepest useful draft.
+    expected_length  tokens to make room for at once.
+    is_complete      whether the answer has ended and was not given up, so that drafters may learn from it.
+    """
 
     @property
-    def id(self) -> int:
-        """Its number; no two requests of an engine's life share one."""
-
+    def id(self) -> int: ...
     @property
-    def slot(self) -> int:
-        """Its slot in the target's cache, where self-drafters work; -1 while it has none."""
-
+    def slot(self) -> int: ...
     @property
-    def params(self) -> SamplingParams:
-        """How it is answered."""
-
+    def params(self) -> SamplingParams: ...
     @property
-    def random(self) -> RowRandom:
-        """Its randomness."""
-
+    def random(self) -> RowRandom: ...
     @property
-    def tokens(self) -> IntArray:
-        """Every committed token, prompt and answer; do not write into it."""
-
+    def tokens(self) -> IntArray: ...
     @property
-    def last_token(self) -> int:
-        """The newest token: the root of the next draft."""
-
+    def last_token(self) -> int: ...
     @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt."""
-
+    def prompt_length(self) -> int: ...
     @property
-    def num_new(self) -> int:
-        """Tokens of the answer so far: the output position of the next token."""
-
+    def num_new(self) -> int: ...
     @property
-    def max_draft(self) -> int:
-        """Deepest useful draft."""
-
+    def max_draft(self) -> int: ...
     @property
-    def expected_length(self) -> int:
-        """Tokens to make room for at once."""
-
+    def expected_length(self) -> int: ...
     @property
-    def is_complete(self) -> bool:
-        """Whether the answer has ended and was not given up, so that drafters may learn from it."""
-
-    def __len__(self) -> int:
-        """Committed tokens."""
+    def is_complete(self) -> bool: ...
+    def __len__(self) -> int: ...
 
 
 class Detokenizer(Protocol):
@@ -91,9 +77,9 @@ class Detokenizer(Protocol):
 class RowStats:
     """What a row's rounds were like. A round is one forward of the target that yielded tokens for this row.
 
-    accepted  histogram: accepted[d] rounds accepted exactly d draft tokens (the target's own not counted).
-    drafted   histogram of draft depth: drafted[d] rounds offered a draft at least d deep.
-    seconds   this row's share of time by part of the round: a round's time is split evenly between its rows.
+    accepted  accepted[d] rounds accepted exactly d draft tokens (the target's own not counted).
+    drafted   drafted[d] rounds offered a draft at least d deep.
+    seconds   this row's share of the time, by part of the round: a round's time is split evenly between its rows.
     """
 
     rounds: int = 0
@@ -125,16 +111,16 @@ def _bump(histogram: list[int], index: int) -> None:
 class Row:
     """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
 
-    slot    where the target keeps its cache, -1 while it has none; cached how many of its tokens are in there.
-    reused  tokens that were taken from another request's cache instead of being run.
-    preempted  how often it has lost its place in the cache, and what was in there was run again.
-    joined, ended  when it joined and left the batch, by time.perf_counter; 0 before that.
-    runs    (drafter, length) of each piece of the answer: who proposed it, or "" for the target's own tokens.
-    logprobs  one entry a new token, if the request wants them.
+    slot             its slot in the target's cache, -1 while it has none; cached: how many of its tokens are in there.
+    reused           tokens whose keys and values were copied from another request instead of being run.
+    preempted        how often it has lost its slot; what was in there is run again.
+    joined, ended    when it joined and left the batch, by time.perf_counter; 0 before that.
+    runs             (drafter, length) of each piece of the answer: who proposed it, or "" for the target's own tokens.
+    logprobs         one entry a new token, if the request wants them.
     prompt_logprobs  one entry a token of the prompt so far, if the request wants them; None for the first, which
-            nothing predicts.
-    past    int64 [n], an earlier answer to the same prompt, for drafters to propose; None: none was handed over.
-    error   why it ended, with finish_reason "error".
+                     nothing predicts.
+    past             int64 [n], an earlier answer to the same prompt, for drafters to propose; None: there is none.
+    error            why it ended, with finish_reason "error".
     """
 
     def __init__(
@@ -172,7 +158,7 @@ class Row:
         self._detokenizer = detokenizer
         self._max_length = min(self.prompt_length + params.max_tokens, max_context)
         self._context_first = self.prompt_length + params.max_tokens > max_context
-        self._tokens = np.empty(self._max_length + 1, np.int64)
+        self._tokens = np.empty(min(self._max_length, self.prompt_length + AHEAD) + 1, np.int64)
         self._tokens[: self.prompt_length] = prompt
         self._length = self.prompt_length
 
@@ -201,8 +187,8 @@ class Row:
 
     @property
     def pending(self) -> IntArray:
-        """Tokens to run before the row can decode: a whole prompt at first, and after a preemption the answer so far
-        as well, but for its last token, which is the root of the next draft."""
+        """Tokens to run before the row can decode: the prompt at first; after a preemption the answer so far as well,
+        without its last token, which is the root of the next draft."""
         return self._tokens[self.cached : self._length - (self.num_new > 0)]
 
     @property
@@ -217,13 +203,22 @@ class Row:
 
     @property
     def max_draft(self) -> int:
-        """Deepest useful draft: the target adds a token after it, and the two must fit the room left."""
+        """Deepest useful draft: it must fit into the length that is left, with the token that the target adds."""
         return self._max_length - self._length - 1
 
     @property
     def is_decoding(self) -> bool:
         """Whether the row is past its prompt: only its last token, which is new, is not in the cache."""
         return self._length > self.prompt_length and self.cached == self._length - 1
+
+    def count_unscored(self, chunk: int) -> int:
+        """How many of the next `chunk` tokens of the prompt, counted from the end, need logits for `prompt_logprobs`.
+
+        A prompt that is run again after a preemption is scored from where it was."""
+        if self.params.prompt_logprobs is None:
+            return 0
+        begin = max(self.cached, len(self.prompt_logprobs) - 1)
+        return max(self.cached + chunk - begin, 0) if begin < self.prompt_length - 1 else 0
 
     @property
     def is_complete(self) -> bool:
@@ -241,6 +236,8 @@ class Row:
         source: who drafted the others. logprobs: of `tokens`, if the request wants them.
         Sets `finish_reason` if the answer ended; returns how many tokens were taken."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
+        if self._length + len(tokens) > len(self._tokens):
+            self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
         for token in tokens:
             self._tokens[self._length] = token
             self._length += 1
@@ -284,8 +281,8 @@ class Row:
         old = len(self.text)
         self.text += text
         # The old text has no stop string, so one that is there now ends in the new text.
-        places = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
-        cuts = [place for place in places if place >= 0]
+        found = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
+        cuts = [at for at in found if at >= 0]
         if cuts:
             self.text = self.text[: min(cuts)]
             self._detokenizer = None
@@ -295,9 +292,8 @@ class Row:
 
     def take_pieces(self) -> list[tuple[str, str]]:
         """(source, text) of the text that is new since the last call and can no longer change, in order; source as
-        in `runs`. A character made of several tokens belongs to the one that completed it.
-
-        While the row runs, a tail that may turn out to be the beginning of a stop string is held back."""
+        in `runs`. A character of several tokens belongs to the one that completed it. While the row runs, a tail that
+        may be the beginning of a stop string is held back."""
         safe = len(self.text)
         if self.finish_reason is None:
             safe -= max((overlap(self.text, stop) for stop in self.params.stop), default=0)
@@ -329,17 +325,15 @@ def overlap(text: str, stop: str) -> int:
     return len(tail) - at if at >= 0 else 0
 
 
-# What the engine gives back: a Delta a round and request, a Completion a request.
-
 @dataclass
 class Delta:
     """What one round added to one request.
 
-    index   the request's number among the prompts of this call.
-    pieces  (source, text), source "" for the target's own tokens and the drafter's name for accepted ones. Text may
-            lag after tokens inside a character or before what may become a stop string.
-    nodes   drafted tokens that were verified in this round, depth the longest path among them, calls the forwards of
-            a draft model that they took.
+    index     the request's number among the prompts of this call.
+    pieces    (source, text), source "" for the target's own tokens and the drafter's name for accepted ones. Text lags
+              behind tokens inside a character and before what may become a stop string.
+    nodes     drafted tokens that were verified in this round; depth: the longest path among them; calls: forwards of a
+              draft model that they took.
     logprobs  one entry for each of `tokens`, if the request wants them.
     """
 
@@ -360,7 +354,7 @@ class Delta:
 
     @classmethod
     def end(cls, row: Row) -> Delta:
-        """The last of a request that ended without a new token: text that was held back, if there is any."""
+        """The last of a request that ended without a new token: the text that was held back."""
         return cls(row.id, row, [], row.take_pieces(), True)
 
 
@@ -387,19 +381,19 @@ class Completion:
 
     @classmethod
     def of(cls, index: int, row: Row) -> Completion:
-        """A row's answer as it stands; one that is not finished counts as given up."""
+        """A row's answer so far; one that has not ended counts as given up."""
         return cls(
             index,
-            row.text,
-            row.new_tokens.tolist(),
-            row.prompt_length,
-            row.finish_reason or "abort",
-            (row.ended or perf_counter()) - row.joined if row.joined else 0.0,
-            row.stats,
-            row.runs,
-            row.logprobs,
-            row.error,
-            row.reused,
+            text=row.text,
+            tokens=row.new_tokens.tolist(),
+            prompt_tokens=row.prompt_length,
+            finish_reason=row.finish_reason or "abort",
+            seconds=(row.ended or perf_counter()) - row.joined if row.joined else 0.0,
+            stats=row.stats,
+            runs=row.runs,
+            logprobs=row.logprobs,
+            error=row.error,
+            reused=row.reused,
         )
 
     @property
@@ -419,5 +413,5 @@ class Completion:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens over `seconds`."""
+        """New tokens a second."""
         return self.new_tokens / self.seconds if self.seconds else 0.0

@@ -1,7 +1,7 @@
 """Round: what travels through one turn of the loop, and what a drafter may ask of it afterwards.
 
     segments   what the target runs for each row: a draft, or a piece of a prompt
-    verdict    what the target's one forward says of all segments
+    verdict    the target's one forward over all segments
     accepted   what became of each draft
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,22 +22,18 @@ from paceline.errors import MethodError
 _UNKNOWN: IntArray = np.empty(0, np.int64)
 
 
-def _unknown() -> IntArray:
-    return _UNKNOWN
-
-
 @dataclass(slots=True)
 class Segment:
     """Tokens of one row in one forward: a tree, or a chunk of the prompt (a chain).
 
-    slot     the row's slot in the cache; the target knows the row's committed length.
-    tokens   int64 [n]; parent int64 [n] as in DraftTree.
-    start    nodes before `start` already have their keys and values after the row (from a self-drafter);
-             only nodes start..n-1 are run.
+    slot        the row's slot in the cache; the target knows the row's committed length.
+    tokens      int64 [n]; parent int64 [n] as in DraftTree.
+    start       nodes before `start` already have their keys and values after the row (from a self-drafter);
+                only nodes start..n-1 are run.
     num_logits  logits are wanted for the last `num_logits` nodes.
-    depth    int64 [n]: how far each node is below the first; worked out if not given.
-    hidden   [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
-    is_prompt  the tokens are a piece of the row's prompt.
+    hidden      [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
+    depth       int64 [n]: how far each node is below the first; worked out if not given.
+    is_prompt   the tokens are a piece of the row's prompt.
     """
 
     slot: int
@@ -47,7 +42,7 @@ class Segment:
     start: int = 0
     num_logits: int = 0
     hidden: torch.Tensor | None = None
-    depth: IntArray = field(default_factory=_unknown)
+    depth: IntArray = field(default_factory=lambda: _UNKNOWN)
     is_prompt: bool = False
 
     def __post_init__(self) -> None:
@@ -79,19 +74,19 @@ class Segment:
         return cls(slot, tree.tokens, tree.parent, num_logits=len(tree), hidden=tree.hidden, depth=tree.depth)
 
     @classmethod
-    def chunk(cls, slot: int, tokens: IntArray, last: bool) -> Segment:
-        """A piece of a prompt; logits after its last token if `last`."""
-        return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=int(last), is_prompt=True)
+    def chunk(cls, slot: int, tokens: IntArray, last: bool, scored: int = 0) -> Segment:
+        """A piece of a prompt; logits after its last token if `last`, and after its last `scored` ones."""
+        return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=max(int(last), scored), is_prompt=True)
 
 
 @dataclass(slots=True)
 class Verdict:
     """What one forward says, packed in the order of the segments.
 
-    logits          [M, V] for the nodes whose logits were wanted, in the model's dtype.
-    logits_at       where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
-    hidden          {layer: [N, H]} for all nodes that were run; hidden_at as logits_at.
-    top_k           (values [M, k], token ids [M, k]) or None.
+    logits     [M, V] for the nodes whose logits were wanted, in the model's dtype.
+    logits_at  where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
+    hidden     {layer: [N, H]} for all nodes that were run; hidden_at as logits_at.
+    top_k      (values [M, k], token ids [M, k]) or None.
     """
 
     logits: torch.Tensor
@@ -100,9 +95,30 @@ class Verdict:
     hidden_at: list[int] = field(default_factory=list)
     top_k: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    def count(self, s: int) -> int:
+        """Nodes of segment s that have logits."""
+        return self.logits_at[s + 1] - self.logits_at[s]
+
     def of(self, s: int) -> torch.Tensor:
-        """Logits of segment s, [its num_logits, V]."""
+        """Logits of segment s, [its count, V]."""
         return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
+
+    def select(self, logits: Sequence[slice], hidden: Sequence[slice] | None = None) -> Verdict:
+        """The verdict on other segments: of segment i the nodes logits[i] of the packed logits and hidden[i] of the
+        packed states, which are copied; hidden None: all states as they are."""
+        states, ends = self.hidden, self.hidden_at
+        if hidden is not None:
+            states, ends = {layer: _joined(of_layer, hidden) for layer, of_layer in states.items()}, _ends(hidden)
+        top_k = None if self.top_k is None else (_joined(self.top_k[0], logits), _joined(self.top_k[1], logits))
+        return Verdict(_joined(self.logits, logits), _ends(logits), states, ends, top_k)
+
+
+def _joined(packed: torch.Tensor, parts: Sequence[slice]) -> torch.Tensor:
+    return torch.cat([packed[part] for part in parts])
+
+
+def _ends(parts: Sequence[slice]) -> list[int]:
+    return list(accumulate((part.stop - part.start for part in parts), initial=0))
 
 
 @dataclass(eq=False)
@@ -110,11 +126,10 @@ class Round:
     """One turn of the loop. Index i of every list is about the same row.
 
     rows      the rows that run in this round.
-    trees     what each row drafted, cut to the room it has; the last token alone where nothing was drafted.
+    trees     what each row drafted, cut to the length that is left to it; the last token alone where nothing was.
     segments  what the target runs for each row: its tree, or a piece of its prompt.
     verdict   the target's forward over `segments`; None before it.
     accepted  what became of each tree; empty before acceptance.
-    places    number of each row's segment in the verdict, where rows have left since the forward; None: all are there.
     """
 
     rows: list[Row]
@@ -122,7 +137,6 @@ class Round:
     segments: list[Segment]
     verdict: Verdict | None = None
     accepted: list[Accepted] = field(default_factory=list)
-    places: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -137,17 +151,18 @@ class Round:
 
     def logits(self, i: int) -> torch.Tensor:
         """Logits of the nodes of row i's tree, [n, V]; [0, V] inside a prompt."""
-        return self._said.logits[self._wanted(i)]
+        return self._forward.of(i)
 
     def top_k(self, i: int) -> torch.Tensor:
         """Token ids of the best logits of the nodes of row i's tree, best first, [n, k]; k as in `Needs.top_k`."""
-        assert self._said.top_k is not None, "Needs.top_k asks for it"
-        return self._said.top_k[1][self._wanted(i)]
+        verdict = self._forward
+        assert verdict.top_k is not None, "Needs.top_k asks for it"
+        return verdict.top_k[1][verdict.logits_at[i] : verdict.logits_at[i + 1]]
 
     def hidden(self, i: int, layer: int) -> torch.Tensor:
         """States before layer `layer` of every node of row i's segment that was run, [N, H]; see `Needs`."""
-        at, place = self._said.hidden_at, self._place(i)
-        return self._said.hidden[layer][at[place] : at[place + 1]]
+        at = self._forward.hidden_at
+        return self._forward.hidden[layer][at[i] : at[i + 1]]
 
     def committed(self, i: int, layer: int) -> torch.Tensor:
         """States before layer `layer` of the tokens that row i keeps from this round's forward, [len(path), H]."""
@@ -157,27 +172,20 @@ class Round:
 
     def spans(self) -> list[slice]:
         """Where each row's nodes lie among the packed nodes of the forward: `hidden[spans[i]]` of `on_layer`."""
-        ends = list(accumulate((segment.num_run for segment in self.segments), initial=0))
+        ends = accumulate((segment.num_run for segment in self.segments), initial=0)
         return [slice(begin, end) for begin, end in pairwise(ends)]
 
     def only(self, kept: Sequence[int]) -> Round:
         """The round of the rows `kept` alone."""
-
-        def of(items: list[Any]) -> list[Any]:
-            return [items[i] for i in kept] if items else []
-
-        places = [self._place(i) for i in kept]
-        return Round(of(self.rows), of(self.trees), of(self.segments), self.verdict, of(self.accepted), places)
+        verdict = self.verdict
+        if verdict is not None:
+            logits, hidden = ([slice(*ends) for ends in pairwise(at)] for at in (verdict.logits_at, verdict.hidden_at))
+            verdict = verdict.select([logits[i] for i in kept], [hidden[i] for i in kept] if hidden else None)
+        rows, trees, segments = ([of_rows[i] for i in kept] for of_rows in (self.rows, self.trees, self.segments))
+        return Round(rows, trees, segments, verdict, [self.accepted[i] for i in kept])  # type: ignore[arg-type]
 
     @property
-    def _said(self) -> Verdict:
+    def _forward(self) -> Verdict:
         if self.verdict is None:
             raise MethodError("This round has no forward: a recording holds tokens, and the drafter asks for more.")
         return self.verdict
-
-    def _place(self, i: int) -> int:
-        return i if self.places is None else self.places[i]
-
-    def _wanted(self, i: int) -> slice:
-        at, place = self._said.logits_at, self._place(i)
-        return slice(at[place], at[place + 1])

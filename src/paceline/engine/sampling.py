@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.engine.softmax import keep_best, softmax_of_row, softmax_of_rows, token_at
+from paceline.engine.logits import keep_best, softmax_of_row, softmax_of_rows, token_at
 from paceline.engine.tree import IntArray
 from paceline.errors import NumericError, PacelineError, shortened
 
@@ -243,6 +243,10 @@ class RowRandom:
         self._noise = np.empty(0)
         self.free = FreeNoise(self.seed)
 
+    def begin_round(self, position: int) -> None:
+        """A round begins at output position `position`: `keep` and `draft` start anew from it."""
+        self.free.begin(position)
+
     def emit(self, position: int) -> float:
         """The uniform number in [0, 1) that decides output position `position` (0 is the first new token)."""
         while position >= len(self._noise):
@@ -361,7 +365,7 @@ def probabilities(logits: torch.Tensor, params: SamplingParams, contexts: Sequen
 
 
 def is_compiled(logits: torch.Tensor) -> bool:
-    """Whether the compiled functions of `paceline.engine.softmax` take these logits."""
+    """Whether the compiled functions of `paceline.engine.logits` take these logits."""
     return logits.dtype in (torch.float32, torch.bfloat16) and not on_accelerator(logits)
 
 

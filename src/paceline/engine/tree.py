@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class DraftTree:
     """A tree of drafted tokens after the last token of a row.
 
@@ -36,8 +37,6 @@ class DraftTree:
                  Children of a probe are probes.
     hidden       float tensor [n, H] or None: a self-drafter's own states of the nodes after its last layer, whose
                  keys and values are already in the cache after the row; `verify` goes on from there.
-    token_probs  float64 [n] or None: the probability with which each node's token was drawn. For acceptance rules that
-                 need one number a node, as for an old policy's answers; the lossless rule needs `draft_probs`.
     chances      float64 [n] or None: the drafter's own estimate that a node and all above it are accepted.
     origin       int64 [n] or None: of a tree that was cut, the number each node had in the one that was proposed.
     source       name of the drafter that proposed it, for reports.
@@ -51,15 +50,11 @@ class DraftTree:
     replacement: bool = False
     probe: NDArray[np.bool_] | None = None
     hidden: Any = None
-    token_probs: NDArray[np.float64] | None = None
     chances: NDArray[np.float64] | None = None
     origin: IntArray | None = None
     source: str = ""
     owner: Any = field(default=None, repr=False)
     calls: int = 0
-    _depth: IntArray | None = field(default=None, repr=False, compare=False)
-    _max_depth: int | None = field(default=None, repr=False, compare=False)
-    _children: list[list[int]] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def root(cls, token: int) -> DraftTree:
@@ -73,7 +68,9 @@ class DraftTree:
         tokens = np.empty(n, np.int64)
         tokens[0] = root
         tokens[1:] = drafted
-        return cls(tokens, np.arange(-1, n - 1), _depth=np.arange(n), _max_depth=n - 1, **kw)
+        tree = cls(tokens, np.arange(-1, n - 1), **kw)
+        tree.depth, tree.max_depth = np.arange(n), n - 1
+        return tree
 
     @classmethod
     def of(cls, root: int, tokens: Sequence[int], parent: Sequence[int], **kw: Any) -> DraftTree:
@@ -96,27 +93,26 @@ class DraftTree:
         """Whether every node follows the one before it."""
         return self.max_depth == len(self) - 1
 
-    @property
+    @cached_property
     def depth(self) -> IntArray:
         """int64 [n]: 0 at the root; a node's position is the root's position plus its depth."""
-        if self._depth is None:
-            self._depth = depths(self.parent)
-        return self._depth
+        return depths(self.parent)
 
-    @property
+    @cached_property
     def max_depth(self) -> int:
         """The most tokens this draft can add."""
-        if self._max_depth is None:
-            self._max_depth = max(self.depth.tolist())
-        return self._max_depth
+        return max(self.depth.tolist())
+
+    @cached_property
+    def _children(self) -> list[list[int]]:
+        children: list[list[int]] = [[] for _ in range(len(self))]
+        for child, above in enumerate(self.parent.tolist()):
+            if above >= 0 and (self.probe is None or not self.probe[child]):
+                children[above].append(child)
+        return children
 
     def children(self, node: int) -> list[int]:
         """Nodes drafted directly after `node` that may be accepted (no probes), in the order they were drawn."""
-        if self._children is None:
-            self._children = [[] for _ in range(len(self))]
-            for child, above in enumerate(self.parent.tolist()):
-                if above >= 0 and (self.probe is None or not self.probe[child]):
-                    self._children[above].append(child)
         return self._children[node]
 
     def clipped(self, max_depth: int) -> DraftTree:
@@ -133,24 +129,10 @@ class DraftTree:
         new_index = np.full(len(self), -1)
         new_index[nodes] = np.arange(len(nodes))
         parent = np.where(self.parent[nodes] < 0, -1, new_index[self.parent[nodes]])
-
-        def of(values: Any) -> Any:
-            return None if values is None else values[nodes]
-
-        return replace(
-            self,
-            tokens=self.tokens[nodes],
-            parent=parent,
-            draft_probs=of(self.draft_probs),
-            probe=of(self.probe),
-            hidden=of(self.hidden),
-            token_probs=of(self.token_probs),
-            chances=of(self.chances),
-            origin=nodes if self.origin is None else self.origin[nodes],
-            _depth=None,
-            _max_depth=None,
-            _children=None,
-        )
+        arrays = ("tokens", "draft_probs", "probe", "hidden", "chances")
+        kept = {name: values[nodes] for name in arrays if (values := getattr(self, name)) is not None}
+        origin = nodes if self.origin is None else self.origin[nodes]
+        return replace(self, parent=parent, origin=origin, **kept)
 
     def proposed(self, path: Sequence[int]) -> list[int]:
         """The numbers that the nodes of `path` had in the tree as it was proposed."""

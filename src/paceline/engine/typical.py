@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paceline.engine.accept import LOSSLESS, Walker, follow
+from paceline.engine.accept import LOSSLESS, Cursor, follow
 from paceline.engine.sampling import probabilities
 from paceline.errors import PacelineError
 
@@ -32,35 +32,35 @@ class Typical:
     name: str = "typical"
     lossless: bool = False
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+    def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
         """As `Rule.decide`."""
-        if walkers[0].request.params.is_greedy:
-            return LOSSLESS.decide(walkers)
-        if any(walker.tree.draft_probs is not None for walker in walkers):
+        if cursors[0].request.params.is_greedy:
+            return LOSSLESS.decide(cursors)
+        if any(cursor.tree.draft_probs is not None for cursor in cursors):
             raise PacelineError("typical acceptance is for trees of guesses, not for drafts that were drawn")
-        return [walker for walker in walkers if self._step(walker)]
+        return [cursor for cursor in cursors if self._step(cursor)]
 
-    def _step(self, walker: Walker) -> bool:
+    def _step(self, cursor: Cursor) -> bool:
         """Step to the child with which the best path begins; without one, add the most probable token: the end."""
-        p = _distribution(walker, walker.node, [])
-        _, child = self._best(walker, walker.node, p, [])
+        p = _distribution(cursor, cursor.node, [])
+        _, child = self._best(cursor, cursor.node, p, [])
         if child is not None:
-            return follow(walker, int(walker.tree.tokens[child]))
-        walker.done.tokens.append(int(p.argmax()))
+            return follow(cursor, int(cursor.tree.tokens[child]))
+        cursor.done.tokens.append(int(p.argmax()))
         return False
 
-    def _best(self, walker: Walker, node: int, p: torch.Tensor, way: list[int]) -> tuple[tuple[int, float], int | None]:
+    def _best(self, cursor: Cursor, node: int, p: torch.Tensor, way: list[int]) -> tuple[tuple[int, float], int | None]:
         """(length and log-probability of the best path that stands below `node`, its first node), given p there and
         the tokens on the way to it."""
         best: tuple[tuple[int, float], int | None] = ((0, 0.0), None)
         bound = self._bound(p)
-        for child in walker.tree.children(node):
-            token = int(walker.tree.tokens[child])
+        for child in cursor.tree.children(node):
+            token = int(cursor.tree.tokens[child])
             if float(p[token]) <= bound:
                 continue
             here = [*way, token]
-            below = _distribution(walker, child, here) if walker.tree.children(child) else p
-            (length, score), _ = self._best(walker, child, below, here)
+            below = _distribution(cursor, child, here) if cursor.tree.children(child) else p
+            (length, score), _ = self._best(cursor, child, below, here)
             value = (length + 1, score + float(p[token].log()))
             if best[1] is None or value > best[0]:
                 best = (value, child)
@@ -71,9 +71,9 @@ class Typical:
         return min(self.epsilon, self.delta * float(np.exp(-entropy)))
 
 
-def _distribution(walker: Walker, node: int, way: Sequence[int]) -> torch.Tensor:
+def _distribution(cursor: Cursor, node: int, way: Sequence[int]) -> torch.Tensor:
     """The target's warped distribution [V] after `node`, the tokens on the way to which are `way`."""
-    params = walker.request.params
-    context = [np.concatenate([walker.context, np.array(way, np.int64)])] if params.shifts_logits else []
-    scores = walker.logits[node : node + 1]
+    params = cursor.request.params
+    context = [np.concatenate([cursor.context, np.array(way, np.int64)])] if params.shifts_logits else []
+    scores = cursor.logits[node : node + 1]
     return probabilities(scores if scores.dtype == torch.float64 else scores.float(), params, context)[0]

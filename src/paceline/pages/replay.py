@@ -15,8 +15,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from paceline.pages.plots import COLORS, Curve, plot, style
-from paceline.replay.report import OVERALL
+from paceline.workbench.report import COLORS, Curve, plot, style
 
 DEEPEST = 16
 """Depths in the plot."""
@@ -25,7 +24,7 @@ DEEPEST = 16
 def page(report: dict[str, Any], bases: Sequence[str]) -> str:
     """The page. bases[i] is what drafter i is a variant of; variants of one are joined in the plot over nodes."""
     results = report["results"]
-    overall = [result for result in results if result["category"] == OVERALL]
+    overall = [result for result in results if result["category"] == "overall"]
     categories = list(dict.fromkeys(result["category"] for result in results))
     base_of = dict(zip(_specs(results), bases, strict=False))
     color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(_specs(results))}

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from paceline.jsonl import write_whole
-from paceline.pages.plots import COLORS, Curve, plot, style
+from paceline.workbench.report import COLORS, Curve, plot, style
 
 Rows = list[dict[str, Any]]
 

@@ -18,9 +18,9 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
+from paceline.draft.recording import Recording
 from paceline.errors import ModelError
 from paceline.plugins.history import History, HostRow
-from paceline.replay.walk import Recording
 from paceline.target.tokenizer import Tokenizer
 
 ROOM = 1 << 30

@@ -4,8 +4,8 @@
     python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
 
 llama.cpp's own converter looks a tokenizer up in a table and refuses those it does not know. Here the vocabulary is
-written as it is, so token ids are right; how llama.cpp splits text may differ from the tokenizer ("default" stands for
-GPT-2's splitting), so give it token ids.
+written as it is, so token ids are right. llama.cpp may split text differently ("default" stands for GPT-2's splitting),
+so give it token ids.
 """
 
 from __future__ import annotations
@@ -21,29 +21,16 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from paceline.errors import ModelError
-from paceline.target.load import find, load_tokenizer, open_weights, read_config
+from paceline.target.folder import find, open_weights, read_config
+from paceline.target.load import load_tokenizer
 from paceline.target.quantised import checkpoint as quantised
 from paceline.target.quantised.blocks import Blocks
+from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}
 """llama.cpp's numbers of files that are mostly Q4_0 and Q8_0."""
 TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
 """NumPy's type of matrices, and llama.cpp's number of it; vectors are always float32."""
-
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
@@ -74,18 +61,19 @@ def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
 
 
 def _describe(writer: Any, config: PretrainedConfig, theta: float, kind: int) -> None:
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    shape = Shape.of(config)
+    writer.add_context_length(shape.max_context)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_layer_norm_rms_eps(shape.eps)
     writer.add_rope_freq_base(theta)
-    writer.add_rope_dimension_count(_head_dim(config))
-    writer.add_key_length(_head_dim(config))
-    writer.add_value_length(_head_dim(config))
-    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_vocab_size(shape.vocab_size)
     writer.add_file_type(kind)
 
 
@@ -119,30 +107,25 @@ def _arrays(
 ) -> Iterator[tuple[str, NDArray[Any], int | None]]:
     """llama.cpp's names and arrays, and of blocks its number of their kind. Its rotary positions pair neighbouring
     rows, so queries and keys are permuted."""
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in weights.items():
-        stem = name.removesuffix(".weight")
-        layer, _, part = stem.removeprefix("model.layers.").partition(".")
-        short = _NAMES.get(part if layer.isdigit() else stem)
-        if short is None:
+        theirs = names.get_name(name, try_suffixes=(".weight",))
+        if theirs is None:
             raise ModelError(f"{name} has no place in a plain Llama")
-        if short == "output" and config.tie_word_embeddings:
+        if theirs == "output.weight" and config.tie_word_embeddings:
             continue
         tensor = weight.data if isinstance(weight, Blocks) else weight
-        if short in heads:
-            half = tensor.shape[0] // heads[short] // 2
-            paired = tensor.reshape(heads[short], 2, half, tensor.shape[1]).transpose(1, 2)
-            tensor = paired.reshape(tensor.shape)
-        theirs = f"blk.{layer}.{short}.weight" if layer.isdigit() else f"{short}.weight"
+        if count := heads.get(name.removesuffix(".weight").rpartition(".")[2]):
+            half = tensor.shape[0] // count // 2
+            tensor = tensor.reshape(count, 2, half, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         if isinstance(weight, Blocks):
             yield theirs, tensor.contiguous().numpy(), weight.kind.number
         else:
             values = tensor.float().numpy()
             yield theirs, np.ascontiguousarray(values, np.float32 if values.ndim == 1 else matrices), None
-
-
-def _head_dim(config: PretrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,7 +38,8 @@ from transformers.generation import (
 )
 from transformers.generation.configuration_utils import GenerationMode
 
-from paceline.engine.accept import LOSSLESS, Lossless, Walker, follow, sample_from
+from paceline.draft.recording import Recording
+from paceline.engine.accept import LOSSLESS, Cursor, Lossless, Rule, follow, sample_from
 from paceline.engine.engine import Engine
 from paceline.engine.request import Delta
 from paceline.engine.sampling import SamplingParams
@@ -45,7 +47,6 @@ from paceline.engine.scheduler import Ragged
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
 from paceline.plugins.history import History, HostRow, create_paced
-from paceline.replay.walk import Recording
 from paceline.target.hf import HFTarget
 
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
@@ -108,21 +109,18 @@ def generate(
     tokenizer  for stop_strings and token_healing, which transformers has prepared with it.
     Raises PacelineError for what it cannot honour."""
     _refuse(model, input_ids, generation_config, model_kwargs)
-    rows = _unpadded(input_ids, model_kwargs)
-    if (stream_to is not None or streamer is not None) and len(rows) > 1:
-        raise PacelineError(f"a streamer takes one prompt, and there are {len(rows)}")
+    prompts = _unpadded(input_ids, model_kwargs)
+    if (stream_to is not None or streamer is not None) and len(prompts) > 1:
+        raise PacelineError(f"a streamer takes one prompt, and there are {len(prompts)}")
     was_training = model.training
     engine = engine_of(model, draft, paced)
-    # All prompts in one round, for no row is answering yet; a schedule gives half of it to the first of them.
-    engine.max_batch, engine.schedule = len(rows), Ragged(len(rows), 2 * sum(map(len, rows)))
-    engine.rule = _rule(logits_processor, generation_config, input_ids)
+    rule = _rule(logits_processor, generation_config, input_ids)
     if stream_to is not None:
         stream_to.put(input_ids.cpu())
     ends = _Ends(stopping_criteria, input_ids, generation_config)
     try:
-        _answer(engine, rows, ends, generation_config, stream_to or streamer, on_round)
+        _answer(engine, prompts, rule, ends, generation_config, stream_to or streamer, on_round)
     finally:
-        engine.rule = LOSSLESS
         model.train(was_training)
     if generation_config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=ends.sequences())  # type: ignore[arg-type]
@@ -221,36 +219,37 @@ def _unpadded(input_ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]
 class Processed(Lossless):
     """The lossless rule over what transformers' logits processors make of the logits.
 
-    A processor sees the text of one row, padding included, and its logits, and must depend on those alone. processors:
-    of each row."""
+    A processor sees the text of one row, padding included, and its logits, and must depend on those alone.
 
-    def __init__(self, processors: Sequence[Any], padded: Sequence[IntArray], sampling: bool):
-        self.processors, self.padded, self.sampling = processors, padded, sampling
-        self.first = -1
-        """Id of the first row of this call; the others follow."""
+    processors, padded  of each row: its processors, and its prompt with padding, int64.
+    sampling            draw tokens; else take the best.
+    first               id of the first row; the others follow."""
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
-        return [w for w in walkers if self._step(w)]
+    def __init__(self, processors: Sequence[Any], padded: Sequence[IntArray], sampling: bool, first: int):
+        self.processors, self.padded, self.sampling, self.first = processors, padded, sampling, first
 
-    def _step(self, walker: Walker) -> bool:
-        request = walker.request
+    def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
+        return [w for w in cursors if self._step(w)]
+
+    def _step(self, cursor: Cursor) -> bool:
+        request = cursor.request
         number = request.id - self.first
         prompt, processors = self.padded[number], self.processors[number]
-        text = np.concatenate([prompt, walker.context[request.prompt_length :]])
-        logits = walker.logits[walker.node].unsqueeze(0).float()
+        text = np.concatenate([prompt, cursor.context[request.prompt_length :]])
+        logits = cursor.logits[cursor.node].unsqueeze(0).float()
         scores = processors(torch.from_numpy(text).unsqueeze(0).to(logits.device), logits.clone())
         if scores.shape != logits.shape:
             names = ", ".join(type(one).__name__ for one in processors)
             raise PacelineError(f"the logits processors ({names}) do not work on one row alone, as drafts need it")
         scores = scores[0]
         if not self.sampling:
-            return follow(walker, int(scores.argmax()))
-        return sample_from(walker, scores.softmax(-1))
+            return follow(cursor, int(scores.argmax()))
+        return sample_from(cursor, scores.softmax(-1))
 
 
-def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) -> Lossless:
-    """Ours where nothing is processed and nothing is drawn. Raises PacelineError for a processor that a draft would
-    confuse."""
+def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) -> Callable[[int], Rule]:
+    """The acceptance rule by the id of the first row; ours where nothing is processed and nothing is drawn. Raises
+    PacelineError for a processor that a draft would confuse."""
     for one in processors:
         name = type(one).__name__
         if any(part in name.lower() for part in ENTANGLED):
@@ -258,10 +257,10 @@ def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) ->
         if len(input_ids) > 1 and name in BATCHED:
             raise PacelineError(f"{name} works for one prompt here, and there are {len(input_ids)}")
     if not len(processors) and not config.do_sample:
-        return LOSSLESS
+        return lambda first: LOSSLESS
     padded = [row.cpu().numpy().astype(np.int64) for row in input_ids]
     count = len(padded)
-    return Processed([_of_row(processors, i, count) for i in range(count)], padded, bool(config.do_sample))
+    return partial(Processed, [_of_row(processors, i, count) for i in range(count)], padded, bool(config.do_sample))
 
 
 def _of_row(processors: Any, i: int, count: int) -> Any:
@@ -283,30 +282,32 @@ def _of_row(processors: Any, i: int, count: int) -> Any:
 def _answer(
     engine: Engine,
     prompts: Sequence[list[int]],
+    rule: Callable[[int], Rule],
     ends: _Ends,
     config: GenerationConfig,
     streamer: Any,
     on_round: Callable[[Delta], None] | None,
 ) -> None:
-    """Answer the prompts; the new tokens of each row go to `ends`."""
+    """Answer the prompts; the new tokens of each row go to `ends`. rule: by the id of the first row."""
     most = engine.target.max_context
     if longest := next((len(prompt) for prompt in prompts if len(prompt) + ends.room > most), 0):
         raise PacelineError(f"{longest} tokens and max_new_tokens={ends.room} do not fit the model's context of {most}")
     params = _params(config, ends, len(prompts))
-    rows = [engine.add(prompt, wish) for prompt, wish in zip(prompts, params, strict=True)]
-    if isinstance(engine.rule, Processed):
-        engine.rule.first = rows[0].id
+    rows = [engine.add(prompt, of_row) for prompt, of_row in zip(prompts, params, strict=True)]
+    # All prompts in one round, for no row is answering yet; a schedule gives half of it to the first of them.
+    schedule = Ragged(len(rows), 2 * sum(map(len, prompts)))
     try:
-        for delta in engine.follow(rows):
-            if delta.row.error:
-                raise PacelineError(delta.row.error)
-            if on_round is not None:
-                on_round(delta)
-            tokens = ends.take(delta.index, delta.tokens)
-            for row in (row for i, row in enumerate(rows) if ends.has_ended(i)):
-                engine.abort(row)
-            if streamer is not None and tokens:
-                streamer.put(torch.tensor(tokens))
+        with engine.using(rule=rule(rows[0].id), schedule=schedule):
+            for delta in engine.follow(rows):
+                if delta.row.error:
+                    raise PacelineError(delta.row.error)
+                if on_round is not None:
+                    on_round(delta)
+                tokens = ends.take(delta.index, delta.tokens)
+                for row in (row for i, row in enumerate(rows) if ends.has_ended(i)):
+                    engine.abort(row)
+                if streamer is not None and tokens:
+                    streamer.put(torch.tensor(tokens))
     finally:
         for row in rows:
             engine.abort(row)

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.draft.recording import Recording
 from paceline.errors import MethodError
 from paceline.plugins.history import History, HostRow
-from paceline.replay.walk import Recording
 
 log = logging.getLogger("vllm.paceline")  # vLLM shows what its own loggers say
 

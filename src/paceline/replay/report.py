@@ -1,32 +1,40 @@
-"""The figures of a replay, by drafter and category, while it runs and at its end.
+"""The figures of a replay, by drafter and category, and the speed-up that they would be.
 
-    report = Report(["sam", "prompt-lookup"], conversations)
-    for done in start(conversations, report.specs, recording, workers=2):
+    report = Report(["sam", "prompt-lookup"], transcripts)
+    for done in start(transcripts, report.specs, recording, workers=2):
         report.add(done)
-    report.results()
+    report.results(read_cost("linear:0.01", forward_ms=23))
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.cost.replay import Cost, predict
-from paceline.replay.tokens import Conversation
-from paceline.replay.walk import Tally
-from paceline.replay.workers import Done
+import numpy as np
+
+from paceline.cost.model import Rounds, speedup_from_rounds
+from paceline.draft.cost import RoundTimes
+from paceline.errors import PacelineError
+from paceline.jsonl import loads
+from paceline.workbench.transcript import Transcript
+from paceline.workbench.walk import Tally
+
+if TYPE_CHECKING:
+    from paceline.replay.workers import Done
 
 OVERALL = "overall"
 """The category of all conversations together."""
 
 
 class Report:
-    """What is known so far, by drafter and category."""
+    """The tallies so far, by drafter and category."""
 
-    def __init__(self, specs: Sequence[str], conversations: Sequence[Conversation] = ()):
+    def __init__(self, specs: Sequence[str], transcripts: Sequence[Transcript] = ()):
         self.specs = list(specs)
-        self._of = [conversation.category for conversation in conversations]
-        self._answers = [sum(len(conversation.turns) for conversation in conversations)] * len(specs)
+        self._of = [transcript.category for transcript in transcripts]
+        self._answers = [sum(len(transcript.turns) for transcript in transcripts)] * len(specs)
         self.categories = [*dict.fromkeys(name for name in self._of if name not in ("", OVERALL)), OVERALL]
         self.tallies = {(s, name): Tally() for s in range(len(specs)) for name in self.categories}
 
@@ -47,6 +55,11 @@ class Report:
             self._answers[number] += other._answers[s]
 
     @property
+    def overall(self) -> list[Tally]:
+        """Of all categories together, for each drafter."""
+        return [self.tallies[s, OVERALL] for s in range(len(self.specs))]
+
+    @property
     def answers(self) -> int:
         """Answers in the recording."""
         return max(self._answers, default=0)
@@ -54,7 +67,7 @@ class Report:
     @property
     def is_complete(self) -> bool:
         """Whether every drafter has replayed every answer."""
-        return all(self.tallies[s, OVERALL].answers == self.answers for s in range(len(self.specs)))
+        return all(tally.answers == self.answers for tally in self.overall)
 
     def results(self, cost: Cost | None = None) -> list[dict[str, Any]]:
         """One object for every drafter and category with answers, as `--json` prints them."""
@@ -83,3 +96,53 @@ def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[s
     if cost is not None:
         result["predicted_speedup"] = round(predict(tally, cost), 3)
     return result
+
+
+# From acceptance to time ---------------------------------------------------------------------------------------------
+
+
+class Cost(NamedTuple):
+    """forwards: times of forwards by their nodes, in forwards over one node. forward_ms: milliseconds of that one;
+    None: drafting is taken to cost nothing."""
+
+    forwards: RoundTimes
+    forward_ms: float | None = None
+
+
+def predict(tally: Tally, cost: Cost) -> float:
+    """Speed-up over plain decoding, one request at a time: a round costs a forward over its nodes and the drafter's own
+    time, plain decoding a forward over one node for every token."""
+    drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
+    times = cost.forwards.of(1)
+    return speedup_from_rounds(rounds(tally), lambda nodes: times[nodes.astype(int)], drafting)
+
+
+def rounds(tally: Tally) -> Rounds:
+    """A replay's rounds, for the cost model."""
+    sizes = {int(nodes): int(tally.sizes[nodes]) for nodes in np.flatnonzero(tally.sizes)}
+    return Rounds(tally.new_tokens, sizes, tally.seconds)
+
+
+def read_cost(text: str, forward_ms: float | None = None) -> Cost:
+    """`flat` (nodes are free), `linear:X` (each node after the first costs X of a forward), or a JSON file of
+    {"nodes": time}, in any unit, with an entry for "1". PacelineError for anything else."""
+    if text == "flat":
+        return Cost(RoundTimes.of_forwards({1: 1.0}), forward_ms)
+    if text.startswith("linear:"):
+        try:
+            step = float(text.removeprefix("linear:"))
+        except ValueError:
+            step = -1.0
+        if not 0 <= step < np.inf:
+            raise PacelineError(f"--verify-cost {text}: linear:X wants a number, 0 or more, such as linear:0.01")
+        return Cost(RoundTimes.of_forwards({1: 1.0, 2: 1.0 + step}), forward_ms)
+    try:
+        entries = loads(Path(text).read_bytes())
+        table = dict(sorted((int(nodes), float(time)) for nodes, time in entries.items()))
+    except OSError:
+        raise PacelineError(f"--verify-cost {text}: no such file; give flat, linear:X or a JSON file") from None
+    except (ValueError, AttributeError, TypeError):
+        raise PacelineError(f'{text} is not a table of verification costs such as {{"1": 23.1, "64": 31.0}}') from None
+    if min(table, default=0) != 1 or not all(0 < time < np.inf for time in table.values()):
+        raise PacelineError(f'{text} must have an entry for "1" node, the plain forward, and times above 0')
+    return Cost(RoundTimes.of_forwards({nodes: time / table[1] for nodes, time in table.items()}), forward_ms)

@@ -1,9 +1,9 @@
 """Tune: what rounds and drafters cost on this machine with this model, and what drafting would gain under load.
 
     tuning = Tuning(target, tokenizer, ["sam", "suffix"], batches=[1, 8])
-    answers = tuning.answers(prompts, 64, no)    # or those of a log
-    table = tuning.measure(answers, step, no)    # for `auto:...,table=FILE`
-    predict(table, answers, drafter, 8, 32)      # tokens a second, 8 rows at once, 32 requests
+    answers = tuning.answers(prompts, 64)      # or those of a log
+    table = tuning.measure(answers)            # for `auto:...,table=FILE`
+    predict(table, answers, drafter, 8, 32)    # tokens a second, 8 rows at once, 32 requests
 
 Costs are measured in rounds of the real engine with drafts of random sizes, at every batch size; a drafter's own time
 and how its drafts fare come from replaying the answers. A prediction replays the answers in a full batch, with the time
@@ -21,22 +21,30 @@ from typing import Any
 
 import numpy as np
 
-from paceline.draft.base import Drafter, stamp
-from paceline.draft.load.candidate import Candidate
-from paceline.draft.load.times import Drafting, Times
-from paceline.engine.accept import Accepted
+from paceline.draft.auto import Candidate
+from paceline.draft.base import Drafter
+from paceline.draft.cost import DraftTimes, RoundTimes
+from paceline.draft.recording import Recording
+from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.engine.prompt import Prompt
-from paceline.engine.request import Request, Row
-from paceline.engine.round import Round, Segment
+from paceline.engine.request import Request
+from paceline.engine.round import Round
 from paceline.engine.sampling import SamplingParams
-from paceline.engine.tree import DraftTree, IntArray
-from paceline.replay.tokens import RecordedAnswer
-from paceline.replay.walk import ROOM, Recording, Tally, replay, replayable
+from paceline.engine.tree import DraftTree
 from paceline.target.base import Target
 from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.walk import RecordedAnswer, Tally, Walk, drop, replay, replayable, step
 
+Speeds = dict[str, dict[int, float]]
+"""Tokens a second, by drafter and batch size."""
 Stopped = Callable[[], bool]
+
+
+def never() -> bool:
+    """Nothing stops it."""
+    return False
+
 
 WIDEST = 40
 """Nodes of the largest drafts that are timed."""
@@ -50,38 +58,45 @@ SHOWN = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is measured. drafts: those to replay; batches: rows at once; seconds: of timed rounds at each batch size."""
+    """What is measured. drafts: those to replay; batches: rows at once; seconds: of timed rounds at each batch size.
+
+    step: called after every batch size and every drafter. stopped: asked now and then whether to end early."""
 
     target: Target
     tokenizer: Tokenizer
     drafts: Sequence[str]
     batches: Sequence[int]
     seconds: float = 2.0
+    step: Callable[[], None] = lambda: None
+    stopped: Stopped = never
 
-    def answers(self, prompts: Sequence[Prompt], max_tokens: int, stopped: Stopped) -> list[RecordedAnswer]:
+    @property
+    def names(self) -> list[str]:
+        """The drafters that are compared: none, each of `drafts`, and auto with all of them."""
+        return ["none", *self.drafts, f"auto:{'|'.join(spec.replace(',', ';') for spec in self.drafts)}"]
+
+    def answers(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RecordedAnswer]:
         """The model's own greedy answers, for where there is no log."""
         engine = Engine(self.target, "none", max_batch=8, tokenizer=self.tokenizer)
         rows = [engine.add(prompt, SamplingParams(max_tokens=max_tokens)) for prompt in prompts]
-        for _ in engine.follow(rows, until=stopped):
+        for _ in engine.follow(rows, until=self.stopped):
             pass
         return [RecordedAnswer(row.tokens[: row.prompt_length], row.new_tokens) for row in rows if row.finish_reason]
 
-    def measure(
-        self, answers: Sequence[RecordedAnswer], step: Callable[[], None], stopped: Stopped
-    ) -> dict[str, Any] | None:
-        """The table; None if it was stopped. step: called after every batch size and every drafter."""
-        times = Times(fade=1.0)
+    def measure(self, answers: Sequence[RecordedAnswer]) -> dict[str, Any] | None:
+        """The table; None if it was stopped."""
+        times = RoundTimes(fade=1.0)
         for batch in self.batches:
-            self._time(times, batch, answers, stopped)
+            self._time(times, batch, answers)
             times.fit()
-            step()
+            self.step()
         acceptance: dict[str, list[float]] = {}
         for spec in self.drafts:
-            if stopped():
+            if self.stopped():
                 return None
-            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers, times.to_json(), stopped)
-            step()
-        if stopped():
+            times.drafting[spec], acceptance[spec] = self._replayed(spec, answers, times.to_json())
+            self.step()
+        if self.stopped():
             return None
         target = self.target
         return {
@@ -92,14 +107,14 @@ class Tuning:
             "context": round(float(np.mean([len(a.prompt) + len(a.answer) / 2 for a in answers]))),
         }
 
-    def _time(self, times: Times, batch: int, answers: Sequence[RecordedAnswer], stopped: Stopped) -> None:
+    def _time(self, times: RoundTimes, batch: int, answers: Sequence[RecordedAnswer]) -> None:
         """Rounds of a full batch of real prompts, with drafts of all sizes."""
         probe = _Probe(times)
         engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer)
         params = SamplingParams(max_tokens=96, ignore_eos=True)
         waiting = _again(answers)
         began, rounds = perf_counter(), -WARM_ROUNDS
-        while not stopped():
+        while not self.stopped():
             while len(engine.rows) + len(engine.waiting) < batch:
                 engine.add(next(waiting).prompt.tolist(), params)
             engine.step()
@@ -117,22 +132,52 @@ class Tuning:
             replayable(spec, _recording(self.target, self.tokenizer))
 
     def _replayed(
-        self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any], stopped: Stopped
-    ) -> tuple[Drafting, list[float]]:
+        self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any]
+    ) -> tuple[DraftTimes, list[float]]:
         """A drafter's time by rows, and how its drafts survive from depth to depth."""
         drafter, tally = replayable(spec, _recording(self.target, self.tokenizer)), Tally()
         timed = _Timed(Candidate(spec, drafter))
         for batch in (1, 8, 1, 8):
-            predict(table, answers, timed, batch, max(batch + 8, 12), stopped)
+            predict(table, answers, timed, batch, max(batch + 8, 12), self.stopped)
         for i, answer in enumerate(answers):
-            if not stopped():
+            if not self.stopped():
                 replay(drafter, answer, FIRST_ROW + i, tally)
         shares: list[float] = []
         above = 1.0
         for share in tally.accepted_by_depth():
             shares.append(round(min(share / above, 1.0), 4) if above > 0 else 0.0)
             above = share
-        return timed.candidate.drafting, shares
+        return timed.candidate.times, shares
+
+    def predicted(self, table: Mapping[str, Any], path: str, answers: Sequence[RecordedAnswer]) -> Speeds:
+        """Replayed in batches, every drafter anew for every size. path: the table's file, for auto."""
+        speeds: Speeds = {name: {} for name in self.names}
+        for name in self.names:
+            for batch in self.batches:
+                drafter = create(_with_table(name, path))
+                drafter.bind(self.target)
+                speeds[name][batch] = predict(table, answers, drafter, batch, _requests(batch), self.stopped)
+                self.step()
+        return speeds
+
+    def measured(self, path: str, answers: Sequence[RecordedAnswer], batches: Sequence[int]) -> Speeds:
+        """The engine itself, after a few requests to warm it up; the drafters in turn at every size."""
+        speeds: Speeds = {name: {} for name in self.names}
+        for batch in batches:
+            for name in self.names:
+                engine = Engine(self.target, _with_table(name, path), max_batch=batch, tokenizer=self.tokenizer)
+                measured(engine, answers[:3], batch + 2, self.stopped)
+                speeds[name][batch] = measured(engine, answers, _requests(batch), self.stopped)
+                self.step()
+        return speeds
+
+
+def _with_table(name: str, path: str) -> str:
+    return f"{name},table={path}" if name.startswith("auto") else name
+
+
+def _requests(batch: int) -> int:
+    return max(12, 4 * batch)
 
 
 class _Timed(Drafter):
@@ -159,7 +204,7 @@ class _Probe(Drafter):
 
     name = "probe"
 
-    def __init__(self, times: Times):
+    def __init__(self, times: RoundTimes):
         self.times, self.learns = times, False
         self._random = Random(0)
         self._shape = (0, 0, 0, 0)
@@ -173,13 +218,13 @@ class _Probe(Drafter):
             size = self._random.randint(0, most) if self._random.random() < share else 0
             drafted = self._random.choices(row.tokens[: row.prompt_length].tolist(), k=min(size, row.max_draft))
             trees.append(DraftTree.chain(row.last_token, drafted))
-        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.beside
+        self._shape = len(rows), sum(map(len, trees)), max(map(len, trees)), self.prefill_tokens
         self._began = perf_counter()
         return trees
 
     def observe(self, round: Round) -> None:
         if self.learns and self._shape[0] == sum(not round.is_prompt(i) for i in range(len(round))):
-            self.times.took(*self._shape, perf_counter() - self._began)
+            self.times.note(*self._shape, perf_counter() - self._began)
 
 
 def _again(answers: Sequence[RecordedAnswer]) -> Iterator[RecordedAnswer]:
@@ -203,7 +248,7 @@ def _recording(target: Target, tokenizer: Tokenizer) -> Recording:
     )
 
 
-def _shown(times: Times, batches: Sequence[int]) -> dict[str, dict[str, float]]:
+def _shown(times: RoundTimes, batches: Sequence[int]) -> dict[str, dict[str, float]]:
     """Milliseconds of a round by rows and by nodes of each: for people, nothing reads it."""
     return {
         f"{rows} rows" if rows > 1 else "1 row": {
@@ -223,84 +268,39 @@ def predict(
     drafter: Drafter,
     batch: int,
     count: int,
-    stopped: Stopped = lambda: False,
+    stopped: Stopped = never,
 ) -> float:
     """Tokens a second in a full batch, until the last of `count` requests has joined; the answers come again and again.
 
     drafter  bound. Its own time is measured; that of the rounds is the table's."""
-    times = Times.from_json(table)
+    times = RoundTimes.from_json(table)
     waiting = deque(zip(range(count), _again(answers), strict=False))
-    rows: list[_Replayed] = []
-    tokens, seconds = 0, 0.0
+    walks: list[Walk] = []
+    tally, tokens, seconds = Tally(), 0, 0.0
     while waiting and not stopped():
-        fresh: list[_Replayed] = []
-        while waiting and len(rows) + len(fresh) < batch:
-            fresh.append(_Replayed.of(*waiting.popleft()))
-            drafter.start(fresh[-1].row)
-        made, spent = _round(drafter, times, rows, fresh)
-        tokens, seconds = tokens + made, seconds + spent
-        for one in (ended := [one for one in (*rows, *fresh) if not len(one.rest)]):
-            one.row.finish_reason = "stop"
-            drafter.drop(one.row)
-        rows = [one for one in (*rows, *fresh) if one not in ended]
-    for one in rows:
-        drafter.drop(one.row)
+        fresh = [Walk(*waiting.popleft()) for _ in range(min(batch - len(walks), len(waiting)))]
+        for walk in fresh:
+            drafter.start(walk.row)
+        before = sum(len(walk.row) for walk in walks)
+        prompt = sum(len(walk.row) for walk in fresh)
+        drafter.begin_round(prompt)
+        tally.seconds = 0.0
+        trees = step(drafter, walks, tally) if walks else []
+        tokens += sum(len(walk.row) for walk in walks) - before + len(fresh)
+        nodes, widest = sum(map(len, trees)), max(map(len, trees), default=0)
+        seconds += tally.seconds + times.seconds(len(walks), nodes, widest, prompt)
+        for walk in fresh:  # the round that reads a prompt gives its first token
+            walk.row.extend([int(walk.text[len(walk.row)])])
+        walks += fresh
+        for walk in [walk for walk in walks if walk.is_over]:
+            drop(drafter, walk, tally)
+            walks.remove(walk)
+    for walk in walks:
+        drafter.drop(walk.row)
     return tokens / seconds if seconds else 0.0
 
 
-@dataclass(eq=False)
-class _Replayed:
-    """A row that goes on as its recorded answer does."""
-
-    row: Row
-    answer: IntArray
-
-    @classmethod
-    def of(cls, id: int, answer: RecordedAnswer) -> _Replayed:
-        room = SamplingParams(max_tokens=len(answer.answer) + ROOM, seed=0)
-        return cls(Row(id, answer.prompt, room, max_context=1 << 40), answer.answer)
-
-    @property
-    def rest(self) -> IntArray:
-        """What is still to come."""
-        return self.answer[self.row.num_new :]
-
-    def accept(self, tree: DraftTree) -> Accepted:
-        """What a greedy target keeps of a draft."""
-        rest, path = self.rest.tolist(), [0]
-        while len(path) <= len(rest):
-            right = [c for c in tree.children(path[-1]) if tree.tokens[c] == rest[len(path) - 1]]
-            if not right:
-                break
-            path.append(right[0])
-        return Accepted(path, rest[: len(path)])
-
-
-def _round(drafter: Drafter, times: Times, rows: Sequence[_Replayed], fresh: Sequence[_Replayed]) -> tuple[int, float]:
-    """Tokens and seconds of a round in which `fresh` rows read their prompts and get their first token."""
-    prompt = sum(len(one.row) for one in fresh)
-    requests = [one.row for one in rows]
-    drafter.beside = prompt
-    began = perf_counter()
-    trees = stamp(drafter.propose(requests), drafter) if rows else []
-    seconds = perf_counter() - began
-    trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, requests, strict=True)]
-    accepted = [one.accept(tree) for one, tree in zip(rows, trees, strict=True)]
-    for one, kept in zip(rows, accepted, strict=True):
-        one.row.extend(kept.tokens)
-    if rows:
-        segments = [Segment.tree(0, tree) for tree in trees]
-        began = perf_counter()
-        drafter.observe(Round(requests, trees, segments, accepted=accepted))
-        seconds += perf_counter() - began
-    for one in fresh:
-        one.row.extend(one.rest[:1].tolist())
-    nodes, widest = sum(map(len, trees)), max(map(len, trees), default=0)
-    seconds += times.seconds(len(rows), nodes, widest, prompt)
-    return len(fresh) + sum(len(kept.tokens) for kept in accepted), seconds
-
-
-def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = lambda: False) -> float:
+def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = never) -> float:
     """Tokens a second of the real engine, as `predict` counts them, of prompts that get as many tokens as recorded."""
     rows = [
         engine.add(answer.prompt.tolist(), SamplingParams(max_tokens=len(answer.answer), ignore_eos=True))

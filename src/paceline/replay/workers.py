@@ -1,7 +1,12 @@
-"""Replay many conversations with many drafters, on all cores. Knows no files and no tokenizer's text.
+"""Replay many conversations with many drafters: on all cores, or on the machines of a Ray cluster.
 
-    for done in start(conversations, ["sam", "prompt-lookup"], recording, workers=2):
+    for done in start(transcripts, ["sam", "prompt-lookup"], recording, workers=2):
         report.add(done)
+
+    job = ShardedReplay(["a.jsonl", "b.jsonl.gz"], ["sam", "suffix,past=1000"], "models/demo")
+    report, shards = Report(job.specs), job.shards()
+    for shard, part in zip(shards, spread(Replayer, (job,), shards)):
+        report.merge(part, shard.numbers)
 
 Conversations are shared out in small portions, every drafter on a portion before the next portion, so that a replay
 that is stopped has replayed nearly the same text with all. A drafter that remembers finished requests (`past`) gets all
@@ -11,22 +16,29 @@ conversations in their order from one worker: its figures do not depend on the n
 from __future__ import annotations
 
 import multiprocessing
+import re
 import signal
 import sys
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from paceline.draft.base import Drafter
+from paceline.draft.recording import Recording
+from paceline.draft.registry import describe
 from paceline.errors import PacelineError
-from paceline.replay.tokens import Conversation
-from paceline.replay.walk import Recording, Tally, replay, replayable, warm_up
+from paceline.jsonl import Piece, pieces_of
+from paceline.replay.report import Report
+from paceline.workbench.conversations import ConversationError, read_piece
+from paceline.workbench.transcript import Transcriber, Transcript, open_tokenizer
+from paceline.workbench.walk import Tally, replay, replayable, warm_up
 
 PORTION = 8
 """Conversations in a portion."""
+LOOK_SECONDS = 0.2
+"""Between two looks whether a replay was stopped."""
 
 
 class Done(NamedTuple):
@@ -37,52 +49,80 @@ class Done(NamedTuple):
     tally: Tally
 
 
-Task = tuple[int, range]
-"""A drafter's number and the conversations it is to replay."""
+class Task(NamedTuple):
+    """The number of a drafter, and the conversations that it is to replay."""
+
+    spec: int
+    conversations: range
 
 
 @dataclass
 class ReplayJob:
     """What every worker knows. Drafters are made where they are used, once."""
 
-    conversations: Sequence[Conversation]
+    transcripts: Sequence[Transcript]
     specs: Sequence[str]
     recording: Recording
     drafters: dict[int, Drafter] = field(default_factory=dict)
 
     def run(self, task: Task) -> Iterator[Done]:
         """One portion, conversation by conversation."""
-        spec, portion = task
-        if spec not in self.drafters:
-            self.drafters[spec] = replayable(self.specs[spec], self.recording)
-        for i in portion:
+        if task.spec not in self.drafters:
+            self.drafters[task.spec] = replayable(self.specs[task.spec], self.recording)
+        for i in task.conversations:
             tally = Tally()
-            for t, turn in enumerate(self.conversations[i].turns):
-                replay(self.drafters[spec], turn, i << 20 | t, tally)
-            yield Done(spec, i, tally)
+            for t, turn in enumerate(self.transcripts[i].turns):
+                replay(self.drafters[task.spec], turn, i << 20 | t, tally)
+            yield Done(task.spec, i, tally)
 
 
 def start(
-    conversations: Sequence[Conversation], specs: Sequence[str], recording: Recording, workers: int = 1
+    transcripts: Sequence[Transcript],
+    specs: Sequence[str],
+    recording: Recording,
+    workers: int = 1,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Done]:
-    """Replay every conversation with every drafter; closing the iterator stops the workers.
+    """Replay every conversation with every drafter, until that is done, `stopped` says so, or the iterator is closed.
 
     Raises MethodError, before anything is replayed, for a drafter that does not exist or needs more than tokens."""
-    job = ReplayJob(conversations, specs, recording)
+    job = ReplayJob(transcripts, specs, recording)
     job.drafters = {i: replayable(spec, recording) for i, spec in enumerate(specs)}
     warm_up()
-    tasks = _tasks(len(conversations), [remembers(drafter) for drafter in job.drafters.values()])
+    tasks = _tasks(len(transcripts), [remembers(drafter) for drafter in job.drafters.values()])
     if workers == 1 or len(tasks) == 1:
-        return (done for task in tasks for done in job.run(task))
-    return _share_out(tasks, [_hire(job) for _ in range(min(workers, len(tasks)))])
+        return (done for task in tasks for done in job.run(task) if not stopped())
+    forks = sys.platform == "linux"
+    context: Any = multiprocessing.get_context("fork" if forks else "spawn")
+    event = context.Event()
+    # A fork has everything already: conversations, bound drafters, compiled code. Elsewhere drafters are made anew.
+    carried = job if forks else ReplayJob(transcripts, specs, recording)
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (carried, event))
+    # Workers start with the first task, before the thread of a progress bar does: a fork must not copy threads.
+    pending = {pool.submit(_work, task) for task in tasks}
+
+    def results() -> Generator[Done]:
+        nonlocal pending
+        try:
+            while pending:
+                if stopped():
+                    event.set()
+                done, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
+                for future in done:
+                    yield from future.result()
+        finally:
+            event.set()
+            pool.shutdown(cancel_futures=True)
+
+    return results()
 
 
 def _tasks(conversations: int, remembers: Sequence[bool]) -> list[Task]:
     """Portions in the order of their work: whole recordings first, for they take longest."""
-    tasks: list[Task] = [(spec, range(conversations)) for spec, whole in enumerate(remembers) if whole]
+    tasks = [Task(spec, range(conversations)) for spec, whole in enumerate(remembers) if whole]
     for first in range(0, conversations, PORTION):
         portion = range(first, min(first + PORTION, conversations))
-        tasks += [(spec, portion) for spec, whole in enumerate(remembers) if not whole]
+        tasks += [Task(spec, portion) for spec, whole in enumerate(remembers) if not whole]
     return tasks
 
 
@@ -92,59 +132,116 @@ def remembers(drafter: Drafter) -> bool:
     return bool(getattr(getattr(drafter, "config", None), "past", 0)) or any(map(remembers, parts))
 
 
-def _hire(job: ReplayJob) -> tuple[BaseProcess, Connection]:
-    forks = sys.platform == "linux"
-    context: Any = multiprocessing.get_context("fork" if forks else "spawn")
-    here, there = context.Pipe()
-    # A fork has everything already: conversations, bound drafters, compiled code. Elsewhere drafters are made anew.
-    carried = job if forks else ReplayJob(job.conversations, job.specs, job.recording)
-    process = context.Process(target=_work, args=(there, carried), daemon=True)
-    process.start()
-    there.close()
-    return process, here
+_job: ReplayJob
+_stopped: Any
+"""Of a worker process: what it replays, and an event that says that it is to stop."""
 
 
-def _work(pipe: Connection, job: ReplayJob) -> None:
-    """A worker's life: a task in, conversations out, None after the last of a task; a user's error ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who shares out
-    while True:
-        try:
-            for done in job.run(pipe.recv()):
-                pipe.send(done)
-            pipe.send(None)
-        except PacelineError as error:
-            pipe.send(error)
+def _begin(job: ReplayJob, stopped: Any) -> None:
+    global _job, _stopped
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    _job, _stopped = job, stopped
 
 
-def _share_out(tasks: Sequence[Task], hired: Sequence[tuple[BaseProcess, Connection]]) -> Generator[Done]:
-    """A task for every worker, and the next when one is done."""
-    waiting = deque(tasks)
-    busy: dict[Connection, BaseProcess] = {}
-    try:
-        for process, pipe in hired:
-            pipe.send(waiting.popleft())
-            busy[pipe] = process
-        while busy:
-            for pipe in cast(list[Connection], wait(list(busy))):
-                message = _hear(pipe, busy[pipe])
-                if isinstance(message, PacelineError):
-                    raise message
-                if message is not None:
-                    yield message
-                elif waiting:
-                    pipe.send(waiting.popleft())
-                else:
-                    del busy[pipe]
-    finally:
-        for process, _ in hired:
-            process.terminate()
-            process.join()
+def _work(task: Task) -> list[Done]:
+    """One portion in a worker, or what was done of it when the replay was stopped."""
+    done: list[Done] = []
+    runs = _job.run(task)
+    while not _stopped.is_set() and (one := next(runs, None)) is not None:
+        done.append(one)
+    return done
 
 
-def _hear(pipe: Connection, worker: BaseProcess) -> Any:
-    """What a worker says next; RuntimeError if it has died, of a bug (its traceback is on standard error) or killed."""
-    try:
-        return pipe.recv()
-    except EOFError:
-        worker.join()
-        raise RuntimeError(f"a worker died with exit code {worker.exitcode}") from None
+# On a Ray cluster ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Pieces of the recording, and the numbers of the drafters that are to replay them."""
+
+    pieces: Sequence[Piece]
+    numbers: Sequence[int]
+
+
+@dataclass(frozen=True)
+class ShardedReplay:
+    """What is replayed. The fields are options of `paceline replay`; paths are those of every machine."""
+
+    traces: Sequence[Path]
+    specs: Sequence[str]
+    tokenizer: str
+    template: str | None = None
+    questions: Path | None = None
+    categories: Sequence[str] | None = None
+    ignore: Sequence[str] = ()
+
+    def shards(self) -> list[Shard]:
+        """Whole recordings first, for they take longest.
+
+        Raises ConversationError if a file cannot be read, MethodError for a drafter that cannot be replayed."""
+        recording = Recording.of(open_tokenizer(self.tokenizer))
+        whole = [remembers(replayable(spec, recording)) for spec in self.specs]
+        every = [piece for trace in self.traces for piece in pieces_of(trace, ConversationError)]
+        shards = [Shard(every, [n]) for n, of_it in enumerate(whole) if of_it]
+        others = [n for n, of_it in enumerate(whole) if not of_it]
+        return shards + [Shard([piece], others) for piece in every if others]
+
+
+class Replayer:
+    """A worker of a cluster, which reads, tokenises and replays pieces of the files."""
+
+    def __init__(self, job: ShardedReplay):
+        self.job = job
+        tokenizer = open_tokenizer(job.tokenizer)
+        self.transcriber, self.recording = Transcriber(tokenizer, job.template), Recording.of(tokenizer)
+
+    def __call__(self, shard: Shard) -> Report:
+        """The report of one shard, with its drafters alone. Raises ConversationError."""
+        job = self.job
+        exchanges = (exchange for piece in shard.pieces for exchange in read_piece(piece, job.questions, job.ignore))
+        wanted = job.categories
+        transcripts = [self.transcriber.conversation(e) for e in exchanges if wanted is None or e.category in wanted]
+        # Drafters are made anew: one that replays a shard again must not remember the first time.
+        report = Report([job.specs[n] for n in shard.numbers], transcripts)
+        for done in start(transcripts, report.specs, self.recording):
+            report.add(done)
+        return report
+
+
+# Sweeps --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A drafter, and the one it is a variant of: itself where nothing was swept."""
+
+    spec: str
+    base: str
+
+
+def sweep(specs: Sequence[str], what: str | None) -> list[Variant]:
+    """Every drafter, and instead of one that has the option, one for each of its values.
+
+    what  "option=value,value,..."; None: nothing. Raises PacelineError if no drafter has the option, MethodError for
+    a drafter that does not exist."""
+    if what is None:
+        return [Variant(spec, spec) for spec in specs]
+    option, equals, listed = what.partition("=")
+    values = [value.strip() for value in listed.split(",") if value.strip()]
+    if not option or not equals or not values:
+        raise PacelineError(f"--sweep is {what!r}; write option=value,value,... such as draft=5,10,20")
+    variants = [each for spec in specs for each in _variants(spec, option.strip(), values)]
+    if all(each.spec == each.base for each in variants):
+        raise PacelineError(f"none of {', '.join(specs)} has an option {option!r} to sweep")
+    return variants
+
+
+def _variants(spec: str, option: str, values: Sequence[str]) -> list[Variant]:
+    parts = re.split(r"\+(?=[A-Za-z])", spec)
+    has = [option in [o.name for o in describe(re.split("[:,]", part.strip())[0]).options] for part in parts]
+    if not any(has):
+        return [Variant(spec, spec)]
+    return [
+        Variant("+".join(f"{p},{option}={value}" if h else p for p, h in zip(parts, has, strict=True)), spec)
+        for value in values
+    ]

@@ -19,6 +19,7 @@ from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
 from paceline.target.shape import unsupported, weight_shapes
+from paceline.target.threads import Threads
 
 
 class Policy:
@@ -47,17 +48,18 @@ class Policy:
         with _evaluating(self.model):
             target = self._engine.target
             if self._native:
-                target = self._target()
-                target.threads = self._engine.target.threads  # what it has learnt of this machine
+                target = self._target(self._engine.target.threads)
             self._engine.with_weights_of(target)
             yield self._engine
 
-    def _target(self) -> Target:
+    def _target(self, threads: Threads | None = None) -> Target:
+        """The model as it is now. threads: of the target before it, which know this machine."""
         if not self._native:
             return HFTarget(self.model, name="the policy", eos_token_ids=self.eos_token_ids)
         config, state = self.model.config, self.model.state_dict()
         weights = {name: state[name].detach().clone() for name in weight_shapes(config)}
-        return Decoder(config, weights, name="the policy", dtype=self.model.dtype, eos_token_ids=self.eos_token_ids)
+        ends = self.eos_token_ids
+        return Decoder(config, weights, name="the policy", dtype=self.model.dtype, eos_token_ids=ends, threads=threads)
 
 
 def _fits(model: Any) -> bool:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.engine.accept import LOSSLESS, Rule, Walker, follow, target_distributions
+from paceline.engine.accept import LOSSLESS, Cursor, Rule, follow, target_distributions
 from paceline.engine.request import Row
 from paceline.engine.sampling import distributions, is_compiled
 from paceline.engine.tree import DraftTree
@@ -50,7 +50,7 @@ class Laws:
 
     probs  [last - first, V]; top_ids, top_probs [last - first, top], NumPy; not there if `top` is 0."""
 
-    def __init__(self, walker: Walker, top: int):
+    def __init__(self, walker: Cursor, top: int):
         params, node, logits = walker.request.params, walker.node, walker.logits
         self.tree, self.first = walker.tree, node
         if is_compiled(logits) and not params.shifts_logits:
@@ -94,7 +94,7 @@ class Trail:
     top_probs: list[Any] = field(default_factory=list)
     laws: Laws | None = None
 
-    def laws_at(self, walker: Walker, top: int) -> Laws:
+    def laws_at(self, walker: Cursor, top: int) -> Laws:
         """Distributions that have the one where the walker stands."""
         if self.laws is None or not self.laws.has(walker.tree, walker.node):
             self.laws = Laws(walker, top)
@@ -137,7 +137,7 @@ class RolloutRule:
         """Forget a row."""
         self._trails.pop(row.id, None)
 
-    def decide(self, walkers: Sequence[Walker]) -> list[Walker]:
+    def decide(self, walkers: Sequence[Cursor]) -> list[Cursor]:
         """As `Rule.decide`."""
         others = [w for w in walkers if w.request.id not in self._trails]
         ours = [w for w in walkers if w.request.id in self._trails]
@@ -145,7 +145,7 @@ class RolloutRule:
         stepped = self.others.decide(others) if others else []
         return [*stepped, *(w for w, of in zip(ours, laws, strict=True) if follow(w, self._step(w, of)))]
 
-    def _step(self, walker: Walker, laws: Laws) -> int:
+    def _step(self, walker: Cursor, laws: Laws) -> int:
         """Decide a token and write it down."""
         trail, at, node = self._trails[walker.request.id], walker.node - laws.first, walker.node
         old, p = trail.proposal(walker.position), laws.probs[at]
@@ -165,11 +165,11 @@ class RolloutRule:
             trail.top_probs.append(laws.top_probs[at])
         return token
 
-    def draw(self, p: torch.Tensor, walker: Walker, trail: Trail) -> int:
+    def draw(self, p: torch.Tensor, walker: Cursor, trail: Trail) -> int:
         """A token where no old one is proposed."""
         return walker.request.random.choose(p, walker.position)
 
-    def choose(self, p: torch.Tensor, old: OldToken, walker: Walker, trail: Trail) -> int:
+    def choose(self, p: torch.Tensor, old: OldToken, walker: Cursor, trail: Trail) -> int:
         """A token where the old answer proposes one."""
         return self.draw(p, walker, trail)
 
@@ -196,7 +196,7 @@ class Residual(RolloutRule):
     def __init__(self, top: int = TOP):
         super().__init__(top)
 
-    def choose(self, p: torch.Tensor, old: OldToken, walker: Walker, trail: Trail) -> int:
+    def choose(self, p: torch.Tensor, old: OldToken, walker: Cursor, trail: Trail) -> int:
         """See the class."""
         if not len(old.top_ids):
             return self.draw(p, walker, trail)  # written by a rule that keeps no best tokens: exact as `one-hot` is
@@ -215,7 +215,7 @@ class Coupled(RolloutRule):
         super().__init__()
         self.seed = seed
 
-    def draw(self, p: torch.Tensor, walker: Walker, trail: Trail) -> int:
+    def draw(self, p: torch.Tensor, walker: Cursor, trail: Trail) -> int:
         """The token that wins the race of exponential clocks with rates p, which is the Gumbel maximum."""
         words = [self.seed, *np.frombuffer(trail.key.digest, "<u4").tolist(), trail.key.copy, walker.position]
         times = np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).standard_exponential(len(p))
@@ -239,7 +239,7 @@ class PlainNotLossless(RolloutRule):
         self.name = f"plain, lenience {lenience:.4g}, not lossless"
         _warn(self.name)
 
-    def choose(self, p: torch.Tensor, old: OldToken, walker: Walker, trail: Trail) -> int:
+    def choose(self, p: torch.Tensor, old: OldToken, walker: Cursor, trail: Trail) -> int:
         """See the class."""
         kept = math.isinf(self.lenience) or walker.request.random.keep(
             min(1.0, self.lenience * float(p[old.token]) / old.prob)

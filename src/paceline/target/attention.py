@@ -1,4 +1,5 @@
-"""Attention over ragged caches: of packed queries, and as a layer that trained drafters stack."""
+"""What a decoder layer does between its matrix products: norms, rotary positions, gates, and attention over a ragged
+cache. And `Attention`, a layer that trained drafters stack."""
 
 from __future__ import annotations
 
@@ -14,13 +15,54 @@ from paceline.target.linear import linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import tensors_of
 from paceline.target.shape import Shape
-from paceline.target.steps import TorchOps
+
+
+class TorchOps:
+    """The elementwise steps of a layer in plain torch: the reference of `kernels/steps.py`, for any device and dtype.
+
+    cos, sin  [positions, head_dim]; the first half of sin is negated, so that rotating is x * cos + swapped(x) * sin.
+    """
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, eps: float):
+        self.cos, self.sin, self.eps = cos, sin, eps
+
+    def begin(self, layout: Layout) -> None:
+        """Look up what every layer of this forward shares."""
+        self._cos = self.cos[layout.positions].unsqueeze(1)
+        self._sin = self.sin[layout.positions].unsqueeze(1)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of x [N, H] with `weight` [H]."""
+        return F.rms_norm(x, weight.shape, weight, self.eps)
+
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + delta, both [N, H], and its RMS norm."""
+        x = x + delta
+        return x, self.norm(x, weight)
+
+    def rotate(
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, qk_norm: torch.Tensor | None, cache: Writer, layer: int
+    ) -> torch.Tensor:
+        """Queries [N, heads, D] of qkv [N, heads + 2 kv_heads, D], normed if asked and rotated to their positions.
+
+        Keys get the same and go to the cache with the values."""
+        qk = qkv[:, : heads + kv_heads]
+        if qk_norm is not None:
+            qk = F.rms_norm(qk, qk.shape[-1:], None, self.eps) * qk_norm
+        qk = torch.addcmul(qk * self._cos, qk.roll(qk.shape[-1] // 2, -1), self._sin)
+        cache.write(layer, qk[:, heads:], qkv[:, heads + kv_heads :])
+        return qk[:, :heads]
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, [N, M] from [N, 2 M]."""
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate) * up
 
 
 def attend(queries: torch.Tensor, layout: Layout, cache: Writer, layer: int) -> torch.Tensor:
     """Attention of the packed queries [N, heads, head_dim] over their rows' caches; [N, heads * head_dim]."""
     if layout.paths is not None:
-        from paceline.target.path_attention import attend_paths  # compiling it takes seconds the first time
+        from paceline.target.kernels.attention import attend_paths  # compiling it takes seconds the first time
 
         return attend_paths(queries, layout.paths, cache, layer)
     if len(layout.groups) == 1 and layout.groups[0].gather is None:
@@ -92,8 +134,8 @@ def attention_shapes(shape: Shape, width: int | None = None) -> dict[str, tuple[
 def begin(
     segments: Sequence[Segment], cache: RaggedCache, shape: Shape, ops: TorchOps, like: torch.Tensor
 ) -> tuple[Layout, Writer]:
-    """Plan a forward of layers with a separate cache, and make room in it. like: a tensor of the states' dtype and
-    device."""
+    """Plan a forward of layers that have a cache of their own, and grow that cache if necessary. like: a tensor of the
+    states' dtype and device."""
     layout = plan(
         segments,
         [cache.length(segment.slot) for segment in segments],

@@ -8,7 +8,8 @@ those of the accepted path and forgets the rest.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -80,15 +81,17 @@ class Facts(Protocol):
 class Target(ABC):
     """The model that the engine runs.
 
-    vocab_size, num_layers, hidden_size, max_context (tokens a row may hold) and eos_token_ids are plain attributes, and
-    so is weight_bytes, the bytes of weights that a forward over one token reads: all but the input embedding, of which
-    it reads one row, unless that is the output head as well. weights_fingerprint tells one training from another.
-    `quantised` says in which blocks weights of eight and four bits are, None for others, and `measured` what that has
-    changed, where it was measured; `expanded` says from which blocks weights of 16 or 32 bits were expanded.
-    `tokenizer` is the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
-    `clock` is the engine's; verify books its parts "prepare", "layers" and "head" there. `threads` are those of all
-    engines of this target; with `same_on_any_threads` its logits are, bit for bit, the same on any number of them. With
-    `exact` (see `make_exact`) a token's logits depend on its text alone.
+    max_context   tokens that a row may hold.
+    weight_bytes  of weights that a forward over one token reads: all but the input embedding, of which it reads one
+                  row, unless that is the output head as well.
+    weights_fingerprint  tells one training from another.
+    quantised     the blocks of eight and four bits that weights are in; None for others.
+    measured      what that has changed, where it was measured.
+    expanded      the blocks from which weights of 16 or 32 bits were expanded.
+    tokenizer     the engine's, if it has one: drafters with token ids on disk compare its fingerprint with theirs.
+    clock         the engine's; `verify` books its parts "prepare", "layers" and "head" there.
+    same_on_any_threads  the logits are the same, bit for bit, on any number of processor threads.
+    exact         a token's logits depend on its text alone (`make_exact`).
     """
 
     vocab_size: int
@@ -121,8 +124,18 @@ class Target(ABC):
 
     @cached_property
     def threads(self) -> Threads:
-        """Chosen by how long this target's rounds take; fixed on an accelerator, where they hardly matter."""
+        """Processor threads for the rounds of all engines of this target, chosen by how long rounds take; fixed on an
+        accelerator, where they hardly matter."""
         return Threads(None if self.device.type == "cpu" else torch.get_num_threads())
+
+    @contextmanager
+    def threads_of(self, number: int) -> Iterator[None]:
+        """Run rounds on `number` processor threads, then choose them as before."""
+        before, self.threads = self.threads, Threads(number)
+        try:
+            yield
+        finally:
+            self.threads = before
 
     @property
     def exact_is_free(self) -> bool:
@@ -130,8 +143,8 @@ class Target(ABC):
         return False
 
     def make_exact(self) -> None:
-        """From now on give every token the same logits, bit for bit, whatever is verified with it: alone, in a draft of
-        any shape, in a batch, and however a prompt was cut. Before the first row, for all engines of this target.
+        """Give every token the same logits, bit for bit, whatever is verified with it: alone, in a draft of any shape,
+        in a batch, and however a prompt was cut. To be called before the first row; for all engines of this target.
 
         Raises ModelError if this target cannot."""
         raise ModelError(

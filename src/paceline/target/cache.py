@@ -1,10 +1,10 @@
-"""The ragged KV cache: every row has a slot and a length of its own. Knows nothing of models or trees.
+"""The ragged KV cache: every row has a slot and a length of its own.
 
 One tensor holds everything, [layers, 2, slots, kv_heads, capacity, head_dim] (2: keys, values). The nodes of a tree
 are written after their row's tokens; `commit` moves those of the accepted path together, which for a chain is no move.
-Rows are never realigned and never padded on the left: a shorter row simply uses less of its slot. When more room is
-needed capacity (or the number of slots) doubles, so a token is copied a constant number of times on average. Whoever
-has a budget asks what a rectangle of slots and capacity weighs (`weight`), and lays the rows out anew (`reshape`).
+Rows are never realigned and never padded on the left: a shorter row simply uses less of its slot. A cache that is too
+small doubles its capacity (or the number of slots), so a token is copied a constant number of times on average. Within
+a budget, `weight` says how many bytes a rectangle of slots and capacity takes, and `reshape` lays the rows out anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.engine.topk import top_tokens
+from paceline.engine.logits import top_tokens
 from paceline.target.base import Needs, Target
 from paceline.target.layout import Layout
 
@@ -34,7 +34,7 @@ class RaggedCache:
     """Keys and values of rows that come and go.
 
     Memory is 2 * layers * kv_heads * head_dim * slots * capacity numbers; capacity follows the longest row.
-    most_bytes  above this, growing stops doubling and makes the room that is asked for."""
+    most_bytes  above this the cache grows to the size that is asked for instead of doubling."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class RaggedCache:
         self._free: list[int] = []
         # Zeros, not garbage: masked keys are multiplied by zero, and zero times NaN is NaN.
         self._kv = torch.zeros(layers, 2, 0, kv_heads, 0, head_dim, dtype=dtype, device=device)
-        self._cut_at: tuple[int, int, int] | None = None
-        self._cut: PerLayer = ((), ())
+        self._views_of: tuple[int, int, int] | None = None
+        self._views: PerLayer = ((), ())
 
     @property
     def capacity(self) -> int:
@@ -97,7 +97,7 @@ class RaggedCache:
 
     @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def add_row(self, expected_length: int) -> int:
-        """The lowest free slot, empty, with room for `expected_length` tokens."""
+        """The lowest free slot, empty, of a capacity of at least `expected_length` tokens."""
         if not self._free:
             self._free.append(len(self._lengths))
             self._lengths.append(0)
@@ -126,7 +126,7 @@ class RaggedCache:
             raise ValueError(f"slot {slot} holds no row")
 
     def reserve(self, length: int) -> None:
-        """Make room for rows of `length` tokens (and for every slot in use)."""
+        """Grow where rows of `length` tokens, or the slots in use, do not fit."""
         slots, capacity = self.num_slots, self.capacity
         if len(self._lengths) > slots:
             slots = max(len(self._lengths), 2 * slots) if slots else len(self._lengths)
@@ -138,16 +138,16 @@ class RaggedCache:
         if (slots, capacity) == (self.num_slots, self.capacity):
             return
         old = self._kv
-        self._cut_at = None
+        self._views_of = None
         self._kv = old.new_zeros(*old.shape[:2], slots, old.shape[3], capacity, old.shape[5])
         # All of it: a self-drafter's nodes may lie after the longest row, uncommitted.
         self._kv[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     @torch.inference_mode()
     def reshape(self, slots: int, capacity: int) -> dict[int, int]:
-        """Lay the committed tokens of all rows out anew, in `slots` slots of `capacity` tokens, and forget all else.
+        """Lay the committed tokens of all rows out anew, in `slots` slots of `capacity` tokens, and drop all else.
 
-        Rows keep their slots if those still exist; else all move together. Returns the new slot of every old one. For a
+        Returns the new slot of every old one: the same where all of them still exist, else 0, 1, 2 and so on. For a
         moment the tokens of all rows are there twice; the old memory is freed before the new is taken. Where there is
         no memory for the new shape, the error is raised and everything is as before."""
         held = self.held
@@ -157,7 +157,7 @@ class RaggedCache:
             new_slot = {slot: slot for slot in held}
         rows = {slot: self.copy(slot, self._lengths[slot]) for slot in held}
         layers, two, old_slots, heads, old_capacity, dim = self._kv.shape
-        self._cut_at, self._cut = None, ((), ())  # views hold the old memory
+        self._views_of, self._views = None, ((), ())  # views hold the old memory
         self._kv = self._kv.new_empty(layers, two, 0, heads, 0, dim)
         try:
             self._kv = self._kv.new_zeros(layers, two, slots, heads, capacity, dim)
@@ -180,21 +180,20 @@ class RaggedCache:
 
     @torch.inference_mode()
     def paste(self, slot: int, kv: torch.Tensor) -> None:
-        """Make what `copy` gave the row's tokens; there is room for them."""
+        """Replace the row's tokens by those of a `copy`, which fit into the capacity."""
         self._check(slot)
         length = kv.shape[3]
         self._kv[:, :, slot, :, :length] = kv
         self._lengths[slot] = length
 
-    def writer(self, layout: Layout) -> Writer:
-        """Where the forward planned in `layout` writes and reads; makes room first."""
-        self.reserve(max(layout.reach.values()))
-        return Writer(self._kv, layout, [self._read(g.first, g.last, g.keys) for g in layout.groups])
+    def writer(self, layout: Layout, *, recorded: bool = False) -> Writer:
+        """Where the forward planned in `layout` writes and reads; the cache grows first if necessary.
 
-    def indexed_writer(self, layout: Layout) -> Writer:
-        """As `writer`, for a forward that is recorded: places are read from the layout when it runs, and there is room
-        already."""
-        return Writer(self._kv, layout, [self._read(g.first, g.last, g.keys) for g in layout.groups], indexed=True)
+        recorded  for a forward that is recorded: places are read from the layout when it runs, and there is room."""
+        if not recorded:
+            self.reserve(max(layout.reach.values()))
+        groups = [self._read(g.first, g.last, g.keys) for g in layout.groups]
+        return Writer(self._kv, layout, groups, indexed=recorded)
 
     @property
     def address(self) -> int:
@@ -204,36 +203,28 @@ class RaggedCache:
     def _read(self, first: int, last: int, keys: int) -> PerLayer:
         """Keys and values of slots first..last-1 up to `keys` tokens, layer by layer.
 
-        The last result is kept, because a row that decodes needs the same views many times, and making two views a
-        layer takes longer than anything else between two forwards."""
+        The last result is cached: a row that decodes needs the same views many times, and making two views a layer
+        takes longer than anything else between two forwards."""
         where = (first, last, keys)
-        if where != self._cut_at:
+        if where != self._views_of:
             whole = self._kv[:, :, first:last, :, :keys]
-            self._cut_at, self._cut = where, (whole[:, 0].unbind(0), whole[:, 1].unbind(0))
-        return self._cut
+            self._views_of, self._views = where, (whole[:, 0].unbind(0), whole[:, 1].unbind(0))
+        return self._views
 
-    @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """Keep nodes `path` (increasing, from 0) of the segment just written to `slot` as the row's next tokens."""
-        self._check(slot)
-        length = self._lengths[slot]
-        moved = [i for i, node in enumerate(path) if node != i]
-        if moved:
-            rest = moved[0]
-            row = self._kv[:, :, slot]
-            source = torch.tensor(list(path[rest:]), device=row.device) + length
-            row[:, :, :, length + rest : length + len(path)] = row.index_select(3, source)
-        self._lengths[slot] = length + len(path)
+        self.arrange(slot, path)
+        self._lengths[slot] += len(path)
 
-    @torch.inference_mode()  # as `commit`
+    @torch.inference_mode()  # what grew inside a forward is an inference tensor
     def arrange(self, slot: int, nodes: Sequence[int]) -> None:
-        """Bring nodes that lie uncommitted after a row, counted from its end, to the places right after it, in the
-        order of `nodes`."""
+        """Move uncommitted nodes, counted from the row's end, to the places right after it, in the order of `nodes`."""
         self._check(slot)
-        if list(nodes) != list(range(len(nodes))):
-            length, row = self._lengths[slot], self._kv[:, :, slot]
-            source = torch.tensor(list(nodes), device=row.device) + length
-            row[:, :, :, length : length + len(nodes)] = row.index_select(3, source)
+        length, row = self._lengths[slot], self._kv[:, :, slot]
+        first = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
+        if first < len(nodes):
+            source = torch.tensor(list(nodes[first:]), device=row.device) + length
+            row[:, :, :, length + first : length + len(nodes)] = row.index_select(3, source)
 
 
 class Writer:

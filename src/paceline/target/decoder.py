@@ -1,9 +1,9 @@
-"""The native decoder: Llama-family transformers, built for decoding. Knows nothing of drafters or sampling.
+"""The native decoder: Llama-family transformers, built for decoding.
 
 Llama 1/2/3 and Vicuna, Mistral, Qwen2/2.5, Qwen3, SmolLM: pre-norm blocks of rotary attention and a gated MLP. Unlike
 an implementation for training, it joins Q, K, V into one matrix and gate, up into another, packs rows of different
 lengths without padding, and writes keys and values straight into the ragged cache. On CPUs with bfloat16 units weights
-are stored in the order that streams from memory fastest: oneDNN's, or our own (`target/products.py`).
+are stored in the order that streams from memory fastest: oneDNN's, or our own (`kernels/products.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from transformers import PretrainedConfig
 from paceline.engine.clock import Clock
 from paceline.engine.round import Segment, Verdict
 from paceline.errors import ModelError
-from paceline.target.attention import attend
+from paceline.target.attention import TorchOps, attend
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import fingerprint
 from paceline.target.graphs import Recorder
 from paceline.target.kernels import integer, products
 from paceline.target.layout import Layout, padded_size, plan
@@ -29,7 +29,6 @@ from paceline.target.linear import BlockLinear, Linear, linear
 from paceline.target.quantised.blocks import Blocks
 from paceline.target.quantised.checkpoint import describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
-from paceline.target.steps import TorchOps
 from paceline.target.threads import Threads
 
 
@@ -76,7 +75,7 @@ class Block:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None, ops: TorchOps, layout: Layout, cache: Writer, layer: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer over x + delta, [N, H] each; `layer` is its place in the cache. The result is again two summands,
+        """The layer over x + delta, [N, H] each; `layer` is its place in the cache. The result is two summands as well,
         which the next norm adds in the same pass."""
         s = self.shape
         x, h = (
@@ -96,6 +95,7 @@ class Decoder(CachedTarget):
     expand    cast blocks to `dtype` too, so that inputs of products are not rounded to eight bits.
     weights_fingerprint  of other weights than these, from which they were quantised.
     inverse_frequencies  [head_dim / 2], instead of those that `config` describes.
+    threads   those of another target that runs on this machine, with what they have measured.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Decoder(CachedTarget):
         weights_fingerprint: str | None = None,
         inverse_frequencies: torch.Tensor | None = None,
         expand: bool = False,
+        threads: Threads | None = None,
     ):
         s = self.shape = Shape.of(config)
         self.name, self.dtype, self.device = name, dtype, torch.device(device)
@@ -144,6 +145,8 @@ class Decoder(CachedTarget):
         self.cache = self.new_cache(s.num_layers)
         self.recorder = Recorder(self) if self.device.type == "cuda" else None
         self.clock = Clock()
+        if threads is not None:
+            self.threads = threads
 
     @property
     def notes(self) -> list[str]:
@@ -196,7 +199,7 @@ class Decoder(CachedTarget):
         self.ops = _fused_ops()(self.ops.cos, self.ops.sin, self.ops.eps)
         self.exact, self.same_on_any_threads = True, self._has_own_products()
         if not self.same_on_any_threads:
-            self.threads = Threads(torch.get_num_threads())
+            self.threads.fix(torch.get_num_threads())
 
     @torch.inference_mode()
     def verify(
@@ -285,10 +288,16 @@ class Decoder(CachedTarget):
     def trim_head(self, ids: torch.Tensor) -> None:
         """Reduce the head to the K tokens `ids`, a drafter's trimmed vocabulary: logits become [M, K], in that order.
         Inputs may still be any token."""
-        kept = self.head_bytes * len(ids) // self.vocab_size
+        trimmed = self.head_bytes * len(ids) // self.vocab_size
         self.head = self.head.rows(ids)
-        self.weight_bytes -= self.head_bytes - kept
-        self.head_bytes = kept
+        self.weight_bytes -= self.head_bytes - trimmed
+        self.head_bytes = trimmed
+
+    def trim_cache(self, layers: int) -> RaggedCache:
+        """Reduce the cache to the first `layers` layers, for a drafter that runs the others on caches of its own
+        (`run_layers`); returns it. Before the first row."""
+        self.cache = self.new_cache(layers)
+        return self.cache
 
     def _plan(self, segments: Sequence[Segment], cache: RaggedCache | None = None) -> Layout:
         s, cache = self.shape, cache or self.cache
@@ -316,7 +325,7 @@ class Decoder(CachedTarget):
         return padding if last + len(segments[-1].tokens) + padding <= self.max_context else 0
 
     def _begin(self, layout: Layout, cache: RaggedCache | None = None) -> Writer:
-        """Make room in the cache for the forward planned in `layout`, and look up its positions."""
+        """Grow the cache for the forward planned in `layout` if necessary, and look up its positions."""
         self.ops.begin(layout)
         return (cache or self.cache).writer(layout)
 

@@ -1,7 +1,7 @@
 """Recorded forwards: on a CUDA device a round of decoding is launched as one graph.
 
 A forward of a decoder is hundreds of kernels, and launching them one by one takes longer than running them
-(docs/performance.md). A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round
+(docs/measurements.md). A CUDA graph is launched once, but always runs the same kernels over the same memory. So a round
 is brought to one of a few forms: every row has the same number of nodes, the missing ones added after its own, and
 attention reads a multiple of `KEYS` keys. A form is run as it is the first time, recorded the second time, and replayed
 from then on. Rounds that have no such form are run as usual: long chunks of prompts, self-drafters that come with
@@ -33,9 +33,9 @@ KEYS = 256
 MOST_NODES = 256
 """Nodes of a form; more are worth their launches, and padding them would cost."""
 MOST_FORMS = 96
-"""Recorded forms that are kept; those not used for longest go."""
+"""Most recorded forms; those not used for longest are dropped."""
 
-Said = tuple[torch.Tensor, dict[int, torch.Tensor]]
+Output = tuple[torch.Tensor, dict[int, torch.Tensor]]
 """Logits of all nodes, and the states that were asked for."""
 
 
@@ -65,7 +65,7 @@ class Recording:
         self._sees = torch.zeros(slots, width, width, dtype=torch.bool, device=device)
         self._slots = torch.arange(form.first, form.last, device=device).repeat_interleave(width)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._said: Said | None = None
+        self._output: Output | None = None
 
     def fill(self, tokens: IntArray, positions: IntArray, at: IntArray, lengths: IntArray, sees: np.ndarray) -> None:
         """Copy a round's inputs to the device: three of [nodes], one of [slots], which nodes of its row each node sees
@@ -77,24 +77,24 @@ class Recording:
         """Record the forward; what is recorded is not run."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self._said = self.forward()
+            self._output = self.forward()
         self._graph = graph
 
-    def run(self) -> Said:
-        """What the forward says of the inputs. The memory is used again by the next recording that runs."""
-        if self._graph is None or self._said is None:
+    def run(self) -> Output:
+        """The forward's output for the inputs. The memory is used again by the next recording that runs."""
+        if self._graph is None or self._output is None:
             return self.forward()
         self._graph.replay()
-        return self._said
+        return self._output
 
-    def forward(self) -> Said:
+    def forward(self) -> Output:
         """The forward over the inputs, kernel by kernel."""
         decoder, form = self._decoder, self._form
         tokens, positions, at = self._numbers[: 3 * form.nodes].view(3, form.nodes)
         group = Group(form.first, form.last, form.width, form.keys, 0, form.nodes, None, None, None, self._mask())
         layout = Layout(tokens, positions, self._slots, at, [(0, form.nodes)], [group], None, [0, form.nodes], {})
         decoder.ops.begin(layout)
-        writer = decoder.cache.indexed_writer(layout)
+        writer = decoder.cache.writer(layout, recorded=True)
         x = torch.nn.functional.embedding(tokens, decoder.embedding)
         return decoder.finish(x, 0, layout, writer, Needs(hidden_layers=form.layers))
 
@@ -113,7 +113,7 @@ class Recorder:
 
     def __init__(self, decoder: Decoder, record: bool = True):
         self._decoder, self._record = decoder, record
-        self._kept: OrderedDict[Form, Recording] = OrderedDict()
+        self._recordings: OrderedDict[Form, Recording] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle() if record else None
 
     def verify(self, segments: Sequence[Segment], needs: Needs) -> Verdict | None:
@@ -121,12 +121,12 @@ class Recorder:
         form = self._form(segments, needs)
         if form is None:
             return None
-        recording, known = self._kept.get(form), form in self._kept
+        recording, known = self._recordings.get(form), form in self._recordings
         if recording is None:
-            recording = self._kept[form] = Recording(self._decoder, form)
-            while len(self._kept) > MOST_FORMS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(form)
+            recording = self._recordings[form] = Recording(self._decoder, form)
+            while len(self._recordings) > MOST_FORMS:
+                self._recordings.popitem(last=False)
+        self._recordings.move_to_end(form)
         recording.fill(*self._inputs(segments, form))
         clock, self._decoder.clock = self._decoder.clock, Clock()  # laps of a recording would be of nothing
         try:
@@ -176,8 +176,8 @@ class Recorder:
         nodes = [begin + np.arange(s.num_run) for begin, s in zip(begins, segments, strict=True)]
         wanted = [at[len(at) - s.num_logits :] for at, s in zip(nodes, segments, strict=True)]
         logits = logits.index_select(0, self._on_device(wanted))
-        kept = self._on_device(nodes) if taps else None
-        taps = {layer: states[kept] for layer, states in taps.items()}
+        own = self._on_device(nodes) if taps else None
+        taps = {layer: states[own] for layer, states in taps.items()}
         return Verdict(logits, _begins(wanted), taps, _begins(nodes))
 
     def _on_device(self, numbers: Sequence[IntArray]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Layout: how the segments of one forward lie in memory. Pure planning in NumPy; knows no weights.
+"""Layout: how the segments of one forward lie in memory, and which keys each node attends to. Planning in NumPy.
 
 Every token of every segment is packed into one dimension, N in all, so that linear layers run almost no padding. Only
 attention needs more dimensions: short segments share one padded group over a range of slots, and each long one (a
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from paceline.engine.round import Segment
 from paceline.engine.tree import IntArray, ancestors
-from paceline.target.paths import PathPlan
 
 SHARED_QUERIES = 64
 """Segments of at most this many nodes are padded to each other; longer ones would waste the others' time."""
@@ -78,6 +77,7 @@ class Layout:
     spans     (begin, end) of every segment in the packed order.
     groups    the calls of torch's attention; none where `paths` says what each node sees (`plan(exact=True)`).
     wanted    int64 [M]: packed nodes whose logits are wanted, or None for all; wanted_at as Verdict.logits_at.
+    reach     by slot: tokens of the row in the cache, those of this forward included.
     """
 
     tokens: torch.Tensor
@@ -115,7 +115,7 @@ def plan(
     window  a node sees only this many tokens, itself included (sliding-window attention).
     padding nodes that are added to the last segment. Like rejected drafts, they stay in the cache after the row until
             something else is written there.
-    exact   attention is computed along paths (`target/paths.py`), so that results do not depend on the layout."""
+    exact   attention is computed along paths (`PathPlan`), so that results do not depend on the layout."""
     counts = [s.num_logits for s in segments]
     asked = _spans(segments)
     wanted = None
@@ -249,3 +249,76 @@ def _see(
         where = np.concatenate([np.arange(length), length + segment.depth])
         far = positions[:, None] - where[None, :] >= window
         np.copyto(rows[..., : length + n], np.float32(-np.inf), where=far[:, None])
+
+
+# Attention along paths -----------------------------------------------------------------------------------------------
+
+BLOCK = 64
+"""Keys are taken this many at a time, from position 0 of a text on (`kernels/attention.py`)."""
+TILE = 64
+"""Most queries that share what was read of a block of keys: nodes times query heads that share a key head."""
+SLOT, FIRST, COUNT, LIMIT, PATHS, STRIDE = range(6)
+"""Columns of `PathPlan.tiles`."""
+
+
+@dataclass(slots=True)
+class PathPlan:
+    """Where the keys of every node of a forward lie, int64.
+
+    tiles   [tiles, 6]: nodes of one segment that share a reading of keys: slot, first packed node, number of nodes,
+            the number of positions that are all theirs and lie in order, and where their paths begin in `places` and
+            how long each is.
+    lows, ends  [N + padding]: the positions a node sees are lows to ends - 1, itself last.
+    places  flat: the cache places of a node's path from position LIMIT on.
+    scores  the number of scores of a query head.
+    addresses  of tiles, lows, ends and places, for compiled code.
+    """
+
+    tiles: IntArray
+    lows: IntArray
+    ends: IntArray
+    places: IntArray
+    scores: int
+    addresses: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.addresses = tuple(a.ctypes.data for a in (self.tiles, self.lows, self.ends, self.places))
+
+    @classmethod
+    def of(
+        cls, segments: Sequence[Segment], lengths: Sequence[int], *, shared: int = 1, window: int | None = None
+    ) -> PathPlan:
+        """The plan for `segments`, whose rows have `lengths` tokens; shared and window as in `layout.plan`."""
+        tiles: list[tuple[int, ...]] = []
+        places: list[IntArray] = []
+        packed = written = 0
+        step = max(1, TILE // shared)
+        for segment, length in zip(segments, lengths, strict=True):
+            limit, stride = length + len(segment.tokens), 0
+            if segment.depth[-1] != len(segment.tokens) - 1:
+                limit = length // BLOCK * BLOCK
+                paths = _paths(segment, length, limit)
+                stride = paths.shape[1]
+                places.append(paths.ravel())
+            for begin in range(0, segment.num_run, step):
+                count = min(step, segment.num_run - begin)
+                tiles.append((segment.slot, packed + begin, count, limit, written + begin * stride, stride))
+            packed += segment.num_run
+            written += segment.num_run * stride
+        ends = np.concatenate([n + s.depth[s.start :] + 1 for s, n in zip(segments, lengths, strict=True)])
+        lows = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+        flat = np.concatenate(places) if places else np.zeros(1, np.int64)
+        return cls(np.array(tiles, np.int64), lows, ends, flat, int((ends - lows).sum()))
+
+
+def _paths(segment: Segment, length: int, limit: int) -> IntArray:
+    """Cache places of the path of every node that is run, from position `limit` on; padded with the first."""
+    deepest = int(segment.depth.max())
+    path = np.zeros((len(segment.tokens), deepest + 1), np.int64)
+    every = np.arange(len(segment.tokens))
+    node = every.copy()
+    for _ in range(deepest + 1):
+        path[every, segment.depth[node]] = node
+        node = np.maximum(segment.parent[node], 0)
+    committed = np.broadcast_to(np.arange(limit, length), (len(path), length - limit))
+    return np.ascontiguousarray(np.concatenate([committed, length + path], 1)[segment.start :], np.int64)

@@ -1,4 +1,4 @@
-"""Linear: a matrix product whose weights are stored in the order that streams fastest on their device."""
+"""Linear: a matrix product whose weights are stored in the order that their device reads fastest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from paceline.errors import ModelError
 from paceline.target.kernels import integer, products
-from paceline.target.kernels import integer as integer_kernel
 from paceline.target.kernels.integer import IntegerPanels
 from paceline.target.quantised.blocks import Blocks
 
@@ -22,9 +21,8 @@ class Linear:
     """x @ weight.T + bias. Weights are stored in `panels` where our kernel is `preferred`, in oneDNN's order on other
     CPUs with bfloat16 units, and else unchanged.
 
-    exact  a row's result is the same, bit for bit, whatever rows are beside it: by our kernel wherever it runs, else by
-           the library with BLOCK rows at a time. Raises ModelError where that has another result for another place of
-           the row.
+    exact  a row's result is the same, bit for bit, whatever the other rows are: by our kernel wherever it runs, else by
+           the library with BLOCK rows at a time. Raises ModelError where that depends on the row's place among them.
     nbytes the weight's."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
@@ -86,7 +84,7 @@ class Linear:
 
 class BlockLinear(Linear):
     """The same over blocks of four to eight bits, parts below each other: always in one order of sums, in the dtype of
-    x. Its rows are rounded to eight bits first (`target/integer.py`)."""
+    x. The rows of x are rounded to eight bits first (`kernels/integer.py`)."""
 
     panels: IntegerPanels
 
@@ -109,7 +107,7 @@ def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dt
     blocks = [part for part in parts if isinstance(part, Blocks)]
     if len(blocks) == len(parts) and dtype in integer.DTYPES and integer.supported():
         for kind in {part.kind for part in blocks}:
-            integer_kernel.compiled(kind, dtype, integer.fast())  # now, not in the middle of an answer
+            integer.product_of(kind, dtype, integer.fast())  # now, not in the middle of an answer
         return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)

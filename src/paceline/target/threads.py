@@ -1,8 +1,8 @@
-"""Threads: choose the number of processor threads of a round by how long rounds take beside other processes.
+"""Threads: choose the number of processor threads of a round by how long rounds take while other processes run.
 
 The threads of a product wait for each other at its end, and torch's OpenMP waits by spinning. On a quiet machine that
-is the fastest way. Beside a process that wants one of the cores it is the slowest: a thread that spins keeps the core
-from the thread it waits for. No limit on spinning suits both (docs/performance.md, "A busy neighbour"), but a single
+is the fastest way. Where another process wants one of the cores it is the slowest: a thread that spins keeps the core
+from the thread it waits for. No limit on spinning suits both (docs/measurements.md, "A busy neighbour"), but a single
 thread never waits. So when our threads get less of the processor than they could use, half of them are tried for a
 few rounds, and kept if rounds are faster; later twice the number is tried in the same way.
 
@@ -10,7 +10,7 @@ few rounds, and kept if rounds are faster; later twice the number is tried in th
     ...                           # a round
     threads.end("of one kind")    # and on the caller's again
 
-Knows nothing of models. Another number of threads may round differently; the caller decides whether it may change.
+Another number of threads may round differently; the caller decides whether it may change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRIAL = 8
 BETTER = 0.95
 """Share of a round's usual time that a trial has to reach."""
 MISSING = 0.15
-"""Cores, in the mean, that the threads could use and do not get; above this fewer threads are tried."""
+"""Cores, on average, that the threads could use and do not get; above this fewer threads are tried."""
 REST = 50
 """Pause between two trials, in durations of a trial: trials that fail cost about 2 % of the time."""
 
@@ -41,11 +41,17 @@ Now = Callable[[], float]
 class Threads:
     """The number of threads for rounds of one model.
 
-    fixed   this number always, and nothing is tried.
-    number  the choice; most: torch's own number, which the caller sets and which is what torch has between rounds."""
+    fixed   always this number, and no trials.
+    number  the choice.
+    most    torch's own number, which the caller sets and which torch has between rounds."""
 
     def __init__(self, fixed: int | None = None, now: Now = perf_counter, worked: Now = process_time):
         self.fixed, self._now, self._worked = fixed, now, worked
+        self._start(torch.get_num_threads())
+
+    def fix(self, number: int | None) -> None:
+        """Use `number` threads from now on; None: choose again, from nothing."""
+        self.fixed = number
         self._start(torch.get_num_threads())
 
     def _start(self, most: int) -> None:
@@ -56,7 +62,7 @@ class Threads:
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what was measured with another number of threads."""
+        """Drop what was measured on another number of threads."""
         self._usual: dict[Hashable, deque[float]] = {}
         self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.train.data import Rows, batches
 from paceline.train.loss import IGNORE
-from paceline.train.rows import Rows, batches
 
 Logits = Callable[[Tensor], Tensor]
 """Token ids [B, T] to logits [B, T, V] of the token after each."""

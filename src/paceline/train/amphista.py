@@ -1,6 +1,6 @@
 """Amphista's heads: a few causal layers of their own, K heads, and an encoder in which the heads see each other.
 
-Li et al. (NAACL 2025, arXiv 2406.13170); `paceline.draft.neural.heads.networks` has the network and its switches. The
+Li et al. (NAACL 2025, arXiv 2406.13170); `paceline.draft.neural.networks` has the network and its switches. The
 layers are causal over the text, the encoder is full over the K depths and never mixes two positions of the text, so one
 forward trains all positions. Without layers, encoder and positions what is left is Medusa's heads, and one switch after
 the other makes the ladder of docs/methods/amphista.md.
@@ -19,7 +19,17 @@ import typer
 from torch import Tensor, nn
 
 from paceline.draft.amphista import Amphista
-from paceline.draft.neural.heads.networks import First, JointHeads, Mlp, Positions, Second, Sight, Switches, Tap, beside
+from paceline.draft.neural.networks import (
+    First,
+    JointHeads,
+    Mlp,
+    Positions,
+    Second,
+    Sight,
+    Switches,
+    Tap,
+    concat_scaled,
+)
 from paceline.train import options
 from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
 from paceline.train.layers import DecoderLayers
@@ -72,11 +82,11 @@ class AmphistaLoss(HeadsLoss):
         own = self.teacher.embedding(input_ids)
         following = own.roll(-1, 1)  # the last one is wrong, and no label comes after it
         if self.fusion1 is not None:
-            states = self.fusion1(beside(states, own if s.stage1_input == "state+token" else following))
+            states = self.fusion1(concat_scaled(states, own if s.stage1_input == "state+token" else following))
         states = self.stage1(states, turns)
         if s.stage2_layers:
             if self.fusion2 is not None:
-                states = self.fusion2(beside(states, following))
+                states = self.fusion2(concat_scaled(states, following))
             elif s.stage2_input == "add":
                 states = states + following
             states = self.stage2(states, turns)

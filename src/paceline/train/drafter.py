@@ -22,13 +22,12 @@ from transformers import AutoModelForCausalLM
 
 from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.errors import ModelError, PacelineError
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import fingerprint
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import Tokenizer
+from paceline.train.data import Mixture, MixtureConfig, Rows, first_batch, row_counts, split_rows
 from paceline.train.loop import Batch, Stream, train
 from paceline.train.plan import LoopConfig
-from paceline.train.replies import split_rows
-from paceline.train.rows import Mixture, MixtureConfig, Rows, first_batch, row_counts
 
 
 @dataclass(frozen=True, kw_only=True)

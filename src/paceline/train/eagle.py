@@ -26,10 +26,10 @@ from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables, unsupported
 from paceline.train import options
+from paceline.train.data import Rows
 from paceline.train.drafter import Lesson, LessonConfig
 from paceline.train.loss import IGNORE, soft_cross_entropy
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Rows
 from paceline.train.unrolled import Depth, Memory, Unrolled, UnrolledLayer, by_depth, depth_facts, depth_lines
 
 PASSES = 4

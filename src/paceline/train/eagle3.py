@@ -4,7 +4,7 @@ Li et al. 2025 (arXiv 2503.01840), section 3: no state is predicted; at every st
 distribution over its own, smaller vocabulary is drawn to the target's over the same tokens, and a later step weighs
 0.8 of the one before. Positions whose best token the draft vocabulary lacks are not learnt. The vocabulary is counted
 on the answers; its head begins with the target's rows and learns. What is written is a checkpoint of the `speculators`
-format, which vLLM reads too (docs/serve-with-vllm.md).
+format, which vLLM reads too (docs/vllm.md).
 
 Doesn't know: how drafts are made or verified.
 
@@ -29,11 +29,11 @@ from paceline.errors import PacelineError
 from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train import options
+from paceline.train.data import Rows
 from paceline.train.drafter import Lesson, LessonConfig
 from paceline.train.eagle import WARMUP, check_target, layer_config
 from paceline.train.loss import IGNORE, soft_cross_entropy_of
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Rows
 from paceline.train.unrolled import Depth, Memory, Unrolled, UnrolledLayer, by_depth, depth_facts, depth_lines
 
 PASSES = 4

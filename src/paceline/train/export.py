@@ -16,8 +16,7 @@ import torch
 import typer
 from torch import Tensor
 
-from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, save_tensors
-from paceline.draft.neural.published import open_head
+from paceline.draft.neural.checkpoint import CONFIG, WEIGHTS, open_head, save_tensors
 from paceline.errors import PacelineError
 from paceline.jsonl import replacing, write_whole
 from paceline.target.load import open_weights, read_config

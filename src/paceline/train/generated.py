@@ -1,19 +1,16 @@
 """What a target writes itself, as text to train its drafters on: answers made by the engine, many at a time.
 
 A drafter learns to say what its target would say, so it learns from the target's own answers (Zhou et al. 2024,
-"DistillSpec", section 4.1). They are kept as a JSON Lines file of {"id", "source", "prompt_tokens", "tokens"}; an
-interrupted call goes on where it stopped.
+"DistillSpec", section 4.1). They are kept as a JSON Lines file of {"id", "source", "prompt_tokens", "tokens"}, beside
+it in NAME.settings.json how they were made; an interrupted call goes on where it stopped.
 
     prompts = parse_sources(["sgd=train.jsonl.gz"])
     file = generated_rows("models/demo", prompts=prompts, count=2000, out=Path("own.jsonl"))
-
-Doesn't know: drafters, training recipes.
 """
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +21,10 @@ from paceline.draft.neural.checkpoint import TargetFacts
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.jsonl import Appender, as_object, objects, write_whole
+from paceline.jsonl import as_object, write_whole
 from paceline.target.tokenizer import Tokenizer
-from paceline.train.replies import Reply, encoded, with_prompts
-from paceline.train.sources import Document, Source, SourceError, read
+from paceline.train.data import Document, Example, Source, encoded, read, read_examples
+from paceline.workbench.runs import Lines, check_identity
 
 BATCH = 32
 """Prompts answered at once."""
@@ -37,7 +34,7 @@ OPENING = (16, 64)
 Progress = Callable[[int, int], None]
 """Called with the number of answers so far, and of all answers."""
 
-Job = tuple[str, list[int], SamplingParams]
+Question = tuple[str, list[int], SamplingParams]
 """Source, prompt, and how to answer it."""
 
 
@@ -56,7 +53,7 @@ def generated_rows(
     """Write the recorded `answers` and `count` new ones of the target to the JSON Lines file `out`; returns it.
 
     prompts      sources of prompts, an equal share from each; None: the target writes freely from its first token.
-    answers      recorded answers of this target with their prompts, as `read_replies` reads them.
+    answers      recorded answers of this target with their prompts, as `read_examples` reads them.
     temperature  of the new answers; None: half of them greedy, half at temperature 1.
 
     What `out` holds already is not made again, so an interrupted call goes on; of several processes the first one
@@ -74,22 +71,29 @@ def generated_rows(
             "max_tokens": max_tokens, "temperature": temperature, "seed": seed,
         }  # fmt: skip
         starts = openings(prompts, tokenizer, engine.target.max_context - max_tokens, seed) if count > 0 else []
-        known = _begin(out, settings)
-        recorded = enumerate(reply for file in answers for reply in with_prompts(file, tokenizer))
-        _append(out, ((f"recorded {n}", reply) for n, reply in recorded if f"recorded {n}" not in known))
-        jobs = _jobs(starts, count, max_tokens, temperature, seed)
-        left = {name: job for name, job in jobs.items() if name not in known}
-        _append(out, _answers(engine, left), progress, len(jobs) - len(left), len(jobs))
+        with _begin(out, settings) as lines:
+            recorded = (
+                example for file in answers for example in read_examples(file, tokenizer, need_prompts=True)
+            )
+            for number, example in enumerate(recorded):
+                if f"recorded {number}" not in lines:
+                    _append(lines, f"recorded {number}", example)
+            questions = _questions(starts, count, max_tokens, temperature, seed)
+            left = {name: question for name, question in questions.items() if name not in lines}
+            for done, (name, example) in enumerate(_answers(engine, left), len(questions) - len(left) + 1):
+                _append(lines, name, example)
+                if progress is not None:
+                    progress(done, len(questions))
     return out
 
 
-def _jobs(
+def _questions(
     starts: Sequence[tuple[str, list[int]]], count: int, max_tokens: int, temperature: float | None, seed: int
-) -> dict[str, Job]:
+) -> dict[str, Question]:
     """What to answer, by name: the prompts in turn, again and again, but none twice greedily."""
     if temperature == 0:
         count = min(count, len(starts))
-    jobs: dict[str, Job] = {}
+    questions: dict[str, Question] = {}
     greedy: set[int] = set()
     for n in range(count):
         place = n % len(starts)
@@ -97,57 +101,44 @@ def _jobs(
         heat = float(n % 2 or place in greedy) if temperature is None else temperature
         if not heat:
             greedy.add(place)
-        jobs[f"answer {n}"] = source, prompt, SamplingParams(max_tokens=max_tokens, temperature=heat, seed=seed + n)
-    return jobs
+        params = SamplingParams(max_tokens=max_tokens, temperature=heat, seed=seed + n)
+        questions[f"answer {n}"] = source, prompt, params
+    return questions
 
 
-def _answers(engine: Engine, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Reply]]:
-    """(name, answer) of every job, as they end."""
-    names = list(jobs)
-    for delta in engine.follow([engine.add(prompt, params) for _, prompt, params in jobs.values()]):
+def _answers(engine: Engine, questions: Mapping[str, Question]) -> Iterator[tuple[str, Example]]:
+    """(name, answer) of every question, as they end."""
+    names = list(questions)
+    for delta in engine.follow([engine.add(prompt, params) for _, prompt, params in questions.values()]):
         if delta.row.error:
             raise PacelineError(delta.row.error)
         if delta.finished:
-            source, prompt, _ = jobs[names[delta.index]]
-            yield names[delta.index], Reply(source, prompt, delta.row.new_tokens.tolist())
+            source, prompt, _ = questions[names[delta.index]]
+            yield names[delta.index], Example(source, prompt, delta.row.new_tokens.tolist())
 
 
-def _begin(out: Path, settings: dict[str, Any]) -> set[str]:
-    """Names of the answers that `out` holds; a line that a kill cut off is dropped. PacelineError if they were made
-    with other settings."""
+def _begin(out: Path, settings: Mapping[str, Any]) -> Lines:
+    """The answers that `out` holds, by their ids. PacelineError if they were made with other settings."""
     record = out.with_name(f"{out.stem}.settings.json")
-    if not out.exists() or not out.stat().st_size:
+    if out.exists() and out.stat().st_size:
+        before = as_object(record.read_bytes(), "settings") if record.exists() else {}
+        check_identity(before, settings, str(out), "delete it, or choose another file")
+    else:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(record, json.dumps(settings, indent=2) + "\n")
-        return set()
-    before = as_object(record.read_bytes(), "settings") if record.exists() else {}
-    for key, setting in settings.items():
-        if before.get(key) != setting:
-            raise PacelineError(
-                f"{out} was made with {key} {before.get(key)!r} and not {setting!r}: delete it, or choose another file"
-            )
-    content = out.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        out.write_bytes(whole)
-    return {str(row.get("id")) for _, row in objects(out, PacelineError, "an answer")}
+    return Lines(out, key="id")
 
 
-def _append(
-    out: Path, replies: Iterable[tuple[str, Reply]], progress: Progress | None = None, done: int = 0, total: int = 0
-) -> None:
-    with Appender.open(out, then="; the same command goes on from there") as lines:
-        for more, (name, reply) in enumerate(replies, 1):
-            row = {"id": name, "source": reply.source, "prompt_tokens": reply.prompt, "tokens": reply.tokens}
-            lines.append([row])
-            if progress is not None:
-                progress(done + more, total)
+def _append(lines: Lines, id: str, example: Example) -> None:
+    lines.append(
+        {"id": id, "source": example.source, "prompt_tokens": example.prompt, "tokens": example.tokens}
+    )
 
 
 def openings(
-    sources: Sequence[Source] | None, tokenizer: Tokenizer, room: int, seed: int = 0
+    sources: Sequence[Source] | None, tokenizer: Tokenizer, most: int, seed: int = 0
 ) -> list[tuple[str, list[int]]]:
-    """(source, token ids) of prompts with at most `room` tokens, the sources taking turns, each in a seeded order.
+    """(source, token ids) of prompts with at most `most` tokens, the sources taking turns, each in a seeded order.
 
     A conversation is cut before one of the assistant's turns, a plain text after its first few tokens. PacelineError
     if there are none."""
@@ -156,44 +147,18 @@ def openings(
     rng = random.Random(seed)
     groups: dict[str, list[list[int]]] = {}
     for source in sources:
-        beginnings = (_opening(document, tokenizer, rng) for document in prompts_of(source))
-        groups.setdefault(source.name, []).extend(ids for ids in beginnings if ids and len(ids) <= room)
+        beginnings = (_opening(document, tokenizer, rng) for document in read(source))
+        groups.setdefault(source.name, []).extend(ids for ids in beginnings if ids and len(ids) <= most)
     for name, group in groups.items():
         if not group:
-            raise PacelineError(f"source {name!r} has no prompt of at most {room} tokens")
+            raise PacelineError(f"source {name!r} has no prompt of at most {most} tokens")
         rng.shuffle(group)
     longest = max(map(len, groups.values()))
     return [(name, group[i]) for i in range(longest) for name, group in groups.items() if i < len(group)]
 
 
-def prompts_of(source: Source) -> Iterator[Document]:
-    """Documents of a source: any that `sources.read` knows, prompt files of `paceline generate` (lines of {"prompt"}
-    or {"messages"}), and Spec-Bench's questions ({"turns": [text]})."""
-    path = source.path
-    rows = partial(objects, path, PacelineError, "a prompt")
-    if isinstance(path, str) or ".jsonl" not in path.name or not any(_is_prompt(row) for _, row in rows()):
-        yield from read(source)
-        return
-    for where, record in rows():
-        if "messages" in record:
-            yield Document(source.name, messages=tuple(record["messages"]))
-            continue
-        text = record["turns"][0] if _is_question(record) else record.get("prompt")
-        if not isinstance(text, str) or not text:
-            raise SourceError(f'{where}: "prompt" must be a text that is not empty')
-        yield Document(source.name, messages=({"role": "user", "content": text},))
-
-
-def _is_prompt(record: Mapping[str, Any]) -> bool:
-    return "prompt" in record or _is_question(record)
-
-
-def _is_question(record: Mapping[str, Any]) -> bool:
-    turns = record.get("turns")
-    return isinstance(turns, list) and bool(turns) and isinstance(turns[0], str)
-
-
 def _opening(document: Document, tokenizer: Tokenizer, rng: random.Random) -> list[int]:
+    """The prompt that a document gives, in token ids; none if nobody asks in it."""
     if not document.messages:
         ids = tokenizer.encode(document.text)
         return ids[: rng.randint(*OPENING)]

@@ -27,11 +27,11 @@ from paceline.target.base import BEFORE_NORM
 from paceline.target.load import read_config
 from paceline.target.shape import unsupported
 from paceline.train.attention import use_blocks
+from paceline.train.data import Rows, batches
 from paceline.train.drafter import Lesson, LessonConfig
 from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation, soft_cross_entropy
 from paceline.train.options import DrafterOptions, HeadOptions
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Rows, batches
 from paceline.train.slots import RANKS, Slots, slot_lines, write_slots
 from paceline.train.states import StateCache, States
 

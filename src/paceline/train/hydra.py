@@ -17,7 +17,7 @@ import typer
 from torch import Tensor, nn
 
 from paceline.draft.hydra import Hydra
-from paceline.draft.neural.heads.networks import PREFIX, GroundedHeads
+from paceline.draft.neural.networks import PREFIX, GroundedHeads
 from paceline.train import options
 from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
 from paceline.train.layers import DecoderLayers

@@ -29,10 +29,10 @@ from paceline.target.load import read_config
 from paceline.target.shape import Shape, rotary_tables, unsupported
 from paceline.train import options
 from paceline.train.agreement import overlaps
+from paceline.train.data import Rows, batches
 from paceline.train.drafter import Lesson, LessonConfig
 from paceline.train.loss import IGNORE, soft_cross_entropy
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Rows, batches
 
 PASSES = 10
 """Over the answers, where no budget is given; the authors make 20."""

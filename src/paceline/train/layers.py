@@ -1,4 +1,4 @@
-"""Decoder layers of a drafter's own, as they are trained; `paceline.draft.neural.heads.layers` runs them with a cache.
+"""Decoder layers of a drafter's own, as they are trained; `paceline.draft.neural.layers` runs them with a cache.
 
 Doesn't know: drafters, losses.
 """

@@ -1,7 +1,7 @@
 """Losses in chunks: the logits of a batch are never held at once, and unlearnt positions cost nothing.
 
 Exact (tests compare them with torch's own); they only rearrange the work. On a CPU this is a third more tokens a second
-for a small model with a large vocabulary; docs/training.md has the figures.
+for a small model with a large vocabulary; zoo/README.md has the figures.
 
 * Cross-entropy, if wished with an unlikelihood term (Welleck et al. 2020, "Neural text generation with unlikelihood
   training", section 5) at positions where one token is known to be wrong.

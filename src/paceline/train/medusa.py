@@ -18,7 +18,7 @@ import typer
 from torch import Tensor, nn
 
 from paceline.draft.medusa import Medusa
-from paceline.draft.neural.heads.networks import ResidualHeads
+from paceline.draft.neural.networks import ResidualHeads
 from paceline.train import options
 from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, prepare, train_heads
 from paceline.train.plan import LoopConfig

@@ -2,7 +2,7 @@
 
 A training step on a CPU allocates and frees the same hundreds of megabytes again and again; glibc hands large blocks
 back to the kernel, which then fills each page anew with zeros. Keeping them made large matrix products up to twelve
-times and whole steps a quarter faster (docs/training.md).
+times and whole steps a quarter faster (zoo/README.md).
 
 Doesn't know: torch.
 """

@@ -32,13 +32,13 @@ from transformers import AutoConfig
 
 from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
-from paceline.target.tuned import TUNED_FILE
+from paceline.target.folder import TUNED_FILE
 from paceline.train import options
 from paceline.train.corrupt import NoiseConfig, Noisy, answers_in, corrupt
+from paceline.train.data import Rows, batches
 from paceline.train.drafter import Lesson, LessonConfig, open_teacher, pad_token
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Rows, batches
 from paceline.train.slots import slot_lines, write_slots
 
 PASSES = 3

@@ -89,8 +89,8 @@ class AnswerOptions:
         """Write the `recorded` answers and the generated ones to the file `out`; returns it."""
         from rich.console import Console
 
+        from paceline.train.data import parse_sources
         from paceline.train.generated import generated_rows
-        from paceline.train.sources import parse_sources
 
         with Console(stderr=True).status("reading ...") as status:
             return generated_rows(

@@ -32,11 +32,11 @@ from paceline.errors import PacelineError
 from paceline.train import options
 from paceline.train.agreement import Agreement, overlaps, with_all
 from paceline.train.attention import use_blocks
+from paceline.train.data import Rows, batches, first_batch
 from paceline.train.drafter import Lesson, LessonConfig, open_teacher
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Rows, batches, first_batch
 from paceline.train.thresholds import ExitRecord
 
 PASSES = 3

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.train.rows import Rows
+from paceline.train.data import Rows
 
 States = Callable[[Tensor], Tensor]
 """Token ids [B, T] to states [B, T, H]."""

@@ -35,10 +35,10 @@ from paceline.jsonl import loads, write_whole
 from paceline.target.load import SMALL_FILES, find
 from paceline.train import options
 from paceline.train.agreement import agreement, lines, logits_of, overlaps
+from paceline.train.data import Rows, batches
 from paceline.train.drafter import Lesson, LessonConfig, open_teacher
 from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy
 from paceline.train.plan import LoopConfig
-from paceline.train.rows import Rows, batches
 
 PASSES = 3
 """Over the answers, where no budget is given: the draft knows the language already."""

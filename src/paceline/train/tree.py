@@ -17,7 +17,7 @@ import torch
 import typer
 from rich.console import Console
 
-from paceline.draft.neural.heads.drafting import StaticHeads
+from paceline.draft.neural.static_heads import StaticHeads
 from paceline.draft.registry import create
 from paceline.draft.shapes import SLOTS_FILE
 from paceline.engine.round import Segment
@@ -26,25 +26,25 @@ from paceline.jsonl import check_folder
 from paceline.target.base import Target
 from paceline.target.load import load, load_tokenizer
 from paceline.train import options
-from paceline.train.replies import Reply, with_prompts
+from paceline.train.data import Example, read_examples
 from paceline.train.slots import Slots, slot_lines, write_slots
 
 
 @torch.inference_mode()
-def measure_heads(target: Target, drafter: StaticHeads, replies: Iterable[Reply]) -> Slots:
-    """How often the candidates of each depth are what the target says there, over the answers of `replies`, all of
+def measure_heads(target: Target, drafter: StaticHeads, examples: Iterable[Example]) -> Slots:
+    """How often the candidates of each depth are what the target says there, over the answers of `examples`, all of
     which have prompts. The drafter is bound to the target."""
     slots = Slots(drafter.depth)
     (layer,) = drafter.needs.hidden_layers
-    for reply in replies:
-        tokens = np.array([*(reply.prompt or ()), *reply.tokens])[: target.max_context]
+    for example in examples:
+        tokens = np.array([*(example.prompt or ()), *example.tokens])[: target.max_context]
         slot = target.add_row(len(tokens))
         segment = Segment(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=len(tokens), is_prompt=True)
         verdict = target.verify([segment], drafter.needs)
         target.drop_row(slot)
         said = verdict.logits.argmax(-1).cpu()
         read = drafter.read_text(tokens, verdict.hidden[layer])
-        first = len(reply.prompt or ()) - 1  # its next token is the first of the answer
+        first = len(example.prompt or ()) - 1  # its next token is the first of the answer
         for k in range(drafter.depth):
             last = len(tokens) - 2 - k  # token t + 2 + k is the answer's last
             if first >= last:
@@ -79,13 +79,13 @@ def command(
     model.tokenizer = load_tokenizer(target)
     drafter.bind(model)
     drafter.use_ranks()
-    replies = []
-    for reply in with_prompts(data, model.tokenizer):
-        replies.append(reply)
-        if len(replies) == answers:
+    examples = []
+    for example in read_examples(data, model.tokenizer, need_prompts=True):
+        examples.append(example)
+        if len(examples) == answers:
             break
-    with console.status(f"{len(replies)} answers ..."):
-        slots = measure_heads(model, drafter, replies)
+    with console.status(f"{len(examples)} answers ..."):
+        slots = measure_heads(model, drafter, examples)
     write_slots(drafter.folder, slots.accuracies, [int(count) for count in slots.counts])
     console.print("\n".join(slot_lines(slots.accuracies)), highlight=False)
     console.print(f"wrote {drafter.folder / SLOTS_FILE}")

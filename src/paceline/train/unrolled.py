@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.target.shape import Shape
+from paceline.train.data import Rows, batches
 from paceline.train.loss import IGNORE
-from paceline.train.rows import Rows, batches
 
 Memory = list[tuple[Tensor, Tensor]]
 """Keys and values [B, kv_heads, T, head_dim] of every step so far; those of step 0 are of the true text."""

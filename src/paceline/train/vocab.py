@@ -1,7 +1,7 @@
-"""Which tokens a target writes: counted in its own replies, for drafters that draft nothing else (VocabTrim).
+"""Which tokens a target writes: counted in its own answers, for drafters that draft nothing else (VocabTrim).
 
 Goel et al. 2025 (arXiv 2506.22694): the text to count in is what the target generated for prompts of the intended
-domain. Only replies count. Those to a tenth of the prompts are kept aside, and the report says how much of them the
+domain. Only answers count. Those to a tenth of the prompts are kept aside, and the report says how much of them the
 best K tokens cover: other tokens cannot be accepted.
 
 Doesn't know: drafters; `paceline.draft.neural.vocab` uses the counts.
@@ -34,10 +34,10 @@ from paceline.jsonl import check_folder
 from paceline.target.load import SMALL_FILES, find, load_tokenizer, read_config
 from paceline.target.tokenizer import Tokenizer
 from paceline.train import options
-from paceline.train.replies import Reply, read_replies
+from paceline.train.data import Example, read_examples
 
 ASIDE = 10
-"""One prompt in this number is kept aside for the report, with its replies."""
+"""One prompt in this number is kept aside for the report, with its answers."""
 ENOUGH = 50
 """Counted tokens for each kept one; with fewer, chance decides which rare tokens are kept."""
 LARGE, LARGE_KEEP = 100_000, 32_768
@@ -52,7 +52,7 @@ Counts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Coverage:
-    """Share of the replies' tokens that the best `k` tokens cover: overall, and of every source."""
+    """Share of the answers' tokens that the best `k` tokens cover: overall, and of every source."""
 
     k: int
     overall: float
@@ -61,46 +61,46 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Counted:
-    """What was counted, and how well the best tokens cover replies that were not counted.
+    """What was counted, and how well the best tokens cover answers that were not counted.
 
     aside  whether there were enough prompts to keep some aside; if not, coverage is of the counted ones."""
 
     vocabulary: Vocabulary
-    replies: int
+    answers: int
     tokens: Mapping[str, int]
     coverage: Sequence[Coverage]
     aside: bool
 
 
-def count_tokens(replies: Iterable[Reply], size: int) -> tuple[Counts, Counts, int]:
-    """Counts of the replies to nine tenths of the prompts and to the others, by source, and how many replies there
-    were. A reply without a known prompt counts as a prompt of its own.
+def count_tokens(examples: Iterable[Example], size: int) -> tuple[Counts, Counts, int]:
+    """Counts of the answers to nine tenths of the prompts and to the others, by source, and how many answers there
+    were. An answer without a known prompt counts as a prompt of its own.
 
     Only ids below `size` are counted: rows of padding mean nothing."""
     sides: tuple[Counts, Counts] = ({}, {})
     prompts: dict[str, dict[object, int]] = {}
     number = 0
-    for number, reply in enumerate(replies, 1):
-        numbers = prompts.setdefault(reply.source, {})
-        place = numbers.setdefault(tuple(reply.prompt) if reply.prompt else number, len(numbers) + 1)
+    for number, example in enumerate(examples, 1):
+        numbers = prompts.setdefault(example.source, {})
+        place = numbers.setdefault(tuple(example.prompt) if example.prompt else number, len(numbers) + 1)
         side = sides[place % ASIDE == 0]
-        if reply.source not in side:
-            side[reply.source] = torch.zeros(size, dtype=torch.int64)
-        ids = torch.tensor([i for i in reply.tokens if i < size], dtype=torch.int64)
-        side[reply.source] += torch.bincount(ids, minlength=size)
+        if example.source not in side:
+            side[example.source] = torch.zeros(size, dtype=torch.int64)
+        ids = torch.tensor([i for i in example.tokens if i < size], dtype=torch.int64)
+        side[example.source] += torch.bincount(ids, minlength=size)
     return *sides, number
 
 
 def count_vocabulary(
-    replies: Iterable[Reply], tokenizer: Tokenizer, ends: Sequence[int], keep: int | None = None
+    examples: Iterable[Example], tokenizer: Tokenizer, ends: Sequence[int], keep: int | None = None
 ) -> Counted:
-    """Count the tokens of `replies`; PacelineError if there are none, MethodError for a wrong `keep`.
+    """Count the tokens of `examples`; PacelineError if there are none, MethodError for a wrong `keep`.
 
     keep  tokens kept where only the file is named; None: 32,768 of 100,000 or more, else a quarter."""
     size = vocab_size(tokenizer)
-    counted, aside, number = count_tokens(replies, size)
+    counted, aside, number = count_tokens(examples, size)
     if not any(int(c.sum()) for c in counted.values()):
-        raise PacelineError("there is nothing to count: the replies hold no tokens")
+        raise PacelineError("there is nothing to count: the answers hold no tokens")
     must = must_keep(tokenizer, ends)
     if keep is None:
         keep = LARGE_KEEP if size >= LARGE else max(size // 4, 1)
@@ -155,35 +155,35 @@ def end_tokens(model: str | Path) -> list[int]:
 def train_vocabulary(
     model: str | Path, files: Sequence[Path], out: Path, keep: int | None = None, questions: Path | None = None
 ) -> list[str]:
-    """Count the target's recorded replies and write the vocabulary to `out`: a .safetensors file, or a folder (a
+    """Count the target's recorded answers and write the vocabulary to `out`: a .safetensors file, or a folder (a
     drafter's checkpoint), in which it is called paceline/vocab.safetensors. Returns lines for a reader."""
     tokenizer = load_tokenizer(model)
-    counted = count_vocabulary(replies_in(files, tokenizer, questions), tokenizer, end_tokens(model), keep)
+    counted = count_vocabulary(examples_in(files, tokenizer, questions), tokenizer, end_tokens(model), keep)
     save_vocabulary(place_of(out), counted.vocabulary)
     return report(counted, place_of(out))
 
 
 def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path | None = None) -> list[str]:
-    """How well a vocabulary covers replies it was not made of, in lines for a reader."""
+    """How well a vocabulary covers answers it was not made of, in lines for a reader."""
     tokenizer, known = load_tokenizer(model), read_vocabulary(place_of(file))
     if known.tokenizer and known.tokenizer != tokenizer.fingerprint:
         raise PacelineError(f"{file} is a vocabulary of another tokenizer than {tokenizer.name}'s")
     size = vocab_size(tokenizer)
-    one, other, number = count_tokens(replies_in(files, tokenizer, questions), size)
+    one, other, number = count_tokens(examples_in(files, tokenizer, questions), size)
     counts = together(one, other)
     maps = {len(known.keep): known.keep}
     if known.counts is not None:
         maps |= {k: known.best(k) for k in _sizes(size)}
     return [
-        f"{number:,} replies; {place_of(file)} keeps {len(known.keep):,} tokens by default",
+        f"{number:,} answers; {place_of(file)} keeps {len(known.keep):,} tokens by default",
         *_table([covered(maps[k], counts) for k in sorted(maps)]),
     ]
 
 
-def replies_in(files: Sequence[Path], tokenizer: Tokenizer, questions: Path | None = None) -> Iterator[Reply]:
-    """The replies of several files, as `read_replies` reads them."""
+def examples_in(files: Sequence[Path], tokenizer: Tokenizer, questions: Path | None = None) -> Iterator[Example]:
+    """The answers of several files, as `read_examples` reads them."""
     for file in files:
-        yield from read_replies(file, tokenizer, questions)
+        yield from read_examples(file, tokenizer, questions)
 
 
 def place_of(out: Path) -> Path:
@@ -194,7 +194,7 @@ def place_of(out: Path) -> Path:
 def report(counted: Counted, file: Path) -> list[str]:
     """`Counted` in lines for a reader."""
     tokens, keep = sum(counted.tokens.values()), len(counted.vocabulary.keep)
-    lines = [f"{counted.replies:,} replies, {tokens:,} tokens; {file} keeps {keep:,} by default"]
+    lines = [f"{counted.answers:,} answers, {tokens:,} tokens; {file} keeps {keep:,} by default"]
     if not counted.aside:
         lines.append("too few prompts to keep some aside: the coverage is of what was counted, and so too high")
     lines += _table(counted.coverage)
@@ -245,7 +245,7 @@ def command(
 
     paceline train vocab models/demo --prompts mine=prompts.jsonl --generate 2000 --out build/vocab.safetensors
 
-    Only replies count. Those to a tenth of the prompts are kept aside, and how much of them the most frequent tokens
+    Only answers count. Those to a tenth of the prompts are kept aside, and how much of them the most frequent tokens
     cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
     there.
     """

@@ -12,7 +12,7 @@ from paceline.draft.neural.pending import CHUNK, Pending
 
 
 def test_pieces_come_in_the_order_of_the_text_and_the_end_goes_on_waiting() -> None:
-    facts: Any = SimpleNamespace(hidden_size=1, dtype=torch.float32, device="cpu")
+    facts: Any = SimpleNamespace(hidden_size=1, max_context=4096, dtype=torch.float32, device="cpu")
     pending, one = Pending(facts, layers=(0,)), row("a")
     pending.start(one)
     states = torch.arange(2 * CHUNK + 5.0)[:, None]

@@ -21,6 +21,7 @@ from tests.lossless_enumeration import plain as plainly
 from tests.lossless_statistics import fit
 
 from paceline.draft.base import Drafter
+from paceline.draft.cost import RoundTimes
 from paceline.draft.fallback import Fallback
 from paceline.draft.neural.stepping import Stepping, SteppingConfig
 from paceline.draft.neural.stop import Adaptive, Outcome, Svip
@@ -420,11 +421,11 @@ def test_a_tree_shares_its_round_with_prompts_that_run_beside_it():
     target, sizes = TableTarget(vocab_size=8, order=2, seed=4), []
     made = drafter(like(target), tree="auto")
     made.bind(target)
-    made._seconds = {1: 1.0, 30: 1.0, 64: 64.0}
+    made._times = RoundTimes.of_forwards({1: 1.0, 30: 1.0, 64: 64.0})
     row = Row(0, [1, 2, 3], GREEDY, max_context=100)
     made.start(row)
     for beside in (0, 29):
-        made.beside = beside
+        made.begin_round(beside)
         sizes += [tree.num_drafted for tree in made.propose([row])]
     assert sizes[0] > sizes[1] == 0
 

@@ -19,7 +19,7 @@ from tests.lossless_enumeration import plain as plainly
 from transformers import AutoModelForCausalLM
 
 from paceline.draft.model import Model, ModelConfig
-from paceline.draft.neural.stepping import Draft
+from paceline.draft.neural.drafts import Draft
 from paceline.draft.neural.streams import FILE, Streams, open_streams
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine

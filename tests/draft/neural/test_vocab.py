@@ -12,7 +12,8 @@ from tests.fakes import TableTarget
 from tests.lossless_enumeration import BranchingRandom, largest_difference, one_round, outcomes, plain, speculative
 from tests.lossless_statistics import fit
 
-from paceline.draft.neural.stepping import Draft, Stepping, SteppingConfig
+from paceline.draft.neural.drafts import Draft
+from paceline.draft.neural.stepping import Stepping, SteppingConfig
 from paceline.draft.neural.vocab import (
     FILE,
     Vocabulary,

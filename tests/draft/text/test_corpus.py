@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.draft.text import corpus, shards
-from paceline.draft.text.corpus import PARTS, Plan, build, texts
+from paceline.draft.text import corpus
+from paceline.draft.text.corpus import PARTS, Plan
 from paceline.draft.text.frozen import from_parts
 from paceline.draft.text.store import HEADER, open_store
-from paceline.errors import ModelError, StoreError
+from paceline.errors import ModelError, PacelineError, StoreError
 from paceline.target.load import load_tokenizer
 from paceline.target.tokenizer import SentencePiece, Tokenizer, fingerprint
+from paceline.workbench import corpus as reading
+from paceline.workbench.corpus import build, texts
 
 
 class Letters:
@@ -119,11 +121,12 @@ def test_the_estimate_is_about_right(tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": "x"}\n{"text": "x"\n', "a.jsonl, line 2: not JSON"),
-        ("a.jsonl", '{"prompt": "x"}\n', "a.jsonl, line 1 has no text: a line holds"),
-        ("a.jsonl", "[1]\n", "line 1 has no text"),
-        ("a.jsonl", '{"messages": [{"role": "user"}]}\n', "line 1 has no text"),
-        ("a.jsonl", '{"choices": []}\n', "line 1 has no text"),
-        ("a.jsonl", '{"response": 3}\n', "line 1 has no text"),
+        ("a.jsonl", '{"prompt": "x"}\n', "a.jsonl, line 1 has no text: neither an answer"),
+        ("a.jsonl", "[1]\n", "line 1: a JSON object is wanted"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}\n', 'line 1: "messages" must be a list'),
+        ("a.jsonl", '{"tokens": [1]}\n', "line 1 has no text"),
+        ("a.jsonl", '{"choices": []}\n', "line 1: an answer without a response"),
+        ("a.jsonl", '{"response": 3}\n', 'line 1: "response" must be a text'),
         ("a.jsonl", "\n", "there is no text in"),
         ("a.txt", "", "there is no text in"),
         ("a.pdf", "x", "made of .txt and .jsonl files"),
@@ -131,7 +134,7 @@ def test_the_estimate_is_about_right(tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_file(tmp_path, name, content, message):
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(PacelineError, match=message):
         build(tmp_path / "out", [written(tmp_path, name, content)], LETTERS, ONLY)
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -284,11 +287,11 @@ def test_shards_make_the_same_corpus(tmp_path, monkeypatch, most):
             yield make(*options)(item)
 
     monkeypatch.setattr("paceline.jsonl.PIECE_BYTES", 100)
-    monkeypatch.setattr(shards, "spread", serially)
-    monkeypatch.setattr(shards, "load_tokenizer", lambda name: LETTERS)
+    monkeypatch.setattr(reading, "spread", serially)
+    monkeypatch.setattr(reading, "load_tokenizer", lambda name: LETTERS)
     records = [{"text": "abcdef"}, {"text": "gh."}, *({"text": "ijk" * i} for i in range(1, 30))]
     files = [written(tmp_path, "a.jsonl", lines(*records)), written(tmp_path, "b.txt", "one text\nin two lines")]
-    for out, read in (("here", None), ("there", shards.Sharded("letters"))):
+    for out, read in (("here", None), ("there", reading.Sharded("letters"))):
         build(tmp_path / out, files, LETTERS, Plan((), max_tokens=most), read=read)
     here, there = ({f.name: f.read_bytes() for f in (tmp_path / out).iterdir()} for out in ("here", "there"))
     assert here == there

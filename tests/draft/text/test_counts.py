@@ -35,9 +35,8 @@ def test_counts_equal_counting_by_hand(alphabet: int, longest: int) -> None:
 
 def test_nothing_follows_across_a_cut() -> None:
     counts = ContextCounts(2)
-    counts.extend([1, 2])
-    counts.cut()
-    counts.extend([3, 4])
+    counts.learn(np.array([1, 2]))
+    counts.learn(np.array([3, 4]))
     assert followers(counts, [2]) == {}
     assert followers(counts, [3]) == {4: 1}
     assert len(counts) == 4

@@ -211,21 +211,3 @@ def test_what_most_requests_had_comes_first_the_latest_among_equals(documents, n
         for token in range(4):
             best = sorted((g for g in counts if g[0] == token), key=lambda g: (-counts[g], -latest[g]))
             assert behind(store, token, n, ways) == [list(gram[1:]) for gram in best[:ways]]
-
-
-def test_the_oldest_are_forgotten_and_memory_is_bounded():
-    store = PastNgrams(40, n=2)
-    for first in range(0, 200, 5):
-        store.learn(np.arange(first, first + 5))
-        assert sum(generation.used for generation in store._generations) <= 40
-    assert [token for token in range(200) if behind(store, token, 2)][-16:] == [
-        token for token in range(180, 200) if token % 5 != 4
-    ]
-    assert not behind(store, 150, 2)
-
-
-def test_of_a_long_request_the_end_is_remembered():
-    store = PastNgrams(20, n=2)
-    store.learn(np.arange(100))
-    assert [token for token in range(100) if behind(store, token, 2)] == [*range(90, 99)]
-    assert PastNgrams(0)._generations == []

@@ -13,20 +13,22 @@ Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections
 itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251).
 
 A branch is chosen by its key, which is committed text, and drawn given prefix and key, so the window that is verified
-has the law of a fresh one and acceptance stays exact. Knows no process and no target.
+has the distribution of a fresh one and acceptance stays exact. Knows no process and no target.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile, zip_longest
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from paceline.draft.neural.stepping import Draft, Stepping
+from paceline.draft.neural.drafts import Draft
+from paceline.draft.neural.stepping import Stepping
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Row
 from paceline.engine.sampling import RowRandom, SamplingParams
 from paceline.engine.tree import IntArray
@@ -38,12 +40,21 @@ Candidates = Sequence[Top]
 Layout = Literal["measured", "uniform"]
 """measured: branches go where they are likeliest to be needed; uniform: every position gets as many (the paper's)."""
 SPREAD = 4
-"""With the measured layout one position gets at most SPREAD * kappa branches."""
+"""With the measured layout one position gets at most SPREAD times as many branches as the mean."""
 
 
-def most_candidates(kappa: int, layout: Layout) -> int:
-    """Most branches of one position, where the average is `kappa`."""
-    return kappa * SPREAD if layout == "measured" else kappa
+def most_candidates(average: int, layout: Layout) -> int:
+    """Most branches of one position, where there are `average` of them in the mean."""
+    return average * SPREAD if layout == "measured" else average
+
+
+def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
+    """The best `count` tokens of each row of logits [R, K], with their probabilities. columns: tokens of the logits'
+    columns, int64 [K]; None: all tokens."""
+    values, best = top_tokens(logits, min(count, logits.shape[-1]))
+    shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
+    tokens = best if columns is None else columns[best]
+    return [list(zip(ids, probs, strict=True)) for ids, probs in zip(tokens.tolist(), shares, strict=True)]
 
 
 class Ask(NamedTuple):
@@ -80,9 +91,12 @@ class Branch:
 
 @dataclass
 class _State:
-    """A row on the draft's side. window: what was handed over. main: the tree that the model runs after the row: tokens
-    it had not read, the window, branches. tops: candidates after the root and each token of the window that was run.
-    table: branches by key."""
+    """A row on the draft's side.
+
+    main    the tree that the model runs after the row: tokens it had not read, the window, branches; None before the
+            first window.
+    window  what was handed over. tops: candidates after the root and each token of the window that was run.
+    table   branches by key."""
 
     row: Row
     main: Draft | None = None
@@ -138,20 +152,22 @@ class Hazard:
 class Ahead:
     """The draft's side of every row: a drafter with a model, shadows of the rows, and their branches.
 
-    kappa   branches for a position, on average; branches: most for a row, None: kappa for every position.
-    fresh   whether to draft a window where none was drafted ahead."""
+    num_candidates  branches for a position, in the mean; 0: nothing is drafted ahead.
+    branches        most for a row; None: num_candidates for every position.
+    fresh           whether to draft a window where none was drafted ahead."""
 
     def __init__(
         self,
         drafter: Stepping,
-        kappa: int,
+        num_candidates: int,
         branches: int | None = None,
         layout: Layout = "measured",
         fresh: bool = True,
     ):
-        self.drafter, self.kappa, self.branches, self.layout, self.fresh = drafter, kappa, branches, layout, fresh
+        self.drafter, self.num_candidates, self.branches = drafter, num_candidates, branches
+        self.layout, self.fresh = layout, fresh
         self.hazard = Hazard()
-        self._most = most_candidates(kappa, layout)
+        self._most = most_candidates(num_candidates, layout)
         self._states: dict[int, _State] = {}
         self._out: list[_State] = []
         drafter.watch = self._note_tops
@@ -176,20 +192,20 @@ class Ahead:
         """The next window of every row that asks."""
         self._out = [self._states[ask.id] for ask in asks]
         hits = [self._settle(state, ask.new) for state, ask in zip(self._out, asks, strict=True)]
-        late = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
-        drafts = self._fresh([state for state in late if self.fresh or state.main is None])
-        for state in late:
-            state.main = drafts.get(state.row.id) or self._unread(state.row)
-        return [self._window(state, hit) for state, hit in zip(self._out, hits, strict=True)]
-
-    def _window(self, state: _State, hit: bool | None) -> Window:
-        assert state.main is not None
-        state.window = state.main.drafted
-        return Window(state.row.id, state.window, list(state.main.probs), hit, state.main.calls)
+        missed = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
+        drafts = self._fresh([state for state in missed if self.fresh or state.main is None])
+        for state in missed:
+            state.main = drafts.get(state.row.id) or self._empty(state)
+        windows = []
+        for state, hit in zip(self._out, hits, strict=True):
+            main = _main(state)
+            state.window = main.drafted
+            windows.append(Window(state.row.id, state.window, list(main.probs), hit, main.calls))
+        return windows
 
     def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
-        """Commit what was accepted, and make the branch of the outcome the row's window; whether there was one. None:
-        there could be none, at the beginning of a row or after a draft of somebody else's."""
+        """Commit what was accepted, and make the branch of the outcome the row's window. Whether there was one; None
+        where there could be none, at the beginning of a row or after another drafter's draft."""
         main, window, table = state.main, state.window, state.table
         state.row.extend(new)
         state.table = {}
@@ -205,14 +221,14 @@ class Ahead:
         branch = table.get((accepted, new[-1]))
         if branch is not None:
             self._move_in(state, branch, len(nodes))
-        return branch is not None if self.kappa else None
+        return branch is not None if self.num_candidates else None
 
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
-        """Make a branch the row's window: its keys and values lie after the row then, and are not computed again."""
+        """Make a branch the row's window. Its keys and values are moved after the row, and not computed again."""
         self.drafter.arrange(state.row, [node - committed for node in branch.nodes])
         tokens = branch.draft.tokens[branch.draft.ahead :]  # v, which is the row's last token now, and the window
-        main = Draft(state.row, 1, tokens, list(range(-1, len(tokens) - 1)), branch.draft.ends)
-        main.done, main.probs = len(branch.nodes), branch.draft.probs
+        main = Draft.chain(state.row, tokens, branch.draft.ends)
+        main.known, main.done, main.probs = 1, len(branch.nodes), branch.draft.probs
         state.main, state.tops = main, branch.tops
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
@@ -225,15 +241,15 @@ class Ahead:
         self.drafter.propose([state.row for state in states])
         return self.drafter.hand_over()
 
-    def _unread(self, row: Row) -> Draft:
+    def _empty(self, state: _State) -> Draft:
         """A window of no token."""
-        self._states[row.id].tops = []
+        state.tops, row = [], state.row
         self.drafter.catch_up(row)
         return Draft.of(row, self.drafter.cached(row), self.drafter.end_tokens(row))
 
     def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
         """Keep the candidates before every token of a window that is drafted afresh."""
-        if self.kappa:
+        if self.num_candidates:
             for draft, top in zip(drafts, self._tops(logits), strict=True):
                 self._states[draft.row.id].tops.append(top)
 
@@ -241,10 +257,7 @@ class Ahead:
         """The best tokens of each row of logits [R, K], or of a run's with streams [R, 1 + count, K], with
         their probabilities: one more than may get a branch, for the drafted one cannot be the target's correction."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        values, columns = logits.float().topk(min(self._most + 1, logits.shape[-1]))
-        shares = (values - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
-        tokens = columns if self.drafter.columns is None else self.drafter.columns[columns]
-        return [list(zip(ids, probs, strict=True)) for ids, probs in zip(tokens.tolist(), shares, strict=True)]
+        return best_tokens(logits, self._most + 1, self.drafter.columns)
 
     # Ahead ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +266,7 @@ class Ahead:
 
         given   candidates by row from elsewhere than the draft; a row without any gets no branch, unless
         joined  the draft's own are taken too."""
-        if not self.kappa:
+        if not self.num_candidates:
             return
         watch, self.drafter.watch = self.drafter.watch, None
         try:
@@ -270,11 +283,11 @@ class Ahead:
 
     def _finish(self, states: Sequence[_State]) -> None:
         """Run the last tokens of every window, which drafting it did not: they may stand, and something follows."""
-        late = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
-        if late:
-            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in late]
-            tops = iter(self._tops(self.drafter.run_nodes(late, counts)))
-            for main, count in zip(late, counts, strict=True):
+        unrun = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
+        if unrun:
+            counts = [len(main.tokens) - max(main.done, main.known - 1) for main in unrun]
+            tops = iter(self._tops(self.drafter.run_nodes(unrun, counts)))
+            for main, count in zip(unrun, counts, strict=True):
                 state = self._states[main.row.id]
                 state.tops = [*state.tops, *islice(tops, count)]
 
@@ -289,7 +302,7 @@ class Ahead:
             for place, (v, p) in enumerate(others):
                 worth.append((stops[a] * p / mass if self.layout == "measured" else -place, (a, v)))
         worth.sort(key=lambda entry: -entry[0])
-        return [key for _, key in worth[: self.branches or self.kappa * (len(window) + 1)]]
+        return [key for _, key in worth[: self.branches or self.num_candidates * (len(window) + 1)]]
 
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
         """A branch for each key, its v a node of the row's tree. None where nothing can come after v."""
@@ -297,7 +310,7 @@ class Ahead:
         root = main.known - 1
         for a, v in keys:
             path = [main.tokens[root], *window[:a], v]
-            draft = Draft(_Later(state.row, a + 1), 1, path, list(range(-1, a + 1)), main.ends, ahead=a + 1)
+            draft = replace(Draft.chain(_Later(state.row, a + 1), path, main.ends), known=1, ahead=a + 1)
             if self.drafter.most(draft) > 0 and not main.ends.intersection(path[1:]):
                 main.add(v, root + a)
                 state.table[a, v] = Branch(draft, [len(main.tokens) - 1])

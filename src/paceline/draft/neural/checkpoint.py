@@ -2,20 +2,25 @@
 
     save_drafter(out, "kind", config={"exit": 2, "recipe": {...}}, tensors=tensors, target=TargetFacts.of(target))
     config, tensors = open_drafter(out, "kind", target)
+    config, tensors = open_head("build/eagle", "eagle", target)        # ours, or as others publish them
+    check_all(path, tensors, shapes)                                   # every tensor is used, and none is missing
 
-config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, such as
-its recipe and its data. Nothing is unpickled. Whatever does not fit is an error of one line. Knows no drafter.
+Our config.json holds {"paceline_drafter": kind, "paceline": version, "target": {...}} and what the drafter adds, such
+as its recipe and its data. Whatever does not fit is an error of one line. Pickled files (.bin, .pt) are read only where
+they are named themselves, and only tensors of them.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,6 +32,8 @@ from paceline.target.base import Facts
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 KIND = "paceline_drafter"
+PICKLED = (".bin", ".pt", ".pth")
+"""Endings of files that torch pickled."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,11 @@ def save_drafter(
 ) -> None:
     """Write a drafter into the folder `out`; other files in it stay.
 
-    A kill leaves the old checkpoint, or one without config.json, which is refused: never one half old, half new."""
+    A kill leaves the old checkpoint, or one without config.json, which is refused: never half of either."""
     text = json.dumps({KIND: kind, "paceline": __version__, "target": asdict(target), **config}, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / WEIGHTS) as beside:
-        save_tensors(beside, tensors, {"format": "pt"})
+    with replacing(out / WEIGHTS) as temporary:
+        save_tensors(temporary, tensors, {"format": "pt"})
         (out / CONFIG).unlink(missing_ok=True)
     write_whole(out / CONFIG, text)
 
@@ -79,39 +86,81 @@ def save_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
 def open_drafter(
     path: str | Path, kind: str, target: Facts | None, *, any_target: bool = False
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The configuration and the tensors (on the CPU, as they are stored) of the drafter in folder `path`.
+    """Configuration and tensors (on the CPU, as they are stored) of the drafter in folder `path`.
 
     target      the target it is to draft for; None: not checked.
     any_target  it drafts for every target with the tokenizer of the one it was trained for.
 
-    Raises MethodError, one line, if there is no such drafter, it is of another kind, cut off, or for another target.
-    """
+    Raises MethodError if there is no such drafter, it is of another kind, cut off, or for another target."""
     folder = Path(path).expanduser()
     config = read_drafter(folder, kind)
     if target is not None:
         check_target(folder, _facts(folder, config), target, any_target=any_target)
-    return config, _tensors(folder)
+    return config, _tensors(folder / WEIGHTS)
 
 
 def read_drafter(folder: Path, kind: str) -> dict[str, Any]:
     """config.json of the drafter of this kind in `folder`; MethodError if there is no such drafter."""
-    if not folder.is_dir():
-        siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-        raise MethodError(f"there is no folder {folder} with a {kind} drafter.{meant(folder.name, siblings)}")
-    file = folder / CONFIG
-    if not file.exists():
-        raise MethodError(f"{folder} has no {CONFIG}, so it is not a drafter; name the folder its training wrote")
-    try:
-        config: dict[str, Any] = loads(file.read_bytes())
-        stored = config.get(KIND)
-    except (OSError, ValueError, AttributeError) as error:
-        raise MethodError(f"{file} cannot be read ({error}); train or copy the drafter again") from None
+    config = _config(folder, kind)
+    stored = config.get(KIND)
     if stored is None:
         raise MethodError(f"{folder} is a model and not a {kind} drafter: its {CONFIG} has no {KIND}")
     if stored != kind:
         raise MethodError(f"{folder} holds a drafter of kind {stored} where {kind} is wanted: write {stored}:{folder}")
     _check_version(config.get("paceline"), folder)
     return config
+
+
+def open_head(path: str | Path, kind: str, target: Facts | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors (on the CPU, as they are stored) of the head at `path`: a folder, or a file of weights
+    with its config.json.
+
+    A head that `paceline train` wrote says which target it is for, which is checked unless `target` is None; of others
+    the caller checks what they say. MethodError if there is no such head or it cannot be read."""
+    file = Path(path).expanduser()
+    folder = file.parent if file.is_file() else file
+    config = _config(folder, kind)
+    if KIND in config and file == folder:
+        return open_drafter(folder, kind, target)
+    pickled = sorted(one for one in folder.iterdir() if one.suffix in PICKLED)
+    if file == folder and pickled and not (folder / WEIGHTS).is_file():
+        raise MethodError(
+            f"{folder} has {pickled[0].name} and no {WEIGHTS}: a pickled file is read only where it is named, "
+            f"{kind}:{pickled[0]}"
+        )
+    return config, _tensors(folder / WEIGHTS if file == folder else file)
+
+
+def _config(folder: Path, kind: str) -> dict[str, Any]:
+    """config.json of a folder that should hold a drafter."""
+    file = folder / CONFIG
+    if not folder.is_dir():
+        siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
+        raise MethodError(f"there is no folder {folder} with a {kind} drafter.{meant(folder.name, siblings)}")
+    if not file.is_file():
+        raise MethodError(f"{folder} has no {CONFIG}, so it is no {kind} drafter; name the folder that has both files")
+    try:
+        config: dict[str, Any] = loads(file.read_bytes())
+        config.get(KIND)
+    except (OSError, ValueError, AttributeError) as error:
+        raise MethodError(f"{file} cannot be read ({error}); train or copy the drafter again") from None
+    return config
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise MethodError(f"{file.parent} has no {file.name}: copy it or train the drafter again")
+    try:
+        if file.suffix not in PICKLED:
+            return load_file(file)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise MethodError(f"{file} holds more than tensors, which could be a program: it is not read") from None
+    except (SafetensorError, OSError, RuntimeError, EOFError) as error:
+        raise MethodError(f"{file} is cut off or damaged ({error}): copy it again") from None
+    if not isinstance(tensors, dict) or not all(isinstance(one, Tensor) for one in tensors.values()):
+        raise MethodError(f"{file} does not hold tensors by name: it is no checkpoint of a head")
+    return tensors
 
 
 def _check_version(wrote: Any, folder: Path) -> None:
@@ -160,11 +209,22 @@ def _facts(folder: Path, config: dict[str, Any]) -> TargetFacts:
         raise MethodError(f"{folder / CONFIG} does not say which target the drafter is for ({error})") from None
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    file = folder / WEIGHTS
-    if not file.exists():
-        raise MethodError(f"{folder} has no {WEIGHTS}: copy it or train the drafter again")
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise MethodError(f"{file} is cut off or damaged ({error}): copy it again") from None
+def check_all(path: str | Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """MethodError unless there are tensors of just these names and shapes: a key that nobody reads would leave a head
+    half random, or be another head."""
+    missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
+    if missing or extra:
+        parts = [f"has no {_few(missing)}"] * bool(missing) + [f"has {_few(extra)}, which nothing here reads"] * bool(
+            extra
+        )
+        raise MethodError(f"{path} {' and '.join(parts)}: it is another kind of head, or a part of one")
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != tuple(shape):
+            raise MethodError(
+                f"{path} is no head for this target: its {name} is {list(tensors[name].shape)} "
+                f"where {list(shape)} is wanted"
+            )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

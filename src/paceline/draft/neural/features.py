@@ -14,23 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural import stop
-from paceline.draft.neural.pending import Pending
-from paceline.draft.neural.stepping import TREE, Draft, Stepping, SteppingConfig
-from paceline.draft.neural.vocab import kept_tokens
-from paceline.draft.neural.weights import PRECISION, Precision
+from paceline.draft.neural.drafts import Draft, segments
+from paceline.draft.neural.layers import PRECISION, Precision
+from paceline.draft.neural.pending import Pending, StateReader
+from paceline.draft.neural.stepping import TREE, Stepping, SteppingConfig
+from paceline.draft.neural.vocab import kept_rows, kept_tokens
 from paceline.draft.spec import option
 from paceline.engine.request import Request
-from paceline.engine.round import Round, Segment
-from paceline.errors import MethodError
+from paceline.engine.round import Segment
 from paceline.target.base import Facts, Needs
 from paceline.target.cache import RaggedCache
-from paceline.target.decoder import Decoder
-from paceline.target.hf import HFTarget
 from paceline.target.linear import Linear
 
 
@@ -69,13 +66,12 @@ class Network(Protocol):
         [N, H], and what the output head reads [M, H] for the nodes whose logits are wanted."""
 
 
-class FeatureDrafter(Stepping):
+class FeatureDrafter(StateReader, Stepping):
     """Base of drafters with a head over features. Subclasses fill in `open`."""
 
     def __init__(self, config: FeatureConfig):
         super().__init__(config)
         self.config = config
-        self._slots: dict[int, int] = {}
 
     def open(self, target: Facts) -> Network:
         """The head, bound to the target. MethodError if it is not for it."""
@@ -84,35 +80,18 @@ class FeatureDrafter(Stepping):
     def bind(self, target: Facts) -> None:
         super().bind(target)
         network = self.network = self.open(target)
-        self.pending = Pending(target, network.taps)
+        self.pending = Pending(target, network.taps, network.cache)
         self.needs = Needs(hidden_layers=tuple(sorted(network.taps)))
         self.head, self.columns = network.head, network.columns
         if self.config.vocab is not None:
-            self._trim(kept_tokens(self.config.vocab, self.config.checkpoint, target), target.vocab_size)
+            keep = kept_tokens(self.config.vocab, self.config.checkpoint, target)
+            own = torch.arange(target.vocab_size, device=keep.device) if self.columns is None else self.columns
+            rows, self.columns = kept_rows(own, keep, self.config.vocab, self.config.checkpoint)
+            self.head = self.head.rows(rows)
         self.weight_bytes = network.nbytes + self.head.nbytes
 
-    def _trim(self, keep: torch.Tensor, vocab_size: int) -> None:
-        """Reduce the head to those of its tokens that are in `keep`."""
-        own = torch.arange(vocab_size, device=keep.device) if self.columns is None else self.columns
-        rows = torch.isin(own, keep).nonzero().flatten()
-        if not len(rows):
-            raise MethodError(
-                f"vocab={self.config.vocab}: none of these tokens is one that {self.config.checkpoint} drafts"
-            )
-        self.head, self.columns = self.head.rows(rows), own[rows]
-
-    def start(self, row: Request) -> None:
-        self._slots[row.id] = self.network.cache.add_row(row.expected_length)
-        self.pending.start(row)
-
-    def drop(self, row: Request) -> None:
-        super().drop(row)
-        self.pending.drop(row)
-        if row.id in self._slots:
-            self.network.cache.drop_row(self._slots.pop(row.id))
-
     def cached(self, row: Request) -> int:
-        return 1 + self.network.cache.length(self._slots[row.id])
+        return 1 + self.pending.cached(row)
 
     def room(self, row: Request) -> int:
         return row.max_draft if self.pending.count(row) else 0  # nothing of it has been run yet
@@ -120,11 +99,9 @@ class FeatureDrafter(Stepping):
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         features = torch.cat([self._features(draft) for draft in drafts])
         tokens = [token for draft in drafts for token in draft.tokens[draft.done :]]
-        segments = [
-            draft.segment(self._slots[draft.row.id], wanted) for draft, wanted in zip(drafts, num_logits, strict=True)
-        ]
-        out, read = self._forward(tokens, features, segments)
-        for draft, of_row in zip(drafts, out.split([segment.num_run for segment in segments]), strict=True):
+        parts = segments(drafts, num_logits, self.pending.slot)
+        out, read = self._forward(tokens, features, parts)
+        for draft, of_row in zip(drafts, out.split([segment.num_run for segment in parts]), strict=True):
             draft.features.append(of_row)
         return self.head(read)
 
@@ -143,38 +120,12 @@ class FeatureDrafter(Stepping):
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
         # What was drafted was read with states of the head's own; the target's own are pending.
-        self.network.cache.commit(self._slots[draft.row.id], range(draft.known))
+        self.pending.cache.commit(self.pending.slot(draft.row), range(draft.known))
         self.pending.read(draft.row, draft.known)
 
-    def observe(self, round: Round) -> None:
-        """Take the states of what was committed, whoever drafted it, and forget the head's other nodes."""
-        self.pending.add(round)
-        super().observe(round)
-        for row in round.rows:
-            self._catch_up(row)
-
-    def _catch_up(self, row: Request) -> None:
-        """Run the head over what waits, as long as it is much."""
-        slot = self._slots[row.id]
-        for states in self.pending.chunks(row):
-            begin = self.cached(row)
-            tokens = row.tokens[begin : begin + len(states)].tolist()
-            if len(tokens) < len(states):
-                break  # the row has ended inside its last draft
-            segment = Segment.chunk(slot, np.array(tokens), last=False)
-            self._forward(tokens, self.network.first(states), [segment])
-            self.network.cache.commit(slot, range(len(states)))
-
-
-def table_and_head(target: Facts) -> tuple[torch.Tensor, Linear]:
-    """The target's input embedding [V, H], and its output head. MethodError if it keeps them to itself."""
-    if isinstance(target, Decoder):
-        return target.embedding, target.head
-    if isinstance(target, HFTarget):
-        embedding, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
-        if isinstance(embedding, torch.nn.Embedding) and isinstance(head, torch.nn.Linear):
-            bias = None if head.bias is None else head.bias.detach()
-            return embedding.weight.detach(), Linear(head.weight.detach(), bias)
-    raise MethodError(
-        f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
-    )
+    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
+        begin, slot = self.cached(row), self.pending.slot(row)
+        tokens = row.tokens[begin : begin + len(states)]
+        segment = Segment.chunk(slot, tokens, last=False)
+        self._forward(tokens.tolist(), self.network.first(states), [segment])
+        self.pending.cache.commit(slot, range(len(states)))

@@ -1,13 +1,12 @@
-"""Committed states of the target that a head has not read yet.
+"""Committed states of the target that a head has not read yet, and the head's own cache of those that it has.
 
 A head reads the target's states of every committed token, its own prompt's among them, and runs only when it is asked
-to draft. What was committed meanwhile waits here: a prompt that is run in pieces, rounds that another drafter drafted,
+to draft. Meanwhile states wait here: of a prompt that is run in pieces, of rounds that another drafter drafted, of
 tokens that ended a draft. Rows are independent of each other. Knows no head.
 
-    self.pending = Pending(target, layers=(2, 4, 5))      # in `bind`; also Needs(hidden_layers=...)
-    self.pending.add(round)                               # in `observe`, whoever drafted
-    states = self.pending.of(row)                         # when drafting: the states of the row's next tokens
-    self.pending.read(row, count)                         # the first `count` are in the head's own cache now
+    self.pending = Pending(target, layers=(2, 4, 5), cache)   # in `bind`; also Needs(hidden_layers=...)
+    states = self.pending.of(row)                             # when drafting: the states of the row's next tokens
+    self.pending.read(row, count)                             # the first `count` are in the head's own cache now
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from paceline.draft.base import Drafter
 from paceline.engine.request import Request
 from paceline.engine.round import Round
 from paceline.target.base import Facts
+from paceline.target.cache import RaggedCache
 
 CHUNK = 512
 """Most tokens of a row that wait; a prompt's beyond that are run as they come."""
@@ -27,24 +28,38 @@ CHUNK = 512
 class Pending:
     """Of every row the states that wait, oldest first, [n, L * H]: of L layers side by side, in the given order.
 
-    layers  as in `Needs.hidden_layers`: l is the input of layer l, the number of layers is after the final norm."""
+    layers  as in `Needs.hidden_layers`: l is the input of layer l, the number of layers is after the final norm.
+    cache   of the head's layers; None: it has none, and no keys or values are kept."""
 
-    def __init__(self, target: Facts, layers: Sequence[int]):
+    def __init__(self, target: Facts, layers: Sequence[int], cache: RaggedCache | None = None):
         self.layers = tuple(layers)
         width = len(self.layers) * target.hidden_size
+        self.cache = cache or RaggedCache(0, 1, 1, target.max_context, target.dtype, target.device)
         self._nothing = torch.empty(0, width, dtype=target.dtype, device=target.device)
         self._states: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, int] = {}
 
     def start(self, row: Request) -> None:
-        """A row joins: nothing waits."""
+        """A row joins: nothing waits, and nothing has been read."""
+        self._slots[row.id] = self.cache.add_row(row.expected_length)
         self._states[row.id] = self._nothing
 
     def drop(self, row: Request) -> None:
         """Forget a row."""
         self._states.pop(row.id, None)
+        if row.id in self._slots:
+            self.cache.drop_row(self._slots.pop(row.id))
+
+    def slot(self, row: Request) -> int:
+        """Where the row is in the cache."""
+        return self._slots[row.id]
+
+    def cached(self, row: Request) -> int:
+        """The number of states that have been read."""
+        return self.cache.length(self._slots[row.id])
 
     def count(self, row: Request) -> int:
-        """The number of tokens whose states wait."""
+        """The number of states that wait."""
         return len(self._states[row.id])
 
     def of(self, row: Request) -> torch.Tensor:
@@ -54,8 +69,7 @@ class Pending:
     def add(self, round: Round) -> None:
         """Take the states of what the round committed."""
         for i, row in enumerate(round.rows):
-            taps = [round.committed(i, layer) for layer in self.layers]
-            states = taps[0] if len(taps) == 1 else torch.cat(taps, -1)
+            states = torch.cat([round.committed(i, layer) for layer in self.layers], -1)
             self._states[row.id] = torch.cat([self._states[row.id], states])
 
     def read(self, row: Request, count: int) -> None:
@@ -67,3 +81,37 @@ class Pending:
         while self.count(row) > CHUNK:
             yield self._states[row.id][:CHUNK]
             self.read(row, CHUNK)
+
+
+class StateReader(Drafter):
+    """Base of drafters whose head reads every committed state, once and in order.
+
+    Subclasses set `pending` in `bind`, before the first row, and fill in `read_chunk`."""
+
+    pending: Pending
+
+    def read_chunk(self, row: Request, states: torch.Tensor) -> None:
+        """Run the head over a row's next states [n, L * H], and commit them in its cache. Nothing is drafted."""
+        raise NotImplementedError
+
+    def start(self, row: Request) -> None:
+        super().start(row)
+        self.pending.start(row)
+
+    def drop(self, row: Request) -> None:
+        super().drop(row)
+        self.pending.drop(row)
+
+    def restart(self, row: Request) -> None:
+        """The head reads the row again. What else is known of it stays, such as what the stop rule has learned."""
+        self.pending.drop(row)
+        self.pending.start(row)
+
+    def observe(self, round: Round) -> None:
+        """Take the states of what was committed, whoever drafted it. Of a long prompt most are read at once."""
+        self.pending.add(round)
+        super().observe(round)
+        for row in round.rows:
+            if self.pending.cached(row) + self.pending.count(row) < len(row):  # else it has ended inside a draft
+                for states in self.pending.chunks(row):
+                    self.read_chunk(row, states)

@@ -11,25 +11,24 @@ drafter drafted in between. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from time import perf_counter
 from typing import Literal
 
-import numpy as np
 import torch
 
 from paceline.draft.base import Drafter
+from paceline.draft.cost import RoundTimes, best_sizes, time_forwards
 from paceline.draft.neural import stop
-from paceline.draft.neural.growth import Growth
+from paceline.draft.neural.drafts import Draft, Growth, chain_tree
 from paceline.draft.neural.stop import Outcome
-from paceline.draft.sizing import best_sizes, verify_seconds
 from paceline.draft.spec import Options, option
-from paceline.engine.argmax import best_token
+from paceline.engine.logits import best_token
 from paceline.engine.request import Request
-from paceline.engine.round import Round, Segment
+from paceline.engine.round import Round
 from paceline.engine.sampling import on_accelerator, probabilities, warp
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.errors import NumericError, PacelineError
@@ -55,85 +54,13 @@ class SteppingConfig(Options):
     )
 
 
-@dataclass
-class Draft:
-    """A row's draft in the making: nodes the model runs, in the order it runs them.
-
-    tokens, parent  the first `known` nodes are committed tokens that the model has not run; the last of them is the
-                    tree's root. The others are drafted.
-    ends            tokens after which nothing can be accepted.
-    ahead           drafted tokens that are taken as committed: what is drafted begins after them.
-    guessed         drafted tokens at the end that are guesses of streams, which the model has not confirmed.
-    done            nodes that were run. calls: forwards that took.
-    probs           distributions that the drafted tokens were drawn from, [V] each; empty if they were not drawn.
-    features        states [n, H] of the nodes run so far, in their order, for drafters that read or hand on states.
-    tree, kept      what was handed over, and for every node of it its number here; None: it was never run."""
-
-    row: Request
-    known: int
-    tokens: list[int]
-    parent: list[int]
-    ends: frozenset[int] = frozenset()
-    ahead: int = 0
-    guessed: int = 0
-    done: int = 0
-    calls: int = 0
-    probs: list[torch.Tensor] = field(default_factory=list)
-    features: list[torch.Tensor] = field(default_factory=list)
-    tree: DraftTree | None = None
-    kept: list[int | None] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, row: Request, cached: int, ends: frozenset[int] = frozenset()) -> Draft:
-        """Nothing drafted yet; the model has run `cached` of the row's tokens."""
-        known = row.tokens[cached:].tolist()
-        return cls(row, len(known), known, list(range(-1, len(known) - 1)), ends)
-
-    @property
-    def drafted(self) -> list[int]:
-        """Tokens drafted so far."""
-        return self.tokens[self.known :]
-
-    @property
-    def context(self) -> IntArray:
-        """Every token before the next one to be drafted."""
-        return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
-
-    def add(self, token: int, parent: int | None = None) -> None:
-        """Add a node after the last one, or after node `parent`."""
-        self.parent.append(len(self.tokens) - 1 if parent is None else parent)
-        self.tokens.append(token)
-
-    def take_guesses(self) -> list[tuple[int, torch.Tensor | None]]:
-        """The guesses at the end, which are removed, with what each was drawn from, if it was drawn."""
-        count, self.guessed = self.guessed, 0
-        tokens, laws = self.tokens[len(self.tokens) - count :], self.probs[max(len(self.probs) - count, 0) :]
-        for items in (self.tokens, self.parent, laws and self.probs):
-            del items[len(items) - count :]
-        return list(zip_longest(tokens, laws))
-
-    def segment(self, slot: int, num_logits: int) -> Segment:
-        """The nodes not run yet, with logits for the last `num_logits`."""
-        return Segment(slot, np.array(self.tokens), np.array(self.parent), start=self.done, num_logits=num_logits)
-
-    def accepted(self, path: Sequence[int]) -> list[int]:
-        """Nodes whose keys and values stand, given the path that was accepted of `tree`: committed tokens that were
-        run now, and what was accepted of the draft as far as it was run."""
-        nodes = list(range(self.known))
-        for node in path[1:]:
-            at = self.kept[node]
-            if at is None:
-                break
-            nodes.append(at)
-        return nodes
-
-
 class Stepping(Drafter):
-    """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`, and set `columns` in `bind` where
-    the logits' columns are not all tokens.
+    """Base of drafters with a model. Subclasses fill in `run`, `cached` and `keep`.
 
+    columns       tokens int64 [K] of the logits' columns, set in `bind`; None: all tokens.
     drafts_ahead  whether it can draft for outcomes that have not come yet: `arrange` works, and nothing of the target's
-                  forward is needed."""
+                  forward is needed.
+    watch         told of the logits [R, K] that a token of each of R chains is drawn from."""
 
     drafts_ahead = False
 
@@ -141,19 +68,18 @@ class Stepping(Drafter):
         self.options = config
         self.rule = stop.stop_rule(config.stop, config.draft, config.threshold)
         self.columns: torch.Tensor | None = None
+        self.watch: Callable[[Sequence[Draft], torch.Tensor], None] | None = None
         self._vocab_size = 0
-        self._seconds: Mapping[int, float] = {}  # of a forward of the target by its number of nodes
+        self._times = RoundTimes()
         self._asked: set[int] = set()
         self._drafts: dict[int, Draft] = {}
         self._drafted_at = 0.0
-        self.watch: Callable[[Sequence[Draft], torch.Tensor], None] | None = None
-        """Told of the logits [R, K] that a token of each of R chains is drawn from."""
 
     # What a drafter fills in ----------------------------------------------------------------------------------
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         """Run every draft's nodes from `done` on; logits [sum(num_logits), K] after the last `num_logits[i]` nodes
-        of each, columns as `columns` says."""
+        of each."""
         raise NotImplementedError
 
     def cached(self, row: Request) -> int:
@@ -161,7 +87,7 @@ class Stepping(Drafter):
         raise NotImplementedError
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        """Of the nodes of `draft` that were run, `nodes` (ascending, from 0) are committed now; forget the others."""
+        """Commit `nodes` (ascending, from 0), of those of `draft` that were run, and forget the others."""
         raise NotImplementedError
 
     def room(self, row: Request) -> int:
@@ -172,7 +98,7 @@ class Stepping(Drafter):
         """Feed the model its backlog, such as a prompt, in chunks, before the round's draft begins."""
 
     def arrange(self, row: Request, nodes: Sequence[int]) -> None:
-        """Bring the keys and values of `nodes`, run but not committed, to the places after the row, in that order.
+        """Move the keys and values of `nodes`, run but not committed, to the places after the row, in that order.
 
         nodes: how far after the row's last committed token each lies, counted from 0. For drafters that draft ahead
         (`branches.py`)."""
@@ -184,7 +110,7 @@ class Stepping(Drafter):
         super().bind(target)
         self._vocab_size = target.vocab_size
         if self.options.tree == "auto":
-            self._seconds = verify_seconds(target)
+            self._times = time_forwards(target)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         self.rule.begin([row.id for row in rows])
@@ -202,22 +128,21 @@ class Stepping(Drafter):
         return [made.get(row.id) or DraftTree.root(row.last_token) for row in rows]
 
     def most(self, draft: Draft) -> int:
-        """Most tokens to draft, by the stop rule and the room there is."""
+        """Most tokens to draft, by the stop rule and the row."""
         return min(self.rule.most(draft.row.id), self.room(draft.row) - draft.ahead)
 
     def hand_over(self) -> dict[int, Draft]:
-        """The drafts just made, by row id, to somebody who will call `keep` in the place of `observe`."""
+        """The drafts just made, by row id, to a caller that will call `keep` in the place of `observe`."""
         drafts, self._drafts, self._asked = self._drafts, {}, set()
         return drafts
 
     def _chains(self, drafts: Sequence[Draft]) -> list[DraftTree]:
-        """Draft for every row until its stop rule, its end or its room says enough."""
         active = list(drafts)
         while active:
             began = perf_counter()
             active = self.grow(active, self.run_nodes(active, [1 + draft.guessed for draft in active]))
             self.rule.stepped(perf_counter() - began)
-        return [self._chain(draft) for draft in drafts]
+        return [chain_tree(draft, self.name) for draft in drafts]
 
     def grow(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Draft]:
         """Add a token to every chain from its row of logits [R, K]; those that go on."""
@@ -228,9 +153,7 @@ class Stepping(Drafter):
         return [
             draft
             for draft, signal, more in zip(drafts, signals, drew, strict=True)
-            if more
-            and not self._enough(draft, len(draft.drafted) - draft.ahead, signal)
-            and draft.tokens[-1] not in draft.ends
+            if more and not self._enough(draft, draft.length, signal) and draft.tokens[-1] not in draft.ends
         ]
 
     def run_nodes(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
@@ -245,77 +168,13 @@ class Stepping(Drafter):
         # Ask the rule after every token: some rules learn from the signals they get.
         return self.rule.stop(draft.row.id, drafted, signal) or drafted >= self.most(draft)
 
-    def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
-        """Add a token to every draft, drawn from its row of logits [R, K]; False where none can be drawn: nothing
-        is drafted from what is no distribution."""
-        best = best_columns(logits) if any(self._takes_best(draft.row) for draft in drafts) else []
-        drew = []
-        for r, draft in enumerate(drafts):
-            if self._takes_best(draft.row):
-                token = self._token(best[r])
-            else:
-                token = self._warped(draft, logits[r : r + 1])
-            if token is not None:
-                draft.add(token)
-            drew.append(token is not None)
-        return drew
-
-    def _takes_best(self, row: Request) -> bool:
-        """Whether a row's token is the best one as the logits come."""
-        return not row.params.shifts_logits and (row.params.is_greedy or self.options.sample == "best")
-
-    def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
-        """A token from logits [1, K], warped as the row wants it."""
-        params, shifts = draft.row.params, draft.row.params.shifts_logits
-        if shifts:  # penalties are the tokens' own, whatever column they have
-            logits = self._spread(logits, -torch.inf)
-        context = [draft.context] if shifts else []
-        try:
-            if params.is_greedy or self.options.sample == "best":
-                (best,) = best_columns(warp(logits, params, context))
-                return best if shifts else self._token(best)
-            q = probabilities(logits, params, context)[0]
-            drawn = draft.row.random.draft(q)
-        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
-            return None
-        draft.probs.append(q if shifts else self._spread(q, 0.0))
-        return drawn if shifts else self._token(drawn)
-
-    def _token(self, column: int | None) -> int | None:
-        """The token of a column of the logits."""
-        return column if column is None or self.columns is None else int(self._tokens[column])
-
-    @cached_property
-    def _tokens(self) -> IntArray:
-        """`columns`, where asking for one is not a wait."""
-        assert self.columns is not None
-        return self.columns.cpu().numpy()
-
-    def _spread(self, values: torch.Tensor, nothing: float) -> torch.Tensor:
-        """Values [..., K] over the columns as values [..., V] over all tokens, `nothing` for those without a column."""
-        if self.columns is None:
-            return values
-        out = values.new_full((*values.shape[:-1], self._vocab_size), nothing)
-        out[..., self.columns] = values
-        return out
-
-    def _chain(self, draft: Draft) -> DraftTree:
-        """The draft as a chain, with the distributions its tokens were drawn from, if they were drawn."""
-        draft.kept = [node if node < draft.done else None for node in range(draft.known - 1, len(draft.tokens))]
-        tree = DraftTree.chain(draft.row.last_token, draft.drafted, source=self.name, calls=draft.calls)
-        if draft.probs:
-            tree.draft_probs = torch.stack([*draft.probs, torch.zeros_like(draft.probs[0])])
-        return tree
-
-    # Trees ----------------------------------------------------------------------------------------------------
-
     def _trees(self, drafts: Sequence[Draft]) -> list[DraftTree]:
         """Trees of the most probable tokens, level by level (EAGLE-2, Li et al. 2024, section 4).
 
-        Of every node that was run the `width` most probable children become candidates, scored by the probability of
+        The `width` most probable children of every node that was run become candidates, scored by the probability of
         their whole path; the `width` best of a level are run next; in the end the best `tree` candidates of all levels
         are verified. The stop rule looks at the best node of a level, and its children stay candidates. No token is
-        drawn, so at a temperature the tree counts as a set of plain guesses."""
+        drawn, so at a temperature the tree counts as a set of point masses."""
         auto = self.options.tree == "auto"
         growths = [Growth(draft, self.options.width, 0 if auto else int(self.options.tree)) for draft in drafts]
         active = list(growths)
@@ -338,10 +197,66 @@ class Stepping(Drafter):
 
     def _fit(self, growths: Sequence[Growth]) -> None:
         """Let as many of the candidates be verified as pay together, with whatever else runs in the round."""
-        beside = self.beside + len(self._asked) - len(growths)
-        sizes = best_sizes([growth.chances() for growth in growths], self._seconds, beside)
+        beside = self.prefill_tokens + len(self._asked) - len(growths)
+        sizes = best_sizes([growth.chances() for growth in growths], self._times, beside)
         for growth, size in zip(growths, sizes, strict=True):
             growth.size = size
+
+    # Drawing a token ------------------------------------------------------------------------------------------
+
+    def _draw(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[bool]:
+        """Add a token to every draft, drawn from its row of logits [R, K]; False where they are no distribution, for
+        which nothing is drafted."""
+        best = best_columns(logits) if any(self._takes_best(draft.row) for draft in drafts) else []
+        drew = []
+        for r, draft in enumerate(drafts):
+            if self._takes_best(draft.row):
+                token = self._token(best[r])
+            else:
+                token = self._warped(draft, logits[r : r + 1])
+            if token is not None:
+                draft.add(token)
+            drew.append(token is not None)
+        return drew
+
+    def _takes_best(self, row: Request) -> bool:
+        """Whether a row's token is the best one as the logits come."""
+        return not row.params.shifts_logits and (row.params.is_greedy or self.options.sample == "best")
+
+    def _warped(self, draft: Draft, logits: torch.Tensor) -> int | None:
+        """A token from logits [1, K], warped as the row wants it; None where none can be drawn."""
+        params, shifts = draft.row.params, draft.row.params.shifts_logits
+        if shifts:  # penalties are the tokens' own, whatever column they have
+            logits = self._spread(logits, -torch.inf)
+        context = [draft.context] if shifts else []
+        try:
+            if params.is_greedy or self.options.sample == "best":
+                (best,) = best_columns(warp(logits, params, context))
+                return best if shifts else self._token(best)
+            q = probabilities(logits, params, context)[0]
+            drawn = draft.row.random.draft(q)
+        except PacelineError:  # no numbers, or all that has a column is banned: the target will say what follows
+            return None
+        draft.probs.append(q if shifts else self._spread(q, 0.0))
+        return drawn if shifts else self._token(drawn)
+
+    def _token(self, column: int | None) -> int | None:
+        """The token of a column of the logits."""
+        return column if column is None or self.columns is None else int(self._tokens[column])
+
+    @cached_property
+    def _tokens(self) -> IntArray:
+        """`columns` on the CPU, where looking one up waits for nothing."""
+        assert self.columns is not None
+        return self.columns.cpu().numpy()
+
+    def _spread(self, values: torch.Tensor, nothing: float) -> torch.Tensor:
+        """Values [..., K] over the columns as values [..., V] over all tokens, `nothing` for those without a column."""
+        if self.columns is None:
+            return values
+        out = values.new_full((*values.shape[:-1], self._vocab_size), nothing)
+        out[..., self.columns] = values
+        return out
 
     # After a round --------------------------------------------------------------------------------------------
 

@@ -4,25 +4,25 @@
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
-A rule sees the distribution a token was drawn from, never the token: a draft that is cut short because of what was
+A rule sees the distribution that a token was drawn from, never the token: a draft that is cut short because of what was
 drawn would not be drawn from q any more, and the output would not be the target's. A rule may also use the outcomes and
-the times of earlier rounds. The token at which a rule stops stays in the draft (SVIP, section 3; Kangaroo's first
-token is always drafted), and every rule stops on NaN. Knows no drafter.
+the times of earlier rounds. The token at which a rule stops stays in the draft, so at least one is drafted (SVIP,
+section 3; Kangaroo). Every rule stops on NaN. Knows no drafter.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from math import nan, sqrt
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 import torch
 
+from paceline.draft.cost import DraftTimes, Rate, RoundTimes
+from paceline.engine.logits import certainty_of_row
 from paceline.engine.sampling import is_compiled
-from paceline.engine.softmax import certainty_of_row
 from paceline.errors import MethodError, NumericError
 
 Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]
@@ -37,14 +37,14 @@ class Outcome(NamedTuple):
 
 
 class StopRule:
-    """The interface. A round is `begin`; `signals`, `stop` for every row, `stepped`, again and again; `learn`.
+    """The interface. A round calls `begin`; for every drafted token `signals`, `stop` of every row, `stepped`; `learn`.
 
-    cap  most tokens in a draft. threshold: see the rule."""
+    cap     most tokens in a draft. threshold: see the rule.
+    bounds  least and largest threshold; two equal numbers: the rule has none."""
 
     cap = 5
     threshold = 0.0
     bounds = (0.0, 0.0)
-    """What `threshold` may be; two equal numbers: the rule has none."""
 
     def __init__(self, cap: int | None = None, threshold: float | None = None):
         self.cap = type(self).cap if cap is None else cap
@@ -85,8 +85,8 @@ class Fixed(StopRule):
 
 
 class Confidence(StopRule):
-    """Stops after a token whose distribution's best has less than `threshold` (Kangaroo, Liu et al. 2024, section
-    3.2: 0.6, at most 6 tokens)."""
+    """Stops after a token if the best token's probability is below `threshold` (Kangaroo, Liu et al. 2024, section 3.2:
+    0.6, at most 6 tokens)."""
 
     cap, threshold, bounds = 6, 0.6, (0.0, 1.0)
 
@@ -98,15 +98,16 @@ class Confidence(StopRule):
 
 
 class Svip(StopRule):
-    """Stops after a token whose distribution is too uncertain: sqrt(0.15 H) above `threshold`, H in nats at
-    temperature 1 (SVIP, Zhang et al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens)."""
+    """Stops after a token if sqrt(0.15 H) is above `threshold`, H the entropy in nats at temperature 1 (SVIP, Zhang et
+    al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens).
+
+    sqrt(0.15 H) estimates the distance between draft and target; the paper puts it in the place of the bound on
+    1 - acceptance that it cannot know."""
 
     cap, threshold, bounds = 40, 0.3, (0.0, 10.0)
     SLOPE = 0.15
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        """Estimated distance between draft and target, sqrt(0.15 H): what the paper puts in the place of the bound
-        on 1 - acceptance that it cannot know."""
         return [sqrt(self.SLOPE * entropy) for entropy in entropies(logits)]
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
@@ -114,7 +115,7 @@ class Svip(StopRule):
 
 
 class Heuristic(StopRule):
-    """Two more than last time where all were accepted, one less where not (transformers' schedule), from 5 on."""
+    """Drafts 5 tokens, then two more after a draft that was accepted whole, else one less (transformers' schedule)."""
 
     cap = 40
     FIRST, MORE, LESS = 5, 2, 1
@@ -142,24 +143,22 @@ class Adaptive(StopRule):
 
     After token j another is drafted while
 
-        P(tokens 1..j stand) * P(the next one stands too)  >=  rate * (step / rows drafting + node)
+        P(tokens 1..j are accepted) * P(the next one is too)  >=  rate * (step / rows drafting + node)
 
-    the tokens it is expected to bring, against those that decoding brings in the time it takes (draft one more,
-    verify one more); which is optimal where chances only fall, the monotone case of optimal stopping. Chances are
-    learned by the probability of the best token: shares of tokens that were accepted in earlier rounds, with that
-    probability, or the average, as a Beta prior. The rate is that of the rounds so far, tokens
-    over time, so that rule and rate converge together (Dinkelbach 1967). Times are medians, for clocks have outliers.
-
-    Now and then a round is spent on the alternative, plain decoding where it drafts and a draft where it does not; the
-    faster of the two is the rule's choice until it is not."""
+    The left side is the tokens that it is expected to bring; the right side, those that decoding brings in the time
+    that drafting and verifying one more takes. That is optimal where chances only fall, the monotone case of optimal
+    stopping. Chances are learned from earlier rounds for each range of the best token's probability, with a Beta prior.
+    The rate is tokens over time of the rounds so far, so that rule and rate converge together (Dinkelbach 1967).
+    `draft.cost` learns the times. Now and then a round tries the alternative: plain decoding, or a draft."""
 
     cap = 40
     FIRST = 5
     """Tokens in a draft as long as nothing is known of costs."""
     EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995)
     MIDDLES = (0.05, 0.15, 0.28, 0.42, 0.58, 0.72, 0.85, 0.93, 0.97, 0.99, 1.0)
+    """Ranges of the best token's probability, and the chance of acceptance in each before anything is known."""
     WAIT, PATIENCE, LOOK = 4, 128, 4
-    """Rounds until the alternative is tried for the first time, and at most; rounds that drafting is tried for."""
+    """Rounds until the alternative is tried first, and most between two trials; rounds of a trial of drafting."""
     BETTER = 1.02
     """The alternative must be faster by this to become the choice: clocks are noisy."""
 
@@ -168,19 +167,18 @@ class Adaptive(StopRule):
         self._stands = [Share(middle) for middle in self.MIDDLES]
         self._next = [Share(0.7) for _ in self.MIDDLES]
         self._first = Share(0.7)
-        self._costs = Costs()
+        self._times, self._step = RoundTimes(), DraftTimes()
+        self._drafting, self._plain = Rate(), Rate()
         self._bins: dict[int, list[int]] = {}
         self._chance: dict[int, float] = {}
         self._rows = self._active = 0
-        self._steps = 0
+        self._steps: list[tuple[int, float]] = []  # of this round: rows that drafted a token, and its seconds
         self._drafts, self._wait, self._left = True, self.WAIT, self.WAIT
-
-    # A round --------------------------------------------------------------------------------------------------
 
     def begin(self, rows: Sequence[int]) -> None:
         self._bins = {row: [] for row in rows}
         self._chance = dict.fromkeys(rows, 1.0)
-        self._rows, self._steps = len(rows), 0
+        self._rows, self._active, self._steps = len(rows), len(rows), []
 
     def most(self, row: int) -> int:
         return self.cap if self._drafts != self._tries() else 0
@@ -195,23 +193,30 @@ class Adaptive(StopRule):
         bin = bisect_right(self.EDGES, signal)
         self._bins[row].append(bin)
         self._chance[row] *= self._stands[bin].value
-        costs = self._costs
-        if not costs.known:
+        if not self._drafting.value:
             return drafted >= self.FIRST
         self._next[bin].prior = self._first.value
         gain = self._chance[row] * self._next[bin].value
-        return gain < costs.rate * self._rows * (costs.step / self._active + costs.node)
+        rate = max(self._drafting.value, self._plain.value)
+        node = self._times.slope(self._rows, self._rows + self._active * drafted) + self._times.pad
+        return gain < rate * self._rows * (self._step.seconds(self._active) / self._active + node)
 
     def stepped(self, seconds: float) -> None:
-        self._steps += 1
-        self._costs.stepped(seconds)
+        self._steps.append((self._active, seconds))
 
     def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
         for row, drafted, accepted in outcomes:
             self._note(self._bins.get(row, ()), drafted, accepted)
         if seconds is not None and outcomes:
-            tokens = 1 + fmean(accepted for _, _, accepted in outcomes)
-            self._costs.took(tokens, self._steps, sum(drafted for _, drafted, _ in outcomes), seconds)
+            sizes = [1 + outcome.drafted for outcome in outcomes]
+            shape = len(outcomes), sum(sizes), max(sizes), 0
+            self._times.note(*shape, seconds)
+            for active, of_step in self._steps:
+                self._step.note(active, 1, of_step)
+            drafting = sum(self._step.seconds(active) for active, _ in self._steps)
+            rate = self._drafting if self._steps else self._plain
+            tokens = 1 + fmean(outcome.accepted for outcome in outcomes)
+            rate.note(tokens, self._times.usual(*shape, seconds) + drafting)
             self._choose()
 
     def _note(self, bins: Sequence[int], drafted: int, accepted: int) -> None:
@@ -224,18 +229,16 @@ class Adaptive(StopRule):
             if stood and drafted > before + 1:
                 self._next[bin].note(accepted > before + 1)
 
-    # To draft at all ------------------------------------------------------------------------------------------
-
     def _tries(self) -> bool:
-        """Whether this round belongs to the alternative."""
+        """Whether this round tries the alternative."""
         return self._left <= 0
 
     def _choose(self) -> None:
-        """After a round: whose turn is next. A try that changes nothing is repeated half as often."""
+        """After a round, choose whether to draft. A trial that changes nothing is repeated half as often."""
         self._left -= 1
         tried = self._left < (0 if self._drafts else -self.LOOK + 1)
-        costs = self._costs
-        current, other = (costs.drafting, costs.plain) if self._drafts else (costs.plain, costs.drafting)
+        rates = self._drafting.value, self._plain.value
+        current, other = rates if self._drafts else reversed(rates)
         if other > current * self.BETTER:
             self._drafts, self._wait = not self._drafts, self.WAIT
         elif tried:
@@ -264,85 +267,6 @@ class Share:
     def value(self) -> float:
         """Its probability."""
         return (self._hits + self.STRENGTH * self.prior) / (self._trials + self.STRENGTH)
-
-
-class Costs:
-    """What rounds take and bring, in seconds and in tokens of a row, from the last ones.
-
-    step      to draft one more token for all rows. node: to verify one more token.
-    drafting  tokens a second in rounds that draft, plain in those that do not; 0 as long as there were none."""
-
-    STEPS, PLAIN, MEMORY, OUTLIER = 64, 16, 64, 3.0
-
-    def __init__(self) -> None:
-        self.step = self.node = self.drafting = self.plain = 0.0
-        self._steps: deque[float] = deque(maxlen=self.STEPS)
-        self._plain: deque[float] = deque(maxlen=self.PLAIN)
-        self._verifying = Line()
-        self._tokens = self._seconds = 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether there is anything to go by."""
-        return self.drafting > 0
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second of the faster way."""
-        return max(self.drafting, self.plain)
-
-    def stepped(self, seconds: float) -> None:
-        """A token was drafted for all rows."""
-        self._steps.append(seconds)
-
-    def took(self, tokens: float, steps: int, nodes: int, seconds: float) -> None:
-        """A round of `steps` steps that verified `nodes` drafted tokens brought `tokens`, a row's average, and took
-        `seconds` beside drafting."""
-        if not steps:
-            self._plain.append(seconds)
-            self.plain = 1 / median(self._plain)
-            return
-        # A prompt that the draft model read, or a pause of the machine, is not part of a usual round.
-        usual = min(seconds, self.OUTLIER * (self._verifying.mean or seconds))
-        self._verifying.add(nodes, usual)
-        self.node, self.step = self._verifying.slope, median(self._steps)
-        fade = 1 - 1 / self.MEMORY
-        self._tokens = fade * self._tokens + tokens
-        self._seconds = fade * self._seconds + usual + steps * self.step
-        self.drafting = self._tokens / self._seconds
-
-
-class Line:
-    """Seconds of a forward by its nodes, a straight line through the last ones by least squares.
-
-    The slope is drawn to a prior, `GUESS` of the mean with a deviation of `DOUBT` of it, until there is enough data: a
-    slope made of noise would stay, since drafts that are all of one length never contradict it."""
-
-    MEMORY, GUESS, DOUBT = 256, 0.01, 0.05
-
-    def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
-
-    def add(self, nodes: int, seconds: float) -> None:
-        """Another forward."""
-        fade = 1 - 1 / self.MEMORY
-        self._n, self._x, self._y = fade * self._n + 1, fade * self._x + nodes, fade * self._y + seconds
-        self._xx, self._xy = fade * self._xx + nodes * nodes, fade * self._xy + nodes * seconds
-        self._yy = fade * self._yy + seconds * seconds
-
-    @property
-    def mean(self) -> float:
-        """Seconds of the average forward; 0 if there was none."""
-        return self._y / self._n if self._n else 0.0
-
-    @property
-    def slope(self) -> float:
-        """Seconds for each further node, never negative."""
-        n, guess, doubt = self._n, self.GUESS * self.mean, self.DOUBT * self.mean
-        xx, xy, yy = self._xx - self._x**2 / n, self._xy - self._x * self._y / n, self._yy - self._y**2 / n
-        explained = xy**2 / xx if xx > 0 else 0.0
-        weight = max(yy - explained, 0.0) / n / doubt**2
-        return max((xy + weight * guess) / (xx + weight), 0.0) if xx + weight > 0 else guess
 
 
 RULES: dict[str, type[StopRule]] = {

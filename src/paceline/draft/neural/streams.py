@@ -9,9 +9,9 @@ after that one. They are guesses: the next forward runs them, and a guess stands
     2            a b' c'     b, not b'; and guesses c'' d''
     3            b c'' d''   c = c'', d = d'', e; and guesses f' g'
 
-Every token has the law that is recorded with it: one that was run again has the model's own (drawn, a guess is kept
-with probability min(1, q / q'), else replaced out of what is left of q), and guesses at the end of a full window have
-the law of their stream. No decision is made by a guess before it is run: that would change its law.
+Every token has the distribution that is recorded with it. One that was run again has the model's own: drawn, a guess is
+kept with probability min(1, q / q'), else replaced out of what is left of q. Guesses at the end of a full window have
+that of their stream. No decision is made by a guess before it is run: that would change its distribution.
 
 A token's streams are nodes below it in the last layers alone, which see its ancestors, itself, and the streams before
 them; no token sees a stream. Their keys and values are overwritten by the next forward.
@@ -27,7 +27,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from paceline.draft.neural.stepping import Draft, Stepping
+from paceline.draft.neural.drafts import Draft
+from paceline.draft.neural.stepping import Stepping
 from paceline.engine.accept import residual
 from paceline.engine.round import Segment
 from paceline.engine.sampling import probabilities
@@ -134,31 +135,31 @@ class Streaming(Stepping):
             draft.done, own = len(draft.tokens), logits[i, :1]
             if self.watch is not None:
                 self.watch([draft], own)
-            guess, law = guesses[i] if i < len(guesses) else (-1, None)
-            drew = self._draw([draft], own)[0] if law is None else self._replace(draft, own, guess, law)
+            guess, given = guesses[i] if i < len(guesses) else (-1, None)
+            drew = self._draw([draft], own)[0] if given is None else self._replace(draft, own, guess, given)
             if not drew or draft.tokens[-1] in draft.ends:
                 return False
-            if self._enough(draft, len(draft.drafted) - draft.ahead, signal):
+            if self._enough(draft, draft.length, signal):
                 return False
             if draft.tokens[-1] != guess:
                 break
         for stream in logits[i, 1:]:
-            if len(draft.drafted) - draft.ahead == self.most(draft) or not self._draw([draft], stream[None])[0]:
+            if draft.length == self.most(draft) or not self._draw([draft], stream[None])[0]:
                 break
             draft.guessed += 1
-        return len(draft.drafted) - draft.ahead < self.most(draft)
+        return draft.length < self.most(draft)
 
-    def _replace(self, draft: Draft, logits: torch.Tensor, guess: int, law: torch.Tensor) -> bool:
-        """Add a token that has the law of logits [1, K]: the guess, drawn from `law` [V], as often as that allows.
-        False where there is no such law."""
+    def _replace(self, draft: Draft, logits: torch.Tensor, guess: int, given: torch.Tensor) -> bool:
+        """Add a token distributed as logits [1, K] say: the guess, drawn from `given` [V], as often as that allows.
+        False where they are no distribution."""
         params, random = draft.row.params, draft.row.random
         try:
             if params.shifts_logits:
                 q = probabilities(self._spread(logits, -torch.inf), params, [draft.context])[0]
             else:
                 q = self._spread(probabilities(logits, params, [])[0], 0.0)
-            stands = random.keep(min(1.0, float(q[guess] / law[guess])))
-            token = guess if stands else random.draft(residual(q, law, guess, True)[0])
+            stands = random.keep(min(1.0, float(q[guess] / given[guess])))
+            token = guess if stands else random.draft(residual(q, given, guess, True)[0])
         except PacelineError:
             return False
         draft.probs.append(q)

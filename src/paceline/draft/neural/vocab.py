@@ -6,7 +6,7 @@ Keeping K rows makes the step cheaper. The input embedding and the target stay w
 the draft's distribution is zero outside the kept tokens, the rejection rule holds for any distribution, and a token
 that is not kept comes from the residual, or from the target after the draft. Kept are the tokens that are most frequent
 in the target's own replies, not in prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
-2502.14856, counts raw text). docs/vocabulary.md has the rest.
+2502.14856, counts raw text). docs/draft-models.md has the rest.
 
     self.columns = trim(self.model, "2000", "models/demo-draft", target)      # logits are [n, 2000] from now on
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +24,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
+from paceline.draft.neural.checkpoint import save_tensors
 from paceline.errors import MethodError
-from paceline.jsonl import loads
+from paceline.jsonl import loads, replacing
 from paceline.target.base import Facts, Target
 from paceline.target.decoder import Decoder
 from paceline.target.hf import HFTarget
@@ -149,11 +148,8 @@ def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
         tensors["counts"] = vocabulary.counts.contiguous()
     tensors |= {f"must.{i}": group.contiguous() for i, group in enumerate(vocabulary.must) if len(group)}
     header = {"tokenizer": vocabulary.tokenizer, "hash": vocabulary.hash, **vocabulary.facts}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.tmp")
-    save_file(tensors, beside, metadata={"paceline": json.dumps(header)})
-    beside.chmod(0o644)  # safetensors writes for the owner alone
-    os.replace(beside, file)
+    with replacing(file) as temporary:
+        save_tensors(temporary, tensors, {"paceline": json.dumps(header)})
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
@@ -210,7 +206,8 @@ def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Te
     if not isinstance(model, HFTarget) or not isinstance(head, torch.nn.Linear):
         raise MethodError(f"vocab={vocab}: {model.name} has no output head that could be trimmed; leave vocab out")
     model.model.set_output_embeddings(_rows(head, keep))
-    model.weight_bytes -= (len(head.weight) - len(keep)) * (head.weight[0].nbytes + _width(head.bias))
+    row = head.weight[0].nbytes + (0 if head.bias is None else head.bias.element_size())
+    model.weight_bytes -= (len(head.weight) - len(keep)) * row
     return keep
 
 
@@ -222,10 +219,6 @@ def _rows(head: torch.nn.Linear, keep: Tensor) -> torch.nn.Linear:
     if head.bias is not None:
         few.bias.copy_(head.bias[keep])
     return few
-
-
-def _width(bias: Tensor | None) -> int:
-    return 0 if bias is None else bias.element_size()
 
 
 def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
@@ -251,3 +244,12 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
     except MethodError as error:
         raise MethodError(f"{file}: {error}") from None
     return keep.to(target.device)
+
+
+def kept_rows(own: Tensor, keep: Tensor, vocab: str, checkpoint: str) -> tuple[Tensor, Tensor]:
+    """Of a head whose rows are the tokens `own` int64 [K]: the rows whose tokens are in `keep`, and these tokens.
+    MethodError if there are none."""
+    rows = torch.isin(own, keep).nonzero().flatten()
+    if not len(rows):
+        raise MethodError(f"vocab={vocab}: none of these tokens is one that {checkpoint} drafts")
+    return rows, own[rows]

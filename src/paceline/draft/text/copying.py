@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
 import numpy as np
 
 from paceline.engine.tree import IntArray
+from paceline.errors import MethodError
 
 
 def continuation(text: IntArray, start: int, count: int) -> IntArray:
@@ -21,3 +25,52 @@ def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArra
         if token in ends:
             return drafted[: i + keep]
     return drafted
+
+
+def tree_up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
+    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without what stands after a token of `ends`."""
+    if ends.isdisjoint(tokens.tolist()):
+        return tokens, parent
+    nodes: list[int] = []
+    number = {0: 0}
+    for i, (token, above) in enumerate(zip(tokens.tolist(), parent.tolist(), strict=True)):
+        if above in number:
+            nodes.append(i)
+            if token not in ends:
+                number[i + 1] = len(nodes)
+    return tokens[nodes], np.array([number[above] for above in parent[nodes].tolist()], np.int64)
+
+
+class Memory(Protocol):
+    """Holds texts."""
+
+    def __len__(self) -> int:
+        """Tokens of them."""
+
+    def learn(self, text: IntArray) -> None:
+        """One more text, int64 [n]."""
+
+
+M = TypeVar("M", bound=Memory)
+
+
+class Generations(Generic[M]):
+    """Finished requests in two halves of a memory of `tokens` tokens, the newer first.
+
+    The newer half learns. When it is full it becomes the older, whose texts are forgotten, so that at least the last
+    tokens / 2 are known at any time. make: an empty memory for that many tokens."""
+
+    def __init__(self, tokens: int, make: Callable[[int], M]):
+        self._half, self._make = max(tokens // 2, 1), make
+        try:
+            self.halves = [make(self._half), make(self._half)]
+        except (MemoryError, ValueError, OverflowError):  # the latter two: more than an address can say
+            raise MethodError(f"past is {tokens}; there is no memory for that many tokens.") from None
+
+    def learn(self, text: IntArray) -> None:
+        """Remember `text` int64 [n], its last tokens / 2 if it is longer."""
+        text = text[-self._half :]
+        newer = self.halves[0]
+        if len(newer) and len(newer) + len(text) > self._half:
+            self.halves = [self._make(self._half), newer]
+        self.halves[0].learn(text)

@@ -64,8 +64,9 @@ class ContextCounts:
         self._tail = text[-self.longest :]
         self._length += len(new)
 
-    def cut(self) -> None:
-        """What comes next does not follow what came last: begin a new document."""
+    def learn(self, text: IntArray) -> None:
+        """Append a document: what comes after it does not follow it."""
+        self.extend(text)
         self._tail = self._tail[:0]
 
     def _reserve(self, tokens: int) -> None:

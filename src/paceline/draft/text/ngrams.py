@@ -91,49 +91,30 @@ class FrequentNgrams:
 
 
 class PastNgrams:
-    """D_m that grows: n-grams of finished texts, those that most texts have first, the latest first among equals.
+    """D_m that grows: n-grams of texts, those that most texts have first, the latest first among equals.
 
-    tokens  of texts to remember, at most; about 30 bytes each.
-
-    Two generations of half the size: the newer learns, both are asked, the newer first. When it is full it becomes
-    the older, whose texts are forgotten. At least the last tokens / 2 are known at any time."""
+    tokens  room for texts, about 60 bytes each."""
 
     def __init__(self, tokens: int, n: int = N, ways: int = 7):
-        self._room, self._n, self._ways = max(tokens // 2, 1), n, ways
-        self._generations: list[_Generation] = []
+        self._used = self._documents = 0
+        self._n = n
+        self._text = np.empty(tokens, np.int32)
+        self._counts = _counters(tokens)
+        self._keys = _Keys(ways)
+
+    def __len__(self) -> int:
+        return self._used
 
     def learn(self, text: IntArray) -> None:
-        """Remember `text` int64 [m], its last tokens / 2 if it is longer."""
-        text = text[max(len(text) - self._room, 0) :]
-        if not self._generations or self._generations[0].used + len(text) > self._room:
-            self._generations = [_Generation(self._room, self._n, self._ways), *self._generations[:1]]
-        self._generations[0].learn(text)
+        """One more text, int64 [m]."""
+        begin, self._used = self._used, self._used + len(text)
+        self._text[begin : self._used] = text
+        self._keys.reserve(len(text))
+        self._documents += 1
+        _learn(self._text, begin, self._used, self._documents, self._n, *self._counts, *self._keys.arrays)
 
     def collect(self, token: int, drafts: NDArray[np.int32], size: int) -> int:
         """What followed `token`, most frequent first."""
-        for generation in self._generations:
-            size = generation.collect(token, drafts, size)
-        return size
-
-
-class _Generation:
-    """Up to `room` tokens of texts, and of each of their n-grams how many texts have it."""
-
-    def __init__(self, room: int, n: int, ways: int):
-        self.used = 0
-        self._n, self._documents = n, 0
-        self._text = np.empty(room, np.int32)
-        self._counts = _counters(room)
-        self._keys = _Keys(ways)
-
-    def learn(self, text: IntArray) -> None:
-        begin, self.used = self.used, self.used + len(text)
-        self._text[begin : self.used] = text
-        self._keys.reserve(len(text))
-        self._documents += 1
-        _learn(self._text, begin, self.used, self._documents, self._n, *self._counts, *self._keys.arrays)
-
-    def collect(self, token: int, drafts: NDArray[np.int32], size: int) -> int:
         return int(_collect(self._text, self._n, token, *self._keys.arrays, drafts, size))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from paceline.bench.words import number, visible, words
 from paceline.evals.align.figures import (
     FIGURES,
     GENERATIONS,
@@ -29,7 +28,7 @@ from paceline.evals.align.figures import (
     scenarios_of,
     scored,
 )  # fmt: skip
-from paceline.pages.plots import COLORS, Curve, plot, style
+from paceline.workbench.report import COLORS, Curve, number, plot, style, visible, words
 
 SHOWN = 3
 """Answers shown of each scenario and method."""

@@ -26,8 +26,8 @@ from PIL import Image, ImageChops
 from paceline.draft.spec import parse, values
 from paceline.errors import PacelineError, install
 from paceline.evals.vision.cutting import cut_out
+from paceline.evals.vision.drawing import KINDS
 from paceline.evals.vision.geometry import Box
-from paceline.evals.vision.objects import HELD_OUT, KINDS
 from paceline.evals.vision.providers import Cutout
 from paceline.evals.vision.words import Noun
 from paceline.target.load import device_named
@@ -110,7 +110,7 @@ class Generated:
         self._painter, self._options = _painter(options), options
 
     def names(self, split: str) -> Sequence[str]:
-        return sorted(name for name in KINDS if split == "all" or (name in HELD_OUT) == (split == "test"))
+        return sorted(name for name in KINDS if split == "all" or (KINDS[name].held_out) == (split == "test"))
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         kind, seed = KINDS[name], int(rng.integers(4))

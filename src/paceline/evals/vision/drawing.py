@@ -1,19 +1,39 @@
-"""Pictures of objects as shapes: polygons and lines in a square of 100 by 100, y downwards, independent of any size.
+"""The objects that pictures show, as shapes: their data in objects/*.json, read into drawings of a square of 100 by 100,
+y downwards.
 
-    pen = Pen()
-    pen.oval(50, 50, 40, 40, "#d23b32")
-    pen.path("M50 10 Q60 0 70 5", stroke="#6b4a2b", width=4)
-    pen.drawing().bounds        # tight, line widths included
+    KINDS["fish"].draw("#3f76c8").bounds        # tight, line widths included
 
-Curves are cut into short straight pieces here, so that every renderer draws the same outline.
+A file maps names to kinds, drawn here so that no picture has an owner or a licence to ask about:
+
+    "pear": {"colours": ["#b9c94a", "yellow"], "shapes": [
+        {"path": "M51 18 Q50 8 58 2", "stroke": "brown", "width": 5},
+        {"oval": [50, 60, 30, 35], "fill": "main"}]}
+
+    plural, article, held_out   where they are not the usual ones
+    colours    what the kind comes in: names of PALETTE or "#rrggbb"; "bright" is all of BRIGHT
+    shapes     the lowest first, each with one of
+                 path   SVG's absolute commands M, L, Q and C
+                 oval   [x, y, rx, ry] around (x, y)
+                 box    [x, y, width, height] from the top left corner; round: radius of the corners
+                 star   [x, y, outer radius, inner radius, tips], one tip up
+    fill       colour of a closed shape, which has a darker outline unless `outline` is false
+    stroke     colour of open lines, a new one from each M; width: theirs, 1.8 if left out
+
+A colour is a name, "#rrggbb" or "main", the colour that is asked for; "main -0.2" is darker, "main 0.4" lighter. An
+object {"red": COLOUR, "other": COLOUR} decides by the main colour. Curves are cut into short straight pieces here, so
+that every renderer draws the same outline.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from colorsys import hls_to_rgb, rgb_to_hls
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +42,20 @@ Points = NDArray[np.float64]
 """(n, 2), in units of a hundredth of the square."""
 
 OUTLINE = 1.8
-"""Width of the line around a filled shape, in the same units."""
+"""Width of a line, in the same units."""
+OUTLINE_SHADE = -0.45
 PIECES = 18
 """Straight pieces of a Bézier curve."""
+
+BRIGHT = {
+    "red": "#d8433b", "orange": "#ee8a30", "yellow": "#f2c83d", "green": "#4c9f55", "blue": "#3f76c8",
+    "purple": "#8455b5", "pink": "#e5779f", "teal": "#2f9c95",
+}  # fmt: skip
+"""Colours of things that come in any colour."""
+PALETTE = BRIGHT | {
+    "brown": "#8a5a34", "tan": "#d2a878", "grey": "#8f969c", "silver": "#c3cad0", "dark": "#4a5058", "white": "#f6f6f2",
+    "black": "#2b2b2e",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,61 +88,90 @@ class Drawing:
         return (right - left) / (bottom - top)
 
 
-@dataclass
-class Pen:
-    """Collects shapes. `fill` None draws only the line; `line=False` draws no outline around a fill."""
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A thing people have a word for."""
 
-    shapes: list[Shape] = field(default_factory=list)
+    name: str
+    plural: str
+    article: str
+    colours: tuple[str, ...]
+    """As "#rrggbb"."""
+    held_out: bool
+    """Exports for training never show it, and test exports show such kinds alone; some of every file are."""
+    shapes: tuple[dict[str, Any], ...]
+    """As in the file."""
 
-    def drawing(self) -> Drawing:
-        return Drawing(tuple(self.shapes))
+    @cache
+    def draw(self, colour: str) -> Drawing:
+        """The thing in `colour`, one of `colours`."""
+        return Drawing(tuple(shape for one in self.shapes for shape in _drawn(one, colour)))
 
-    def oval(self, x: float, y: float, rx: float, ry: float, fill: str | None, *, line: bool = True) -> None:
-        """An ellipse around (x, y)."""
-        turn = np.linspace(0, 2 * np.pi, 72, endpoint=False)
-        self._fill(np.stack([x + rx * np.cos(turn), y + ry * np.sin(turn)], 1), fill, line)
 
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str | None, *, r: float = 0, line: bool = True
-    ) -> None:
-        """A rectangle with its top-left corner at (x, y), its corners rounded with radius `r`."""
-        turn = np.linspace(0, np.pi / 2, 9) if r else np.zeros(1)
-        corners = ((x + width - r, y + height - r), (x + r, y + height - r), (x + r, y + r), (x + width - r, y + r))
-        points = [
-            (cx + r * np.cos(turn + quarter * np.pi / 2), cy + r * np.sin(turn + quarter * np.pi / 2))
-            for quarter, (cx, cy) in enumerate(corners)
-        ]
-        self._fill(np.concatenate([np.stack(p, 1) for p in points]), fill, line)
+def article(name: str) -> str:
+    """ "a" or "an", by the first letter."""
+    return "an" if name[0] in "aeiou" else "a"
 
-    def poly(self, corners: str, fill: str | None, *, line: bool = True) -> None:
-        """A polygon, "x y x y ..."."""
-        self._fill(np.array(corners.split(), float).reshape(-1, 2), fill, line)
 
-    def star(self, x: float, y: float, outer: float, inner: float, tips: int, fill: str, *, line: bool = True) -> None:
-        """A star of `tips` tips, one of them up."""
-        turn = np.arange(2 * tips) * np.pi / tips - np.pi / 2
-        radius = np.where(np.arange(2 * tips) % 2, inner, outer)
-        self._fill(np.stack([x + radius * np.cos(turn), y + radius * np.sin(turn)], 1), fill, line)
+def _kinds() -> Iterator[Kind]:
+    for file in sorted((files(__package__) / "objects").iterdir(), key=lambda file: file.name):
+        for name, facts in json.loads(file.read_text("utf-8")).items():
+            colours = [*BRIGHT] if facts["colours"] == "bright" else facts["colours"]
+            yield Kind(
+                name,
+                facts.get("plural", name + ("es" if name.endswith(("s", "sh", "ch", "x")) else "s")),
+                facts.get("article", article(name)),
+                tuple(PALETTE.get(colour, colour) for colour in colours),
+                facts.get("held_out", False),
+                tuple(facts["shapes"]),
+            )
 
-    def path(
-        self,
-        text: str,
-        fill: str | None = None,
-        *,
-        line: bool = True,
-        stroke: str | None = None,
-        width: float = OUTLINE,
-    ) -> None:
-        """An outline in SVG's absolute commands M, L, Q and C. With `stroke` it is open lines of that colour."""
-        if stroke is None:
-            self._fill(trace(text), fill, line)
-            return
-        for part in re.findall(r"M[^M]*", text):
-            self.shapes.append(Shape(trace(part), None, stroke, width))
 
-    def _fill(self, points: Points, fill: str | None, line: bool) -> None:
-        stroke = shade(fill, -0.45) if fill is not None else "#222222"
-        self.shapes.append(Shape(points, fill, stroke if line else None, OUTLINE if line else 0.0))
+KINDS = {kind.name: kind for kind in _kinds()}
+
+
+def _drawn(data: dict[str, Any], main: str) -> Iterator[Shape]:
+    """The shapes of one entry of a file."""
+    if "stroke" in data:
+        stroke = _colour(data["stroke"], main)
+        for part in re.findall(r"M[^M]*", data["path"]):
+            yield Shape(trace(part), None, stroke, data.get("width", OUTLINE))
+        return
+    fill = _colour(data["fill"], main)
+    points = next(OUTLINES[key](data) for key in OUTLINES if key in data)
+    if data.get("outline", True):
+        yield Shape(points, fill, shade(fill, OUTLINE_SHADE), OUTLINE)
+    else:
+        yield Shape(points, fill, None, 0.0)
+
+
+def _oval(x: float, y: float, rx: float, ry: float) -> Points:
+    turn = np.linspace(0, 2 * np.pi, 72, endpoint=False)
+    return np.stack([x + rx * np.cos(turn), y + ry * np.sin(turn)], 1)
+
+
+def _box(x: float, y: float, width: float, height: float, r: float) -> Points:
+    turn = np.linspace(0, np.pi / 2, 9) if r else np.zeros(1)
+    corners = ((x + width - r, y + height - r), (x + r, y + height - r), (x + r, y + r), (x + width - r, y + r))
+    points = [
+        np.stack([cx + r * np.cos(turn + quarter * np.pi / 2), cy + r * np.sin(turn + quarter * np.pi / 2)], 1)
+        for quarter, (cx, cy) in enumerate(corners)
+    ]
+    return np.concatenate(points)
+
+
+def _star(x: float, y: float, outer: float, inner: float, tips: int) -> Points:
+    turn = np.arange(2 * tips) * np.pi / tips - np.pi / 2
+    radius = np.where(np.arange(2 * tips) % 2, inner, outer)
+    return np.stack([x + radius * np.cos(turn), y + radius * np.sin(turn)], 1)
+
+
+OUTLINES = {
+    "path": lambda data: trace(data["path"]),
+    "oval": lambda data: _oval(*data["oval"]),
+    "box": lambda data: _box(*data["box"], data.get("round", 0)),
+    "star": lambda data: _star(*data["star"]),
+}
 
 
 def trace(text: str) -> Points:
@@ -134,6 +194,15 @@ def _bezier(control: Points) -> Points:
     while level.shape[1] > 1:
         level = (1 - t) * level[:, :-1] + t * level[:, 1:]
     return np.asarray(level[:, 0])
+
+
+def _colour(data: str | dict[str, str], main: str) -> str:
+    """ "#rrggbb" of a colour in a file."""
+    if isinstance(data, dict):
+        data = next((colour for name, colour in data.items() if PALETTE.get(name) == main), data["other"])
+    name, _, lighter = data.partition(" ")
+    colour = main if name == "main" else PALETTE.get(name, name)
+    return shade(colour, float(lighter)) if lighter else colour
 
 
 def rgb(colour: str) -> tuple[int, int, int]:

@@ -23,8 +23,7 @@ from PIL import Image
 
 from paceline.errors import PacelineError
 from paceline.evals.vision.cutting import cut_out
-from paceline.evals.vision.drawing import Drawing
-from paceline.evals.vision.objects import HELD_OUT, KINDS
+from paceline.evals.vision.drawing import KINDS, Drawing
 from paceline.evals.vision.render import Renderer, cover
 from paceline.evals.vision.seeds import child
 from paceline.evals.vision.words import Noun
@@ -90,7 +89,7 @@ def open_provider(spec: str) -> Provider:
 
 class Procedural:
     def names(self, split: str) -> Sequence[str]:
-        return sorted(name for name in KINDS if split == "all" or (name in HELD_OUT) == (split == "test"))
+        return sorted(name for name in KINDS if split == "all" or (KINDS[name].held_out) == (split == "test"))
 
     def get(self, name: str, rng: np.random.Generator) -> Cutout:
         kind = KINDS[name]

@@ -25,7 +25,7 @@ from paceline.evals.vision.command import REPORT, SCORES
 from paceline.evals.vision.dataset import Data, read_data
 from paceline.evals.vision.words import TITLES
 from paceline.jsonl import write_whole
-from paceline.pages.plots import COLORS, Curve, plot, style
+from paceline.workbench.report import COLORS, Curve, plot, style
 
 SIDE = 132
 """Pixels of a picture on the page."""

@@ -1,79 +1,30 @@
 """x @ weight.T where the weights are blocks of four to eight bits: whole numbers are multiplied, on CPUs.
 
-The kernels are written in LLVM's language; names with a dollar are filled in for each kind of block."""
+Rows of x are rounded to eight bits in blocks of 32 inputs with a scale each, which are called records. The codes of a
+block and the numbers of a record are multiplied and summed as whole numbers; that sum, times both scales, is added in
+float32. Every sum has one order, so a row's result is the same, bit for bit, among any others and on any number of
+threads.
+
+    IntegerPanels([Blocks, ...])(x)
+
+First come the panels, with the blocks of 16 outputs in the order of use, then the kernel, in the frame of
+`products.py`: @round makes records, and tiles multiply up to 12 rows by a panel.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from string import Template
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import llvmlite.binding as llvm
 import torch
+from torch.nn.functional import pad
 
-from paceline.target.kernels import panels as panel_source
-from paceline.target.kernels.products import parallel
-from paceline.target.quantised.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, codes_of_q6_k, joined, scales_of_q4_k
-
-PREAMBLE = """
-declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <16 x i32>, <16 x i32>)
-declare <16 x float> @llvm.rint.v16f32(<16 x float>)
-declare <16 x i32> @llvm.umax.v16i32(<16 x i32>, <16 x i32>)
-declare i32 @llvm.vector.reduce.umax.v16i32(<16 x i32>)
-declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
-"""
-
-PRODUCT = """
-define internal void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units) {
-entry:
-  %deal = call %Deal @deal(i64 %rows)
-  %row.bytes = mul i64 %units, $ROW_UNIT
-  %x.width = mul i64 %blocks, 32
-  %x.bytes = mul i64 %x.width, $ITEMSIZE
-  br label %tile
-tile:
-  %t = phi i64 [0, %entry], [%t.next, %tile.done]
-  %first = phi i64 [0, %entry], [%end, %tile.done]
-  %t.next = add i64 %t, 1
-  %end = call i64 @end_of(%Deal %deal, i64 %t.next)
-  %here = sub i64 %end, %first
-  %stride = mul i64 %here, $RECORD
-  %tile.at = mul i64 %first, %row.bytes
-  %tile.records = getelementptr i8, ptr %records, i64 %tile.at
-  br label %row
-row:
-  %r = phi i64 [%first, %tile], [%r.next, %row]
-  %inside = sub i64 %r, %first
-  %record.at = mul i64 %inside, $RECORD
-  %record = getelementptr i8, ptr %tile.records, i64 %record.at
-  %x.at = mul i64 %r, %x.bytes
-  %x.row = getelementptr i8, ptr %x, i64 %x.at
-  call void @round(ptr %x.row, ptr %record, i64 %stride, i64 %blocks)
-  %r.next = add i64 %r, 1
-  %r.more = icmp ult i64 %r.next, %end
-  br i1 %r.more, label %row, label %tile.done
-tile.done:
-  %t.more = icmp ult i64 %end, %rows
-  br i1 %t.more, label %tile, label %done
-done:
-  ret void
-}
-
-define void @product(ptr %x, ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %blocks,
-                     i64 %units, i64 %outputs, i64 %stride, i64 %threads) {
-  call void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units)
-  call void @run(ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
-                 i64 %stride, i64 %units, i64 %threads)
-  ret void
-}
-"""
-
-
-# The kernel of `paceline.target.kernels.integer`, in LLVM's language: rounding x, and a panel times up to 12 rows.
+from paceline.target.kernels.products import compiled, constant, masks, module, splat, store
+from paceline.target.quantised.blocks import Q4_0, Q4_K, Q6_K, Q8_0, Blocks, Kind, joined
 
 COLUMNS = 16
 """Outputs of a panel. With 32, twelve rows' sums do not fit into the registers."""
@@ -82,10 +33,12 @@ ROWS = 12
 SLOW_ROWS = 4
 """The same without VNNI: a row takes so many instructions that larger tiles are hardly faster, and they take seconds
 to compile."""
-AHEAD = 4096
-"""Bytes by which a panel is prefetched."""
 PAIR = 2
 """Blocks of a turn of the innermost loop: in Q4_K two blocks share their bytes."""
+STEP = 64
+"""Panels that are laid out at once."""
+DTYPES = (torch.bfloat16, torch.float32)
+"""Of x, and so of the result."""
 
 
 @dataclass(frozen=True)
@@ -118,321 +71,6 @@ UNITS = {
     Q4_K: Unit(8, 2, 16, 32, 40),
     Q6_K: Unit(8, 2, 16, 64, 44),
 }
-
-
-@cache
-def compiled(kind: Kind, dtype: torch.dtype, vnni: bool) -> Callable[..., None]:
-    """product(x, records, panels, bias, out, rows, blocks, units, outputs, stride, threads): addresses, and numbers.
-
-    blocks: of a row of x; units: of a panel; stride: bytes from one row of `out` to the next."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    if parallel() is not None:
-        llvm.add_symbol("GOMP_parallel", parallel())
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
-    )
-    module = llvm.parse_assembly("\n".join(_source(kind, dtype, vnni)))
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    product: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 11)(engine.get_function_address("product"))
-    product.engine = engine  # the code lives as long as its engine
-    return product
-
-
-def _source(kind: Kind, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
-    yield panel_source.PREAMBLE + PREAMBLE
-    yield from _rounding(kind, dtype)
-    most = ROWS if vnni else SLOW_ROWS
-    for rows in range(1, most + 1):
-        yield from _tile(kind, rows, dtype, vnni)
-    tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, most + 1))
-    yield f"@tiles = internal constant [{most} x ptr] [{tiles}]"
-    unit = UNITS[kind]
-    yield Template(panel_source.PRODUCT + PRODUCT).substitute(
-        ROWS=most,
-        UP=most - 1,
-        COLUMNS=COLUMNS,
-        OVER=COLUMNS - 1,
-        ITEMSIZE=dtype.itemsize,
-        UNIT=unit.nbytes,
-        ROW_UNIT=unit.blocks * unit.record,
-        RECORD=unit.record,
-        AHEAD=AHEAD,
-        RUN=_run(),
-    )
-
-
-def _run() -> str:
-    """A call of `work` on all threads, or on this one where torch has another OpenMP than GNU's."""
-    return panel_source.ON_THIS_THREAD if parallel() is None else panel_source.ON_ALL_THREADS
-
-
-# Pieces of vectors ---------------------------------------------------------------------------------------------------
-
-_LANES = ", ".join(f"i64 {i}" for i in range(COLUMNS))
-
-
-def _splat(name: str, value: str, kind: str) -> Iterator[str]:
-    yield f"  {name}.0 = insertelement <16 x {kind}> poison, {kind} {value}, i64 0"
-    yield f"  {name} = shufflevector <16 x {kind}> {name}.0, <16 x {kind}> poison, <16 x i32> zeroinitializer"
-
-
-def _loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterator[str]:
-    yield f"  {name}.p = getelementptr i8, ptr {base}, i64 {at}"
-    yield f"  {name} = load {kind}, ptr {name}.p, align {align}"
-
-
-def _constant(value: str, kind: str) -> str:
-    return "<" + ", ".join([f"{kind} {value}"] * COLUMNS) + ">"
-
-
-# Rounding ------------------------------------------------------------------------------------------------------------
-
-
-def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
-    """@round(x, record, stride, blocks): one row, and records that are `stride` bytes apart."""
-    yield "define internal void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
-    yield "entry:"
-    yield "  br label %loop"
-    yield "loop:"
-    yield "  %b = phi i64 [0, %entry], [%next, %loop]"
-    yield f"  %x.at = mul i64 %b, {32 * dtype.itemsize}"
-    yield "  %from = getelementptr i8, ptr %x, i64 %x.at"
-    yield "  %r.at = mul i64 %b, %stride"
-    yield "  %to = getelementptr i8, ptr %records, i64 %r.at"
-    for half in (0, 1):
-        yield from _floats(half, dtype)
-        yield f"  %size{half} = and <16 x i32> %bits{half}, {_constant('2147483647', 'i32')}"
-    # As whole numbers sizes are in order too, and what is no number is above all.
-    yield "  %sizes = call <16 x i32> @llvm.umax.v16i32(<16 x i32> %size0, <16 x i32> %size1)"
-    yield "  %top = call i32 @llvm.vector.reduce.umax.v16i32(<16 x i32> %sizes)"
-    yield "  %finite = icmp ult i32 %top, 2139095040"
-    yield "  %max = bitcast i32 %top to float"
-    yield "  %d.some = fdiv float %max, 127.0"
-    yield "  %d = select i1 %finite, float %d.some, float 0x7FF8000000000000"
-    yield "  %some = fcmp ogt float %d, 0.0"
-    yield from _splat("%by", "%d", "float")
-    yield from _splat("%any", "%some", "i1")
-    for half in (0, 1):
-        yield f"  %v{half} = bitcast <16 x i32> %bits{half} to <16 x float>"
-        yield f"  %n{half} = fdiv <16 x float> %v{half}, %by"
-        yield f"  %r{half} = call <16 x float> @llvm.rint.v16f32(<16 x float> %n{half})"
-        yield f"  %k{half} = select <16 x i1> %any, <16 x float> %r{half}, <16 x float> zeroinitializer"
-        yield f"  %q{half} = fptosi <16 x float> %k{half} to <16 x i32>"
-        yield f"  %c{half} = trunc <16 x i32> %q{half} to <16 x i8>"
-        yield f"  %c{half}.p = getelementptr i8, ptr %to, i64 {16 * half}"
-        yield f"  store <16 x i8> %c{half}, ptr %c{half}.p, align 4"
-        yield f"  %s{half} = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %q{half})"
-    yield from _begun(kind)
-    yield "  %next = add nuw nsw i64 %b, 1"
-    yield "  %more = icmp ult i64 %next, %blocks"
-    yield "  br i1 %more, label %loop, label %done"
-    yield "done:"
-    yield "  ret void"
-    yield "}"
-
-
-def _floats(half: int, dtype: torch.dtype) -> Iterator[str]:
-    """Bits of 16 numbers as float32."""
-    at = 16 * dtype.itemsize * half
-    if dtype == torch.float32:
-        yield from _loaded(f"%bits{half}", "%from", at, "<16 x i32>")
-        return
-    yield from _loaded(f"%narrow{half}", "%from", at, "<16 x i16>", 2)
-    yield f"  %wide{half} = zext <16 x i16> %narrow{half} to <16 x i32>"
-    yield f"  %bits{half} = shl <16 x i32> %wide{half}, {_constant('16', 'i32')}"
-
-
-def _begun(kind: Kind) -> Iterator[str]:
-    """The scale, and what the block's sums begin with; for Q4_K, which has minima, -d * sum(q)."""
-    places = {32: "float %d"}
-    if kind == Q6_K:
-        yield f"  %begin0 = mul i32 %s0, {-kind.offset}"
-        yield f"  %begin1 = mul i32 %s1, {-kind.offset}"
-        places |= {36: "i32 %begin0", 40: "i32 %begin1"}
-    else:
-        yield "  %s = add i32 %s0, %s1"
-        if kind == Q4_K:
-            yield "  %sf = sitofp i32 %s to float"
-            yield "  %less = fmul float %d, %sf"
-            yield "  %begin = fneg float %less"
-        else:
-            yield f"  %begin = mul i32 %s, {-kind.offset}"
-        places[36] = "float %begin" if kind == Q4_K else "i32 %begin"
-    for at, value in places.items():
-        yield f"  %at{at} = getelementptr i8, ptr %to, i64 {at}"
-        yield f"  store {value}, ptr %at{at}, align 4"
-
-
-# A tile --------------------------------------------------------------------------------------------------------------
-
-
-def _tile(kind: Kind, rows: int, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
-    """Records of `rows` rows times one panel: sums in registers, from a bias to a store of `columns` at most."""
-    unit = UNITS[kind]
-    turns = unit.blocks // PAIR
-    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
-    yield f"define internal void @tile{rows}({takes}) {{"
-    yield "entry:"
-    yield "  %b = load <16 x float>, ptr %bias, align 64"
-    yield f"  %pairs = mul i64 %units, {turns}"
-    yield "  br label %loop"
-    yield "loop:"
-    yield "  %pair = phi i64 [0, %entry], [%next, %loop]"
-    for row in range(rows):
-        yield f"  %s{row} = phi <16 x float> [%b, %entry], [%s{row}.b{PAIR - 1}, %loop]"
-    yield f"  %unit = udiv i64 %pair, {turns}"
-    yield f"  %turn = urem i64 %pair, {turns}"
-    yield f"  %unit.at = mul i64 %unit, {unit.nbytes}"
-    yield "  %wu = getelementptr i8, ptr %w, i64 %unit.at"
-    yield f"  %lines.at = mul i64 %turn, {4 * COLUMNS * unit.words // turns}"
-    yield "  %wl = getelementptr i8, ptr %wu, i64 %lines.at"
-    yield f"  %scales.at = mul i64 %turn, {PAIR * COLUMNS * (2 if kind == Q6_K else 1)}"
-    yield "  %ws = getelementptr i8, ptr %wu, i64 %scales.at"
-    yield f"  %x.at = mul i64 %pair, {PAIR * rows * unit.record}"
-    yield "  %xp = getelementptr i8, ptr %x, i64 %x.at"
-    yield f"  %a.at = mul i64 %pair, {unit.nbytes // turns}"
-    yield "  %ap = getelementptr i8, ptr %ahead, i64 %a.at"
-    for line in range(0, unit.nbytes // turns, 64):
-        yield f"  %a{line} = getelementptr i8, ptr %ap, i64 {line}"
-        yield f"  call void @llvm.prefetch.p0(ptr %a{line}, i32 0, i32 2, i32 1)"
-    for block in range(PAIR):
-        yield from _block(kind, block, rows, vnni)
-    yield "  %next = add nuw nsw i64 %pair, 1"
-    yield "  %more = icmp ult i64 %next, %pairs"
-    yield "  br i1 %more, label %loop, label %store"
-    yield "store:"
-    yield from _stores(rows, dtype)
-    yield "  ret void"
-    yield "}"
-
-
-def _block(kind: Kind, block: int, rows: int, vnni: bool) -> Iterator[str]:
-    """The sums of a block, scaled and added to those before it."""
-    before = {row: f"%s{row}" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
-    parts = 2 if kind == Q6_K else 1
-    for part in range(parts):
-        at = f"{block}.{part}"
-        yield from _scale(kind, block, part)
-        yield from _codes(kind, block, part)
-        groups = range(part * 8 // parts, (part + 1) * 8 // parts)
-        for row in range(rows):
-            start = (block * rows + row) * UNITS[kind].record
-            if kind == Q4_K:
-                yield f"  %t{at}.{row}.{groups[0]} = add <16 x i32> zeroinitializer, zeroinitializer"
-            else:
-                yield from _loaded(f"%c{at}.{row}", "%xp", start + 36 + 4 * part, "i32")
-                yield from _splat(f"%t{at}.{row}.{groups[0]}", f"%c{at}.{row}", "i32")
-        for group in groups:
-            for row in range(rows):
-                start = (block * rows + row) * UNITS[kind].record
-                yield from _loaded(f"%q{at}.{row}.{group}", "%xp", start + 4 * group, "i32")
-                yield from _dot(f"{at}.{row}.{group}", f"{at}.{row}.{group + 1}", f"{block}.{group}", vnni)
-        for row in range(rows):
-            start = (block * rows + row) * UNITS[kind].record
-            done = f"%s{row}.b{block}" if part == parts - 1 else f"%h{at}.{row}"
-            yield from _loaded(f"%d{at}.{row}", "%xp", start + 32, "float")
-            yield from _splat(f"%ds{at}.{row}", f"%d{at}.{row}", "float")
-            yield f"  %f{at}.{row} = sitofp <16 x i32> %t{at}.{row}.{groups[-1] + 1} to <16 x float>"
-            yield f"  %g{at}.{row} = fmul <16 x float> %scale{at}, %ds{at}.{row}"
-            gain = f"%less{at}.{row}" if kind == Q4_K else done
-            yield _fma(gain, f"%f{at}.{row}", f"%g{at}.{row}", before[row])
-            if kind == Q4_K:
-                yield from _loaded(f"%m{at}.{row}", "%xp", start + 36, "float")
-                yield from _splat(f"%ms{at}.{row}", f"%m{at}.{row}", "float")
-                yield _fma(done, f"%least{at}", f"%ms{at}.{row}", gain)
-            before[row] = done
-
-
-def _fma(name: str, a: str, b: str, c: str) -> str:
-    return f"  {name} = call <16 x float> @llvm.fma.v16f32(<16 x float> {a}, <16 x float> {b}, <16 x float> {c})"
-
-
-def _scale(kind: Kind, block: int, part: int) -> Iterator[str]:
-    """%scale, and of Q4_K %least, the minimum: float32 of 16 outputs."""
-    at = f"{block}.{part}"
-    if kind in (Q8_0, Q4_0):
-        yield from _loaded(f"%half{at}", "%wu", 32 * block, "<16 x half>", 32)
-        yield f"  %scale{at} = fpext <16 x half> %half{at} to <16 x float>"
-        return
-    bytes_at = 32 * UNITS[kind].halves
-    if kind == Q4_K:
-        fields = {"scale": (0, bytes_at + COLUMNS * block), "least": (32, bytes_at + COLUMNS * (8 + block))}
-    else:
-        fields = {"scale": (0, bytes_at + COLUMNS * (PAIR * block + part))}
-    for name, (half_at, byte_at) in fields.items():
-        yield from _loaded(f"%{name}{at}.h", "%wu", half_at, "<16 x half>", 32)
-        yield from _loaded(f"%{name}{at}.b", "%ws", byte_at, "<16 x i8>", 16)
-        yield f"  %{name}{at}.f = fpext <16 x half> %{name}{at}.h to <16 x float>"
-        widen = "uitofp" if kind == Q4_K else "sitofp"
-        yield f"  %{name}{at}.n = {widen} <16 x i8> %{name}{at}.b to <16 x float>"
-        yield f"  %{name}{at} = fmul <16 x float> %{name}{at}.f, %{name}{at}.n"
-
-
-def _codes(kind: Kind, block: int, part: int) -> Iterator[str]:
-    """%w{block}.{group}: codes of 16 outputs and four inputs, for this part's groups."""
-    header, low = UNITS[kind].header, _constant(str(0x0F0F0F0F), "i32")
-    if kind in (Q8_0, Q6_K):
-        for group in range(8) if kind == Q8_0 else range(4 * part, 4 * part + 4):
-            yield from _loaded(f"%w{block}.{group}", "%wl", header + 64 * (8 * block + group), "<16 x i32>", 64)
-        return
-    for group in range(8):
-        # Of Q4_0 a line has the groups g (low) and g + 4; of Q4_K the same group of two blocks.
-        line, high = (4 * block + group % 4, group > 3) if kind == Q4_0 else (group, block == 1)
-        at = f"{block}.{group}"
-        yield from _loaded(f"%l{at}", "%wl", header + 64 * line, "<16 x i32>", 64)
-        if high:
-            yield f"  %l{at}.h = lshr <16 x i32> %l{at}, {_constant('4', 'i32')}"
-        yield f"  %w{at} = and <16 x i32> %l{at}{'.h' if high else ''}, {low}"
-
-
-def _dot(before: str, after: str, weights: str, vnni: bool) -> Iterator[str]:
-    """%t{after} = %t{before} + four unsigned codes times four signed numbers, for 16 outputs."""
-    if vnni:
-        yield from _splat(f"%e{before}", f"%q{before}", "i32")
-        vectors = f"<16 x i32> %t{before}, <16 x i32> %w{weights}, <16 x i32> %e{before}"
-        yield f"  %t{after} = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512({vectors})"
-        return
-    total = f"%t{before}"
-    for k in range(4):
-        at = f"{before}.{k}"
-        yield f"  %xu{at} = shl i32 %q{before}, {24 - 8 * k}"
-        yield f"  %xs{at} = ashr i32 %xu{at}, 24"
-        yield from _splat(f"%xb{at}", f"%xs{at}", "i32")
-        yield f"  %wu{at} = lshr <16 x i32> %w{weights}, {_constant(str(8 * k), 'i32')}"
-        yield f"  %wb{at} = and <16 x i32> %wu{at}, {_constant('255', 'i32')}"
-        yield f"  %m{at} = mul <16 x i32> %wb{at}, %xb{at}"
-        done = f"%t{after}" if k == 3 else f"%sum{at}"
-        yield f"  {done} = add <16 x i32> {total}, %m{at}"
-        total = done
-
-
-def _stores(rows: int, dtype: torch.dtype) -> Iterator[str]:
-    """Sums, rounded to the dtype, to their places."""
-    yield from _splat("%ends", "%columns", "i64")
-    yield f"  %mask = icmp slt <16 x i64> <{_LANES}>, %ends"
-    for row in range(rows):
-        value, kind, name = f"%s{row}.b{PAIR - 1}", "<16 x float>", "v16f32"
-        yield f"  %o{row} = mul i64 %stride, {row}"
-        yield f"  %y{row} = getelementptr i8, ptr %y, i64 %o{row}"
-        if dtype == torch.bfloat16:
-            yield f"  %n{row} = fptrunc <16 x float> {value} to <16 x bfloat>"
-            yield f"  %h{row} = bitcast <16 x bfloat> %n{row} to <16 x i16>"
-            value, kind, name = f"%h{row}", "<16 x i16>", "v16i16"
-        yield (
-            f"  call void @llvm.masked.store.{name}.p0({kind} {value}, ptr %y{row}, i32 {dtype.itemsize}, "
-            "<16 x i1> %mask)"
-        )
-
-
-# x @ weight.T where the weights are blocks of four to eight bits: whole numbers are multiplied, on CPUs.
-
-STEP = 64
-"""Panels that are laid out at once."""
-DTYPES = (torch.bfloat16, torch.float32)
-"""Of x, and so of the result."""
 
 
 @cache
@@ -536,7 +174,7 @@ class _Part:
         rows, columns = out.shape
         records = self._records(rows * self._row_records, dtype=torch.uint8)
         size = out.element_size()
-        compiled(self.kind, x.dtype, fast())(
+        product_of(self.kind, x.dtype, fast())(
             x.data_ptr(), records.data_ptr(), *self._at, out.data_ptr() + self.first * size, rows, self.width // 32,
             self._units, self.outputs, columns * size, torch.get_num_threads(),
         )  # fmt: skip
@@ -565,12 +203,12 @@ def _columns(kind: Kind, data: torch.Tensor) -> _Columns:
     per_unit = unit.blocks * 32 // kind.inputs
     blocks = data.unflatten(1, (-1, kind.nbytes))
     if missing := -blocks.shape[1] % per_unit:
-        blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing))
+        blocks = pad(blocks, (0, 0, 0, missing))
     if kind == Q4_K:
-        return _Columns(_halves(blocks[..., :4]), torch.cat(scales_of_q4_k(blocks), -1), _words(blocks[..., 16:]))
+        return _Columns(_halves(blocks[..., :4]), torch.cat(_scales_of_q4_k(blocks), -1), _words(blocks[..., 16:]))
     if kind == Q6_K:
-        halves = torch.nn.functional.pad(_halves(blocks[..., 208:]), (0, 1))
-        return _Columns(halves, blocks[..., 192:208], _words(codes_of_q6_k(blocks)))
+        halves = pad(_halves(blocks[..., 208:]), (0, 1))
+        return _Columns(halves, blocks[..., 192:208], _words(_codes_of_q6_k(blocks)))
     codes = blocks[..., 2:] ^ (0x80 if kind == Q8_0 else 0)
     halves = _halves(blocks[..., :2]).unflatten(1, (-1, per_unit)).flatten(2)
     return _Columns(halves, blocks[:, ::per_unit, :0], _words(codes).unflatten(1, (-1, per_unit)).flatten(2))
@@ -587,6 +225,28 @@ def _file_bytes(kind: Kind, columns: _Columns) -> torch.Tensor:
     codes = codes ^ (0x80 if kind == Q8_0 else 0)
     blocks = torch.cat([halves.unflatten(2, (per_unit, -1)), codes.unflatten(2, (per_unit, -1))], -1)
     return blocks.flatten(1)
+
+
+def _nibbles(block: torch.Tensor) -> torch.Tensor:
+    """Low halves of bytes [..., bytes], then their high halves: [..., 2, bytes]."""
+    return torch.stack([block & 15, block >> 4], -2)
+
+
+def _scales_of_q4_k(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each block the scales and the minima of its eight runs, uint8 [..., 8]: six bits each, packed in twelve
+    bytes."""
+    low, high, mixed = block[..., 4:8], block[..., 8:12], block[..., 12:16]
+    scale = torch.cat([low & 63, (mixed & 15) | (low >> 6 << 4)], -1)
+    minimum = torch.cat([high & 63, (mixed >> 4) | (high >> 6 << 4)], -1)
+    return scale, minimum
+
+
+def _codes_of_q6_k(block: torch.Tensor) -> torch.Tensor:
+    """Of each block the codes 0 to 63, uint8 [..., 256]: four bits from one place, two from another."""
+    low = _nibbles(block[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-3, -2)
+    shifts = torch.tensor([[0], [2], [4], [6]], dtype=torch.uint8)
+    high = (block[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
+    return (low | (high << 4)).flatten(-3)
 
 
 def _packed_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -618,7 +278,7 @@ def _packed(columns: _Columns) -> torch.Tensor:
     """Columns to panels, uint8 [panels, units, bytes]: in a unit each number of 16 outputs side by side."""
     fields = []
     for field in columns:
-        full = torch.nn.functional.pad(field, (0, 0, 0, 0, 0, -len(field) % COLUMNS))
+        full = pad(field, (0, 0, 0, 0, 0, -len(field) % COLUMNS))
         lanes = full.unflatten(0, (-1, COLUMNS)).permute(0, 2, 3, 1).contiguous()
         fields.append(lanes.view(torch.uint8).flatten(2))
     return torch.cat(fields, -1)
@@ -633,3 +293,302 @@ def _unpacked(kind: Kind, panels: torch.Tensor, ids: torch.Tensor) -> _Columns:
         fields.append(lanes[ids // COLUMNS, :, :, ids % COLUMNS])
         begin = end
     return _Columns(*fields)
+
+
+# The kernel ----------------------------------------------------------------------------------------------------------
+
+_DECLARATIONS = """
+declare <16 x i32> @llvm.x86.avx512.vpdpbusd.512(<16 x i32>, <16 x i32>, <16 x i32>)
+declare <16 x float> @llvm.rint.v16f32(<16 x float>)
+declare <16 x i32> @llvm.umax.v16i32(<16 x i32>, <16 x i32>)
+declare i32 @llvm.vector.reduce.umax.v16i32(<16 x i32>)
+declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+"""
+
+_PRODUCT = """
+define internal void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units) {
+entry:
+  %deal = call %Deal @deal(i64 %rows)
+  %row.bytes = mul i64 %units, $ROW_UNIT
+  %x.width = mul i64 %blocks, 32
+  %x.bytes = mul i64 %x.width, $ITEMSIZE
+  br label %tile
+tile:
+  %t = phi i64 [0, %entry], [%t.next, %tile.done]
+  %first = phi i64 [0, %entry], [%end, %tile.done]
+  %t.next = add i64 %t, 1
+  %end = call i64 @end_of(%Deal %deal, i64 %t.next)
+  %here = sub i64 %end, %first
+  %stride = mul i64 %here, $RECORD
+  %tile.at = mul i64 %first, %row.bytes
+  %tile.records = getelementptr i8, ptr %records, i64 %tile.at
+  br label %row
+row:
+  %r = phi i64 [%first, %tile], [%r.next, %row]
+  %inside = sub i64 %r, %first
+  %record.at = mul i64 %inside, $RECORD
+  %record = getelementptr i8, ptr %tile.records, i64 %record.at
+  %x.at = mul i64 %r, %x.bytes
+  %x.row = getelementptr i8, ptr %x, i64 %x.at
+  call void @round(ptr %x.row, ptr %record, i64 %stride, i64 %blocks)
+  %r.next = add i64 %r, 1
+  %r.more = icmp ult i64 %r.next, %end
+  br i1 %r.more, label %row, label %tile.done
+tile.done:
+  %t.more = icmp ult i64 %end, %rows
+  br i1 %t.more, label %tile, label %done
+done:
+  ret void
+}
+
+define void @product(ptr %x, ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %blocks,
+                     i64 %units, i64 %outputs, i64 %stride, i64 %threads) {
+  call void @round_rows(ptr %x, ptr %records, i64 %rows, i64 %blocks, i64 %units)
+  call void @run(ptr %records, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
+                 i64 %stride, i64 %units, i64 %threads)
+  ret void
+}
+"""
+
+
+@cache
+def product_of(kind: Kind, dtype: torch.dtype, vnni: bool) -> Callable[..., None]:
+    """product(x, records, panels, bias, out, rows, blocks, units, outputs, stride, threads): addresses, and numbers.
+
+    blocks: of a row of x; units: of a panel; stride: bytes from one row of `out` to the next."""
+    return compiled(_source(kind, dtype, vnni), 11)
+
+
+def _source(kind: Kind, dtype: torch.dtype, vnni: bool) -> str:
+    rows, unit = ROWS if vnni else SLOW_ROWS, UNITS[kind]
+    functions = [*_rounding(kind, dtype), *(line for n in range(1, rows + 1) for line in _tile(kind, n, dtype, vnni))]
+    sizes = {"unit": unit.nbytes, "row_unit": unit.blocks * unit.record, "RECORD": unit.record}
+    return module(_DECLARATIONS, functions, _PRODUCT, rows=rows, columns=COLUMNS, dtype=dtype, **sizes)
+
+
+def _loaded(name: str, base: str, at: int, kind: str, align: int = 4) -> Iterator[str]:
+    yield f"  {name}.p = getelementptr i8, ptr {base}, i64 {at}"
+    yield f"  {name} = load {kind}, ptr {name}.p, align {align}"
+
+
+# Rounding ------------------------------------------------------------------------------------------------------------
+
+
+def _rounding(kind: Kind, dtype: torch.dtype) -> Iterator[str]:
+    """@round(x, record, stride, blocks): one row, and records that are `stride` bytes apart."""
+    yield "define internal void @round(ptr %x, ptr %records, i64 %stride, i64 %blocks) {"
+    yield "entry:"
+    yield "  br label %loop"
+    yield "loop:"
+    yield "  %b = phi i64 [0, %entry], [%next, %loop]"
+    yield f"  %x.at = mul i64 %b, {32 * dtype.itemsize}"
+    yield "  %from = getelementptr i8, ptr %x, i64 %x.at"
+    yield "  %r.at = mul i64 %b, %stride"
+    yield "  %to = getelementptr i8, ptr %records, i64 %r.at"
+    for half in (0, 1):
+        yield from _floats(half, dtype)
+        yield f"  %size{half} = and <16 x i32> %bits{half}, {constant(2147483647, 'i32')}"
+    # As whole numbers sizes are in order too, and what is no number is above all.
+    yield "  %sizes = call <16 x i32> @llvm.umax.v16i32(<16 x i32> %size0, <16 x i32> %size1)"
+    yield "  %top = call i32 @llvm.vector.reduce.umax.v16i32(<16 x i32> %sizes)"
+    yield "  %finite = icmp ult i32 %top, 2139095040"
+    yield "  %max = bitcast i32 %top to float"
+    yield "  %d.some = fdiv float %max, 127.0"
+    yield "  %d = select i1 %finite, float %d.some, float 0x7FF8000000000000"
+    yield "  %some = fcmp ogt float %d, 0.0"
+    yield from splat("%by", "%d", "float")
+    yield from splat("%any", "%some", "i1")
+    for half in (0, 1):
+        yield f"  %v{half} = bitcast <16 x i32> %bits{half} to <16 x float>"
+        yield f"  %n{half} = fdiv <16 x float> %v{half}, %by"
+        yield f"  %r{half} = call <16 x float> @llvm.rint.v16f32(<16 x float> %n{half})"
+        yield f"  %k{half} = select <16 x i1> %any, <16 x float> %r{half}, <16 x float> zeroinitializer"
+        yield f"  %q{half} = fptosi <16 x float> %k{half} to <16 x i32>"
+        yield f"  %c{half} = trunc <16 x i32> %q{half} to <16 x i8>"
+        yield f"  %c{half}.p = getelementptr i8, ptr %to, i64 {16 * half}"
+        yield f"  store <16 x i8> %c{half}, ptr %c{half}.p, align 4"
+        yield f"  %s{half} = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %q{half})"
+    yield from _begun(kind)
+    yield "  %next = add nuw nsw i64 %b, 1"
+    yield "  %more = icmp ult i64 %next, %blocks"
+    yield "  br i1 %more, label %loop, label %done"
+    yield "done:"
+    yield "  ret void"
+    yield "}"
+
+
+def _floats(half: int, dtype: torch.dtype) -> Iterator[str]:
+    """Bits of 16 numbers as float32."""
+    at = 16 * dtype.itemsize * half
+    if dtype == torch.float32:
+        yield from _loaded(f"%bits{half}", "%from", at, "<16 x i32>")
+        return
+    yield from _loaded(f"%narrow{half}", "%from", at, "<16 x i16>", 2)
+    yield f"  %wide{half} = zext <16 x i16> %narrow{half} to <16 x i32>"
+    yield f"  %bits{half} = shl <16 x i32> %wide{half}, {constant(16, 'i32')}"
+
+
+def _begun(kind: Kind) -> Iterator[str]:
+    """The scale, and what the block's sums begin with; for Q4_K, which has minima, -d * sum(q)."""
+    places = {32: "float %d"}
+    if kind == Q6_K:
+        yield f"  %begin0 = mul i32 %s0, {-kind.offset}"
+        yield f"  %begin1 = mul i32 %s1, {-kind.offset}"
+        places |= {36: "i32 %begin0", 40: "i32 %begin1"}
+    else:
+        yield "  %s = add i32 %s0, %s1"
+        if kind == Q4_K:
+            yield "  %sf = sitofp i32 %s to float"
+            yield "  %less = fmul float %d, %sf"
+            yield "  %begin = fneg float %less"
+        else:
+            yield f"  %begin = mul i32 %s, {-kind.offset}"
+        places[36] = "float %begin" if kind == Q4_K else "i32 %begin"
+    for at, value in places.items():
+        yield f"  %at{at} = getelementptr i8, ptr %to, i64 {at}"
+        yield f"  store {value}, ptr %at{at}, align 4"
+
+
+# A tile --------------------------------------------------------------------------------------------------------------
+
+
+def _tile(kind: Kind, rows: int, dtype: torch.dtype, vnni: bool) -> Iterator[str]:
+    """Records of `rows` rows times one panel: sums in registers, from a bias to a store of `columns` at most."""
+    unit = UNITS[kind]
+    turns = unit.blocks // PAIR
+    takes = "ptr %x, ptr %w, ptr %ahead, ptr %bias, ptr %y, i64 %stride, i64 %columns, i64 %units"
+    yield f"define internal void @tile{rows}({takes}) {{"
+    yield "entry:"
+    yield "  %b = load <16 x float>, ptr %bias, align 64"
+    yield f"  %pairs = mul i64 %units, {turns}"
+    yield "  br label %loop"
+    yield "loop:"
+    yield "  %pair = phi i64 [0, %entry], [%next, %loop]"
+    for row in range(rows):
+        yield f"  %s{row} = phi <16 x float> [%b, %entry], [%s{row}.b{PAIR - 1}, %loop]"
+    yield f"  %unit = udiv i64 %pair, {turns}"
+    yield f"  %turn = urem i64 %pair, {turns}"
+    yield f"  %unit.at = mul i64 %unit, {unit.nbytes}"
+    yield "  %wu = getelementptr i8, ptr %w, i64 %unit.at"
+    yield f"  %lines.at = mul i64 %turn, {4 * COLUMNS * unit.words // turns}"
+    yield "  %wl = getelementptr i8, ptr %wu, i64 %lines.at"
+    yield f"  %scales.at = mul i64 %turn, {PAIR * COLUMNS * (2 if kind == Q6_K else 1)}"
+    yield "  %ws = getelementptr i8, ptr %wu, i64 %scales.at"
+    yield f"  %x.at = mul i64 %pair, {PAIR * rows * unit.record}"
+    yield "  %xp = getelementptr i8, ptr %x, i64 %x.at"
+    yield f"  %a.at = mul i64 %pair, {unit.nbytes // turns}"
+    yield "  %ap = getelementptr i8, ptr %ahead, i64 %a.at"
+    for line in range(0, unit.nbytes // turns, 64):
+        yield f"  %a{line} = getelementptr i8, ptr %ap, i64 {line}"
+        yield f"  call void @llvm.prefetch.p0(ptr %a{line}, i32 0, i32 2, i32 1)"
+    for block in range(PAIR):
+        yield from _block(kind, block, rows, vnni)
+    yield "  %next = add nuw nsw i64 %pair, 1"
+    yield "  %more = icmp ult i64 %next, %pairs"
+    yield "  br i1 %more, label %loop, label %store"
+    yield "store:"
+    yield from masks(1)
+    for row in range(rows):
+        yield from store(str(row), row, 0, f"%s{row}.b{PAIR - 1}", dtype)
+    yield "  ret void"
+    yield "}"
+
+
+def _block(kind: Kind, block: int, rows: int, vnni: bool) -> Iterator[str]:
+    """The sums of a block, scaled and added to those before it."""
+    before = {row: f"%s{row}" if block == 0 else f"%s{row}.b{block - 1}" for row in range(rows)}
+    parts = 2 if kind == Q6_K else 1
+    for part in range(parts):
+        at = f"{block}.{part}"
+        yield from _scale(kind, block, part)
+        yield from _codes(kind, block, part)
+        groups = range(part * 8 // parts, (part + 1) * 8 // parts)
+        for row in range(rows):
+            start = (block * rows + row) * UNITS[kind].record
+            if kind == Q4_K:
+                yield f"  %t{at}.{row}.{groups[0]} = add <16 x i32> zeroinitializer, zeroinitializer"
+            else:
+                yield from _loaded(f"%c{at}.{row}", "%xp", start + 36 + 4 * part, "i32")
+                yield from splat(f"%t{at}.{row}.{groups[0]}", f"%c{at}.{row}", "i32")
+        for group in groups:
+            for row in range(rows):
+                start = (block * rows + row) * UNITS[kind].record
+                yield from _loaded(f"%q{at}.{row}.{group}", "%xp", start + 4 * group, "i32")
+                yield from _dot(f"{at}.{row}.{group}", f"{at}.{row}.{group + 1}", f"{block}.{group}", vnni)
+        for row in range(rows):
+            start = (block * rows + row) * UNITS[kind].record
+            done = f"%s{row}.b{block}" if part == parts - 1 else f"%h{at}.{row}"
+            yield from _loaded(f"%d{at}.{row}", "%xp", start + 32, "float")
+            yield from splat(f"%ds{at}.{row}", f"%d{at}.{row}", "float")
+            yield f"  %f{at}.{row} = sitofp <16 x i32> %t{at}.{row}.{groups[-1] + 1} to <16 x float>"
+            yield f"  %g{at}.{row} = fmul <16 x float> %scale{at}, %ds{at}.{row}"
+            gain = f"%less{at}.{row}" if kind == Q4_K else done
+            yield _fma(gain, f"%f{at}.{row}", f"%g{at}.{row}", before[row])
+            if kind == Q4_K:
+                yield from _loaded(f"%m{at}.{row}", "%xp", start + 36, "float")
+                yield from splat(f"%ms{at}.{row}", f"%m{at}.{row}", "float")
+                yield _fma(done, f"%least{at}", f"%ms{at}.{row}", gain)
+            before[row] = done
+
+
+def _fma(name: str, a: str, b: str, c: str) -> str:
+    return f"  {name} = call <16 x float> @llvm.fma.v16f32(<16 x float> {a}, <16 x float> {b}, <16 x float> {c})"
+
+
+def _scale(kind: Kind, block: int, part: int) -> Iterator[str]:
+    """%scale, and of Q4_K %least, the minimum: float32 of 16 outputs."""
+    at = f"{block}.{part}"
+    if kind in (Q8_0, Q4_0):
+        yield from _loaded(f"%half{at}", "%wu", 32 * block, "<16 x half>", 32)
+        yield f"  %scale{at} = fpext <16 x half> %half{at} to <16 x float>"
+        return
+    bytes_at = 32 * UNITS[kind].halves
+    if kind == Q4_K:
+        fields = {"scale": (0, bytes_at + COLUMNS * block), "least": (32, bytes_at + COLUMNS * (8 + block))}
+    else:
+        fields = {"scale": (0, bytes_at + COLUMNS * (PAIR * block + part))}
+    for name, (half_at, byte_at) in fields.items():
+        yield from _loaded(f"%{name}{at}.h", "%wu", half_at, "<16 x half>", 32)
+        yield from _loaded(f"%{name}{at}.b", "%ws", byte_at, "<16 x i8>", 16)
+        yield f"  %{name}{at}.f = fpext <16 x half> %{name}{at}.h to <16 x float>"
+        widen = "uitofp" if kind == Q4_K else "sitofp"
+        yield f"  %{name}{at}.n = {widen} <16 x i8> %{name}{at}.b to <16 x float>"
+        yield f"  %{name}{at} = fmul <16 x float> %{name}{at}.f, %{name}{at}.n"
+
+
+def _codes(kind: Kind, block: int, part: int) -> Iterator[str]:
+    """%w{block}.{group}: codes of 16 outputs and four inputs, for this part's groups."""
+    header, low = UNITS[kind].header, constant(0x0F0F0F0F, "i32")
+    if kind in (Q8_0, Q6_K):
+        for group in range(8) if kind == Q8_0 else range(4 * part, 4 * part + 4):
+            yield from _loaded(f"%w{block}.{group}", "%wl", header + 64 * (8 * block + group), "<16 x i32>", 64)
+        return
+    for group in range(8):
+        # Of Q4_0 a line has the groups g (low) and g + 4; of Q4_K the same group of two blocks.
+        line, high = (4 * block + group % 4, group > 3) if kind == Q4_0 else (group, block == 1)
+        at = f"{block}.{group}"
+        yield from _loaded(f"%l{at}", "%wl", header + 64 * line, "<16 x i32>", 64)
+        if high:
+            yield f"  %l{at}.h = lshr <16 x i32> %l{at}, {constant(4, 'i32')}"
+        yield f"  %w{at} = and <16 x i32> %l{at}{'.h' if high else ''}, {low}"
+
+
+def _dot(before: str, after: str, weights: str, vnni: bool) -> Iterator[str]:
+    """%t{after} = %t{before} + four unsigned codes times four signed numbers, for 16 outputs."""
+    if vnni:
+        yield from splat(f"%e{before}", f"%q{before}", "i32")
+        vectors = f"<16 x i32> %t{before}, <16 x i32> %w{weights}, <16 x i32> %e{before}"
+        yield f"  %t{after} = call <16 x i32> @llvm.x86.avx512.vpdpbusd.512({vectors})"
+        return
+    total = f"%t{before}"
+    for k in range(4):
+        at = f"{before}.{k}"
+        yield f"  %xu{at} = shl i32 %q{before}, {24 - 8 * k}"
+        yield f"  %xs{at} = ashr i32 %xu{at}, 24"
+        yield from splat(f"%xb{at}", f"%xs{at}", "i32")
+        yield f"  %wu{at} = lshr <16 x i32> %w{weights}, {constant(8 * k, 'i32')}"
+        yield f"  %wb{at} = and <16 x i32> %wu{at}, {constant(255, 'i32')}"
+        yield f"  %m{at} = mul <16 x i32> %wb{at}, %xb{at}"
+        done = f"%t{after}" if k == 3 else f"%sum{at}"
+        yield f"  {done} = add <16 x i32> {total}, %m{at}"
+        total = done

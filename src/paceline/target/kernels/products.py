@@ -2,19 +2,20 @@
 
 On CPUs without tiles, such as Zen 4, this is also the faster way in bfloat16: oneDNN reads weights there at two thirds
 of the memory's speed, and for two to sixteen rows, as in verifying a draft, it does not compute while it reads
-(docs/performance.md, "Products"). Here weights are stored in panels of 32 outputs, in the order of use. Up to 12 rows
+(docs/measurements.md, "Products"). Here weights are stored in panels of 32 outputs, in the order of use. Up to 12 rows
 are summed in registers while a panel is read; with more, the last ones prefetch the next panel while they compute.
 Every sum has the same order for any number of rows, so a token's logits are the same, bit for bit, alone and in a
 draft (docs/exact.md).
 
 The kernel is written in LLVM's language, because Numba, which includes the compiler, lacks the instruction. It runs on
-the threads of torch's OpenMP, because two thread pools would wait for each other's cores.
+the threads of torch's OpenMP, because two thread pools would wait for each other's cores. `integer.py` has the same
+frame: `module` and what is above it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -23,7 +24,265 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
-from paceline.target.kernels import panels as panel_source
+AHEAD = 4096
+"""Bytes by which a panel is prefetched into the second-level cache: a page, where the processor's own prefetch ends."""
+
+# The frame of a kernel -----------------------------------------------------------------------------------------------
+
+_DECLARATIONS = """
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
+declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, i32, <16 x i1>)
+declare void @llvm.masked.store.v16f32.p0(<16 x float>, ptr, i32, <16 x i1>)
+declare i64 @llvm.umax.i64(i64, i64)
+declare i64 @llvm.umin.i64(i64, i64)
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+
+; rows, panels, bias, y, number of rows, outputs, stride of y, units, panels taken at once, next panel
+%Work = type { ptr, ptr, ptr, ptr, i64, i64, i64, i64, i64, i64 }
+; rows of a tile, and how many tiles have one more
+%Deal = type { i64, i64 }
+"""
+
+# Rows are dealt out evenly to as few tiles as will do. Each thread takes a few panels at a time, so that one that is
+# held up does not hold up the others.
+_FRAME = """
+define internal %Deal @deal(i64 %rows) {
+  %up = add i64 %rows, $UP
+  %tiles = udiv i64 %up, $ROWS
+  %few = udiv i64 %rows, %tiles
+  %extra = urem i64 %rows, %tiles
+  %some = insertvalue %Deal poison, i64 %few, 0
+  %deal = insertvalue %Deal %some, i64 %extra, 1
+  ret %Deal %deal
+}
+
+; the first row after the first %tiles tiles
+define internal i64 @end_of(%Deal %deal, i64 %tiles) {
+  %few = extractvalue %Deal %deal, 0
+  %extra = extractvalue %Deal %deal, 1
+  %least = mul i64 %few, %tiles
+  %more = call i64 @llvm.umin.i64(i64 %extra, i64 %tiles)
+  %end = add i64 %least, %more
+  ret i64 %end
+}
+
+define internal void @work(ptr %work) {
+entry:
+  %all = load %Work, ptr %work
+  %x = extractvalue %Work %all, 0
+  %w = extractvalue %Work %all, 1
+  %bias = extractvalue %Work %all, 2
+  %y = extractvalue %Work %all, 3
+  %rows = extractvalue %Work %all, 4
+  %outputs = extractvalue %Work %all, 5
+  %stride = extractvalue %Work %all, 6
+  %units = extractvalue %Work %all, 7
+  %chunk = extractvalue %Work %all, 8
+  %next = getelementptr %Work, ptr %work, i64 0, i32 9
+  %ceil = add i64 %outputs, $OVER
+  %panels = udiv i64 %ceil, $COLUMNS
+  %deal = call %Deal @deal(i64 %rows)
+  %first.end = call i64 @end_of(%Deal %deal, i64 1)
+  %alone = icmp eq i64 %first.end, %rows
+  %panel.bytes = mul i64 %units, $UNIT
+  %row.bytes = mul i64 %units, $ROW_UNIT
+  %away = select i1 %alone, i64 $AHEAD, i64 %panel.bytes
+  br label %take
+take:
+  %begin = atomicrmw add ptr %next, i64 %chunk monotonic
+  %some = icmp ult i64 %begin, %panels
+  br i1 %some, label %taken, label %done
+taken:
+  %wanted = add i64 %begin, %chunk
+  %end = call i64 @llvm.umin.i64(i64 %wanted, i64 %panels)
+  br label %panel
+panel:
+  %p = phi i64 [%begin, %taken], [%p.next, %panel.done]
+  %w.offset = mul i64 %p, %panel.bytes
+  %w.panel = getelementptr i8, ptr %w, i64 %w.offset
+  %w.away = getelementptr i8, ptr %w.panel, i64 %away
+  %column = mul i64 %p, $COLUMNS
+  %bias.panel = getelementptr float, ptr %bias, i64 %column
+  %y.offset = mul i64 %column, $ITEMSIZE
+  %y.panel = getelementptr i8, ptr %y, i64 %y.offset
+  %columns = sub i64 %outputs, %column
+  br label %tile
+tile:
+  %t = phi i64 [0, %panel], [%t.next, %tile]
+  %row = phi i64 [0, %panel], [%row.next, %tile]
+  %t.next = add i64 %t, 1
+  %row.next = call i64 @end_of(%Deal %deal, i64 %t.next)
+  %t.more = icmp ult i64 %row.next, %rows
+  ; the last tile of a panel prefetches what comes after the panel
+  %ahead = select i1 %t.more, ptr %w.panel, ptr %w.away
+  %x.bytes = mul i64 %row, %row.bytes
+  %x.tile = getelementptr i8, ptr %x, i64 %x.bytes
+  %y.bytes = mul i64 %row, %stride
+  %y.tile = getelementptr i8, ptr %y.panel, i64 %y.bytes
+  %here = sub i64 %row.next, %row
+  %which = sub i64 %here, 1
+  %tile.at = getelementptr [$ROWS x ptr], ptr @tiles, i64 0, i64 %which
+  %kernel = load ptr, ptr %tile.at
+  call void %kernel(ptr %x.tile, ptr %w.panel, ptr %ahead, ptr %bias.panel, ptr %y.tile,
+                    i64 %stride, i64 %columns, i64 %units)
+  br i1 %t.more, label %tile, label %panel.done
+panel.done:
+  %p.next = add i64 %p, 1
+  %p.more = icmp ult i64 %p.next, %end
+  br i1 %p.more, label %panel, label %take
+done:
+  ret void
+}
+
+define internal void @run(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
+                          i64 %stride, i64 %units, i64 %threads) {
+  %work = alloca %Work, align 64
+  %ceil = add i64 %outputs, $OVER
+  %panels = udiv i64 %ceil, $COLUMNS
+  %parts = mul i64 %threads, 4
+  %part = udiv i64 %panels, %parts
+  %chunk = call i64 @llvm.umax.i64(i64 %part, i64 1)
+  %w0 = insertvalue %Work poison, ptr %x, 0
+  %w1 = insertvalue %Work %w0, ptr %w, 1
+  %w2 = insertvalue %Work %w1, ptr %bias, 2
+  %w3 = insertvalue %Work %w2, ptr %y, 3
+  %w4 = insertvalue %Work %w3, i64 %rows, 4
+  %w5 = insertvalue %Work %w4, i64 %outputs, 5
+  %w6 = insertvalue %Work %w5, i64 %stride, 6
+  %w7 = insertvalue %Work %w6, i64 %units, 7
+  %w8 = insertvalue %Work %w7, i64 %chunk, 8
+  %w9 = insertvalue %Work %w8, i64 0, 9
+  store %Work %w9, ptr %work
+  %count = trunc i64 %threads to i32
+  $RUN
+  ret void
+}
+"""
+
+
+def module(
+    declarations: str,
+    functions: Iterable[str],
+    entry: str,
+    *,
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    unit: int,
+    row_unit: int,
+    **numbers: int,
+) -> str:
+    """A kernel in LLVM's language.
+
+    functions  include @tile1 to @tileROWS for that many `rows`, each of which multiplies its number of rows, which lie
+               side by side, by a panel of `columns` outputs.
+    entry      the function @product, which calls @run; its names with a dollar are filled in, from `numbers` too.
+    unit, row_unit  bytes of a unit of a panel and of a row; @run is told how many units long both are."""
+    tiles = ", ".join(f"ptr @tile{number}" for number in range(1, rows + 1))
+    on_all_threads = "call void @GOMP_parallel(ptr @work, ptr %work, i32 %count, i32 0)"
+    filled = Template(_FRAME + entry).substitute(
+        ROWS=rows,
+        UP=rows - 1,
+        COLUMNS=columns,
+        OVER=columns - 1,
+        ITEMSIZE=dtype.itemsize,
+        UNIT=unit,
+        ROW_UNIT=row_unit,
+        AHEAD=AHEAD,
+        RUN="call void @work(ptr %work)" if parallel() is None else on_all_threads,
+        **numbers,
+    )
+    table = f"@tiles = internal constant [{rows} x ptr] [{tiles}]"
+    return "\n".join([_DECLARATIONS + declarations, *functions, table, filled])
+
+
+def compiled(source: str, arguments: int) -> Callable[..., None]:
+    """The function @product of a module, which takes that many addresses and numbers."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    if parallel() is not None:
+        llvm.add_symbol("GOMP_parallel", parallel())
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
+    )
+    parsed = llvm.parse_assembly(source)
+    parsed.verify()
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    product: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arguments)(engine.get_function_address("product"))
+    product.engine = engine  # the code lives as long as its engine
+    return product
+
+
+@cache
+def parallel() -> int | None:
+    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None where torch has another."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
+    for library in sorted(libraries, key=lambda path: "torch" not in path):
+        try:
+            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def splat(name: str, value: str, kind: str) -> Iterator[str]:
+    """16 times a number."""
+    yield f"  {name}.0 = insertelement <16 x {kind}> poison, {kind} {value}, i64 0"
+    yield f"  {name} = shufflevector <16 x {kind}> {name}.0, <16 x {kind}> poison, <16 x i32> zeroinitializer"
+
+
+def constant(value: int, kind: str) -> str:
+    """A literal, 16 times."""
+    return "<" + ", ".join([f"{kind} {value}"] * 16) + ">"
+
+
+def masks(halves: int) -> Iterator[str]:
+    """%mask0, and %mask1 of 32 columns: which of 16 outputs are among %columns."""
+    for half in range(halves):
+        yield f"  %left{half} = sub i64 %columns, {16 * half}"
+        yield from splat(f"%ends{half}", f"%left{half}", "i64")
+        yield f"  %mask{half} = icmp slt <16 x i64> <{', '.join(f'i64 {i}' for i in range(16))}>, %ends{half}"
+
+
+def store(at: str, row: int, half: int, value: str, dtype: torch.dtype) -> Iterator[str]:
+    """16 sums of a row, rounded to the dtype, to their places; `at` makes names unique."""
+    yield f"  %o{at} = mul i64 %stride, {row}"
+    yield f"  %r{at} = getelementptr i8, ptr %y, i64 %o{at}"
+    yield f"  %y{at} = getelementptr i8, ptr %r{at}, i64 {16 * dtype.itemsize * half}"
+    kind, short = "<16 x float>", "v16f32"
+    if dtype == torch.bfloat16:
+        yield from _narrowed(at, value)
+        value, kind, short = f"%h{at}", "<16 x i16>", "v16i16"
+    mask = f"i32 {dtype.itemsize}, <16 x i1> %mask{half}"
+    yield f"  call void @llvm.masked.store.{short}.p0({kind} {value}, ptr %y{at}, {mask})"
+
+
+def _narrowed(at: str, value: str) -> Iterator[str]:
+    """%h{at}: bits of 16 float32 numbers as bfloat16, rounded to the nearest, of two to the even one; NaN stays NaN."""
+    if llvm.get_host_cpu_features().get("avx512bf16"):
+        yield f"  %n{at} = fptrunc <16 x float> {value} to <16 x bfloat>"
+        yield f"  %h{at} = bitcast <16 x bfloat> %n{at} to <16 x i16>"
+        return
+    # LLVM would call a function of its runtime library here, which a process need not have.
+    yield f"  %n{at} = bitcast <16 x float> {value} to <16 x i32>"
+    yield f"  %n{at}.high = lshr <16 x i32> %n{at}, {constant(16, 'i32')}"
+    yield f"  %n{at}.odd = and <16 x i32> %n{at}.high, {constant(1, 'i32')}"
+    yield f"  %n{at}.half = add <16 x i32> %n{at}.odd, {constant(32767, 'i32')}"
+    yield f"  %n{at}.up = add <16 x i32> %n{at}, %n{at}.half"
+    yield f"  %n{at}.near = lshr <16 x i32> %n{at}.up, {constant(16, 'i32')}"
+    yield f"  %n{at}.quiet = or <16 x i32> %n{at}.high, {constant(64, 'i32')}"
+    yield f"  %n{at}.nan = fcmp uno <16 x float> {value}, zeroinitializer"
+    yield f"  %n{at}.bits = select <16 x i1> %n{at}.nan, <16 x i32> %n{at}.quiet, <16 x i32> %n{at}.near"
+    yield f"  %h{at} = trunc <16 x i32> %n{at}.bits to <16 x i16>"
+
+
+# Panels of numbers ----------------------------------------------------------------------------------------------------
 
 COLUMNS = 32
 """Outputs of a panel, which fill two registers of AVX-512."""
@@ -33,8 +292,20 @@ STEPS = 4
 """Steps of the innermost loop. A step takes four bytes of a row: two inputs in bfloat16, one in float32."""
 PER_STEP = {torch.bfloat16: 2, torch.float32: 1}
 """Inputs of a step."""
-AHEAD = 4096
-"""Bytes by which a panel is prefetched into the second-level cache: a page, where the processor's own prefetch ends."""
+
+
+_DOTS = """
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+"""
+
+_PRODUCT = """
+define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs, i64 %threads) {
+  %stride = mul i64 %outputs, $ITEMSIZE
+  call void @run(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
+                 i64 %stride, i64 $STEPS, i64 %threads)
+  ret void
+}
+"""
 
 
 def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
@@ -66,15 +337,15 @@ class Panels:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
         self.outputs, self.width = weight.shape
-        room = -(-self.outputs // COLUMNS) * COLUMNS
-        rows = torch.zeros(room, self.width, dtype=weight.dtype)
+        columns = -(-self.outputs // COLUMNS) * COLUMNS
+        rows = torch.zeros(columns, self.width, dtype=weight.dtype)
         rows[: self.outputs] = weight
         inputs = PER_STEP[weight.dtype]
         self._panels = rows.view(-1, COLUMNS, self.width // inputs, inputs).transpose(1, 2).contiguous()
-        self._bias = torch.zeros(room)
+        self._bias = torch.zeros(columns)
         if bias is not None:
             self._bias[: self.outputs] = bias
-        self._product = _compiled(self.width // inputs, weight.dtype)
+        self._product = _product(self.width // inputs, weight.dtype)
         self._at = self._panels.data_ptr(), self._bias.data_ptr()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,61 +361,16 @@ class Panels:
         return self._panels.transpose(1, 2).reshape(-1, self.width)[: self.outputs].contiguous()
 
 
-# Compiling -----------------------------------------------------------------------------------------------------------
-
-
 @cache
-def parallel() -> int | None:
-    """Address of the function that runs a task on the threads of torch's OpenMP."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
-    for library in sorted(libraries, key=lambda path: "torch" not in path):
-        try:
-            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
-        except (OSError, AttributeError):
-            continue
-    return None
-
-
-@cache
-def _compiled(steps: int, dtype: torch.dtype) -> Callable[..., None]:
+def _product(steps: int, dtype: torch.dtype) -> Callable[..., None]:
     """product(x, panels, bias, out, rows, outputs, threads) for rows of that many steps: addresses, and numbers."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.add_symbol("GOMP_parallel", parallel())
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
-    )
-    module = llvm.parse_assembly("\n".join(_source(steps, dtype)))
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    product: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)(engine.get_function_address("product"))
-    product.engine = engine  # the code lives as long as its engine
-    return product
+    return compiled(_source(steps, dtype), 7)
 
 
-def _source(steps: int, dtype: torch.dtype) -> Iterator[str]:
-    yield panel_source.PREAMBLE + _PREAMBLE
-    for rows in range(1, ROWS + 1):
-        yield from _tile(rows, steps, dtype)
-    tiles = ", ".join(f"ptr @tile{rows}" for rows in range(1, ROWS + 1))
-    yield f"@tiles = internal constant [{ROWS} x ptr] [{tiles}]"
-    yield Template(panel_source.PRODUCT + _PRODUCT).substitute(
-        ROWS=ROWS,
-        UP=ROWS - 1,
-        COLUMNS=COLUMNS,
-        OVER=COLUMNS - 1,
-        ITEMSIZE=dtype.itemsize,
-        UNIT=4 * COLUMNS,
-        ROW_UNIT=4,
-        STEPS=steps,
-        AHEAD=AHEAD,
-        RUN=panel_source.ON_ALL_THREADS,
-    )
+def _source(steps: int, dtype: torch.dtype) -> str:
+    tiles = (line for rows in range(1, ROWS + 1) for line in _tile(rows, steps, dtype))
+    unit = {"unit": 4 * COLUMNS, "row_unit": 4}
+    return module(_DOTS, tiles, _PRODUCT, rows=ROWS, columns=COLUMNS, dtype=dtype, **unit, STEPS=steps)
 
 
 def _tile(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
@@ -172,30 +398,11 @@ def _tile(rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
     yield f"  %more = icmp ult i64 %next, {steps}"
     yield "  br i1 %more, label %loop, label %store"
     yield "store:"
-    for half in (0, 1):
-        yield f"  %left{half} = sub i64 %columns, {16 * half}"
-        yield f"  %l{half} = insertelement <16 x i64> poison, i64 %left{half}, i64 0"
-        yield f"  %ls{half} = shufflevector <16 x i64> %l{half}, <16 x i64> poison, <16 x i32> zeroinitializer"
-        yield f"  %mask{half} = icmp slt <16 x i64> <{', '.join(f'i64 {i}' for i in range(16))}>, %ls{half}"
+    yield from masks(2)
     for row, half in sums:
-        at = f"{row}.{half}"
-        yield f"  %o{at} = mul i64 %stride, {row}"
-        yield f"  %r{at} = getelementptr i8, ptr %y, i64 %o{at}"
-        yield f"  %y{at} = getelementptr i8, ptr %r{at}, i64 {16 * dtype.itemsize * half}"
-        yield from _store(at, half, dtype)
+        yield from store(f"{row}.{half}", row, half, f"%s{row}.{half}.{STEPS}", dtype)
     yield "  ret void"
     yield "}"
-
-
-def _store(at: str, half: int, dtype: torch.dtype) -> Iterator[str]:
-    """Sums, rounded to the dtype, to their place."""
-    kind, sums = ("v16f32", "<16 x float>"), f"%s{at}.{STEPS}"
-    if dtype == torch.bfloat16:
-        yield f"  %n{at} = fptrunc <16 x float> {sums} to <16 x bfloat>"
-        yield f"  %h{at} = bitcast <16 x bfloat> %n{at} to <16 x i16>"
-        kind, sums = ("v16i16", "<16 x i16>"), f"%h{at}"
-    mask = f"i32 {dtype.itemsize}, <16 x i1> %mask{half}"
-    yield f"  call void @llvm.masked.store.{kind[0]}.p0({kind[1]} {sums}, ptr %y{at}, {mask})"
 
 
 def _step(step: int, rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]:
@@ -220,17 +427,3 @@ def _step(step: int, rows: int, steps: int, dtype: torch.dtype) -> Iterator[str]
         for half in (0, 1):
             call = multiply.format(w=f"%w{step}.{half}", x=f"%x{at}", s=f"%s{row}.{half}.{step}")
             yield f"  %s{row}.{half}.{step + 1} = call <16 x float> {call}"
-
-
-_PREAMBLE = """
-declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
-"""
-
-_PRODUCT = """
-define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs, i64 %threads) {
-  %stride = mul i64 %outputs, $ITEMSIZE
-  call void @run(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
-                 i64 %stride, i64 $STEPS, i64 %threads)
-  ret void
-}
-"""

@@ -1,7 +1,7 @@
 """The steps of a decoder layer between its matrix products, one pass each: for CPUs, compiled by Numba.
 
 A decoding step of a small model is hundreds of operators over a few kilobytes, and launching them costs more than
-running them. Each kernel here replaces four to ten of torch's (`paceline.target.steps` is the reference) and computes
+running them. Each kernel here replaces four to ten of torch's (`TorchOps` is the reference) and computes
 in float32 with one rounding at the end, on one thread, for the arrays are too small to share. Rows are computed one by
 one, so a row's result does not depend on their number. Each kernel exists for bfloat16 and for float32; the latter
 is used where results must be exact (docs/exact.md).
@@ -16,9 +16,9 @@ import torch
 from numba import carray, njit
 
 from paceline.compiled import address, float_of, put, widened
+from paceline.target.attention import TorchOps
 from paceline.target.cache import Writer
 from paceline.target.layout import Layout
-from paceline.target.steps import TorchOps
 
 # Sums may be reordered and products fused, but NaN stays NaN: broken weights must not look like numbers.
 # NumPy's division does not look for zeros, which would keep loops from vectorising.
@@ -147,55 +147,30 @@ class _Kernels(NamedTuple):
     gate: Any
 
 
-_ADD_NORM = "void(int64, int64, int64, int64, int64, int64, int64, float32)"
-_ROTATE = f"void({'int64, ' * 15}float32)"
-_GATE = "void(int64, int64, int64, int64)"
+def _kernels(kind: Any, size: int) -> _Kernels:
+    """kind: np.uint16 for the bits of bfloat16, or np.float32. size: bytes of a number."""
+
+    @njit("void(int64, int64, int64, int64, int64, int64, int64, float32)", **FAST)
+    def add_norm(x, delta, weight, total, out, rows, width, eps):  # type: ignore[no-untyped-def]
+        _add_norm(x, delta, weight, total, out, rows, width, eps, kind, size)
+
+    @njit(f"void({'int64, ' * 15}float32)", **FAST)
+    def rotate(  # type: ignore[no-untyped-def]
+        qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps
+    ):
+        _rotate(
+            qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity,
+            eps, kind, size,
+        )  # fmt: skip
+
+    @njit("void(int64, int64, int64, int64)", **FAST)
+    def gate(gate_up, out, rows, width):  # type: ignore[no-untyped-def]
+        _gate(gate_up, out, rows, width, kind, size)
+
+    return _Kernels(add_norm, rotate, gate)
 
 
-@njit(_ADD_NORM, **FAST)
-def _add_norm_bfloat16(x, delta, weight, total, out, rows, width, eps):  # type: ignore[no-untyped-def]
-    _add_norm(x, delta, weight, total, out, rows, width, eps, np.uint16, 2)
-
-
-@njit(_ADD_NORM, **FAST)
-def _add_norm_float32(x, delta, weight, total, out, rows, width, eps):  # type: ignore[no-untyped-def]
-    _add_norm(x, delta, weight, total, out, rows, width, eps, np.float32, 4)
-
-
-@njit(_ROTATE, **FAST)
-def _rotate_bfloat16(  # type: ignore[no-untyped-def]
-    qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps
-):
-    _rotate(
-        qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps,
-        np.uint16, 2,
-    )  # fmt: skip
-
-
-@njit(_ROTATE, **FAST)
-def _rotate_float32(  # type: ignore[no-untyped-def]
-    qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps
-):
-    _rotate(
-        qkv, out, cos, sin, norm, positions, slots, places, keys, values, nodes, heads, kv_heads, dim, capacity, eps,
-        np.float32, 4,
-    )  # fmt: skip
-
-
-@njit(_GATE, **FAST)
-def _gate_bfloat16(gate_up, out, rows, width):  # type: ignore[no-untyped-def]
-    _gate(gate_up, out, rows, width, np.uint16, 2)
-
-
-@njit(_GATE, **FAST)
-def _gate_float32(gate_up, out, rows, width):  # type: ignore[no-untyped-def]
-    _gate(gate_up, out, rows, width, np.float32, 4)
-
-
-_BY_DTYPE = {
-    torch.bfloat16: _Kernels(_add_norm_bfloat16, _rotate_bfloat16, _gate_bfloat16),
-    torch.float32: _Kernels(_add_norm_float32, _rotate_float32, _gate_float32),
-}
+_BY_DTYPE = {torch.bfloat16: _kernels(np.uint16, 2), torch.float32: _kernels(np.float32, 4)}
 
 
 class FusedOps(TorchOps):

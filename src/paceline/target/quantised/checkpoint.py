@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, PacelineError, meant
 from paceline.jsonl import NotJSON, loads
-from paceline.target.fingerprint import fingerprint
+from paceline.target.folder import fingerprint
 from paceline.target.quantised.blocks import KINDS, Q4_0, Q8_0, Blocks, Kind, quantise
 from paceline.target.shape import weight_shapes
 
@@ -51,7 +51,7 @@ def exact_dtype(dtype: str | torch.dtype) -> str:
 
 
 def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
-    """Matrices as blocks, all else as it is. So is a matrix whose width is no multiple of a block's 32."""
+    """Matrices as blocks, all else as it is, and so is a matrix whose width is no multiple of a block's 32."""
     inner, outer = WORDS[word]
     made: Weights = {}
     for name, weight in weights.items():
@@ -61,7 +61,7 @@ def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
 
 
 def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.Tensor]:
-    """Those that are not in blocks: norms, biases, tables."""
+    """The weights that are not in blocks: norms, biases, tables."""
     return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
 
 

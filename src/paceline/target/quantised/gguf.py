@@ -1,27 +1,36 @@
-"""GGUF files: facts by key, and tensors by name, mapped from disk and not yet read. Knows nothing of models.
+"""GGUF files: facts by key, tensors by name, and the model that they describe, for the families of the native decoder.
 
+    target = load_gguf(Path("model-Q4_K_M.gguf"))
     file = GGUF("model-Q4_K_M.gguf")
     file.facts["general.architecture"], file.tensor("token_embd.weight")
 
-The layout is that of ggml's docs/gguf.md, versions 2 and 3. Large models may be cut into several files, which are
-opened together. Every mistake in a file is a ModelError of one line.
+Tensors are mapped from disk and not yet read. Matrices stay in the blocks that the file has, or are expanded to 16 or
+32 bits. Large models may be cut into several files, which are opened together. Every mistake is a ModelError of one
+line.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
+from transformers import PretrainedConfig
 
 from paceline.errors import ModelError, shortened
-from paceline.target.quantised.blocks import Blocks, Kind, kind_of
+from paceline.target.decoder import Decoder
+from paceline.target.folder import check_config, one_line, refuse_pointer
+from paceline.target.quantised import checkpoint as quantised
+from paceline.target.quantised.blocks import KINDS, Blocks, kind_of
+from paceline.target.shape import unsupported, weight_shapes
 
 VERSIONS = (2, 3)
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -43,8 +52,10 @@ class Place:
     begin: int
 
 
+# The package gguf has a reader too. A vocabulary of 150,000 tokens takes it 13 s, and this one 0.7 s, for it makes
+# several arrays of every token; and it does not end where a damaged file says that an array has 2**60 numbers.
 class GGUF:
-    """A GGUF file, all its parts together.
+    """A GGUF file of version 2 or 3 (ggml's docs/gguf.md), all its parts together.
 
     facts   the first file's pairs of key and value. places: tensors by name."""
 
@@ -69,38 +80,40 @@ class GGUF:
                 raise ModelError(f"{self.path} is one of {count} files of a model, and {other.name} is not beside it")
             yield other
 
+    @property
+    def family(self) -> Any:
+        """The architecture, a text where the file is what it should be."""
+        return self.facts.get("general.architecture")
+
     def __contains__(self, name: str) -> bool:
         return name in self.places
 
     def tensor(self, name: str) -> torch.Tensor | Blocks:
         """A tensor, mapped: numbers, or a matrix in blocks. ModelError for a type that is not read."""
         place = self.places[name]
-        dtype = DENSE.get(place.type)
-        kind = kind_of(place.type) if dtype is None else None
-        if kind is None and dtype is None:
-            raise ModelError(
-                f"{self.path}: {name} is of ggml's type {place.type}, which the package gguf cannot read: install a "
-                "newer one, or make the file anew, as Q8_0, Q4_0 or Q4_K_M"
-            )
-        if kind is not None and (len(place.shape) != 2 or place.shape[1] % kind.inputs):
-            raise ModelError(f"{self.path}: {name} of {list(place.shape)} does not divide into blocks of {kind.name}")
-        row = _row_bytes(place.shape, kind, dtype)
+        dtype, kind = DENSE.get(place.type), None
+        if dtype is not None:
+            row = place.shape[-1] * dtype.itemsize
+        else:
+            kind = kind_of(place.type)
+            if kind is None:
+                raise ModelError(
+                    f"{self.path}: {name} is of ggml's type {place.type}, which the package gguf cannot read: install "
+                    "a newer one, or make the file anew, as Q8_0, Q4_0 or Q4_K_M"
+                )
+            if len(place.shape) != 2 or place.shape[1] % kind.inputs:
+                raise ModelError(
+                    f"{self.path}: {name} of {list(place.shape)} does not divide into blocks of {kind.name}"
+                )
+            row = place.shape[1] // kind.inputs * kind.nbytes
         size = prod(place.shape[:-1]) * row
         data = place.data[place.begin : place.begin + size]
         if len(data) < size:
             raise ModelError(f"{self.path} is cut off: {name} ends {size - len(data)} bytes after its end")
         if kind is not None:
             return Blocks(kind, data.view(-1, row))
-        assert dtype is not None
         aligned = data if place.begin % 8 == 0 else data.clone()
         return aligned.view(dtype).view(place.shape)
-
-
-def _row_bytes(shape: tuple[int, ...], kind: Kind | None, dtype: torch.dtype | None) -> int:
-    if kind is not None:
-        return shape[-1] // kind.inputs * kind.nbytes
-    assert dtype is not None
-    return shape[-1] * dtype.itemsize
 
 
 class _Cursor:
@@ -148,11 +161,10 @@ class _Cursor:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
     try:
         with path.open("rb") as opened:
-            start = opened.read(30)
-        if start.startswith(b"version https://git-lfs"):
-            raise ModelError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull`")
-        if start[:4] != b"GGUF":
-            raise ModelError(f"{path} is not a GGUF file: it begins with {shortened(repr(bytes(start[:4])))}")
+            start = opened.read(4)
+        refuse_pointer(path)
+        if start != b"GGUF":
+            raise ModelError(f"{path} is not a GGUF file: it begins with {start!r}")
         mapped = np.memmap(path, np.uint8, "c")
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -184,3 +196,229 @@ def _entry(cursor: _Cursor) -> tuple[str, int, tuple[int, ...], int]:
     if prod(shape) > 1 << 48:
         raise ValueError(f"{shortened(name)} has the shape {list(shape)}")
     return name, int(cursor.number("I")), shape, int(cursor.number("Q"))
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+FAMILIES = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+"""By general.architecture; Mistral's is llama too."""
+_FREQUENCIES = "rope_freqs.weight"
+_SCALING = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+"""Facts of rope.scaling, and transformers' names."""
+_NEUTRAL = {"yarn_ext_factor": 1.0, "yarn_attn_factor": 1.0, "attn_factor": 1.0}
+"""Facts of rope.scaling that change nothing with these values, and are not read with others."""
+CONTROL = 3
+"""Type of tokens that never show in text."""
+_ENDS = frozenset({
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
+    "<|return|>",
+})  # fmt: skip
+"""Control tokens with which models end an answer, by their text: llama.cpp ends at these too."""
+
+
+def load_gguf(
+    path: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    precision: str | None = "auto",
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """The model in a GGUF file, without tokenizer.
+
+    dtype      of everything but the blocks; None: bfloat16 where the processor has units for it, else float32.
+    precision  "auto": blocks stay as they are. None: they are expanded to `dtype`. "int8" or "int4": blocks are made of
+               a file of 16 or 32 bits.
+
+    Raises ModelError, one line, if it cannot be read or used."""
+    file = GGUF(path)
+    config = config_of(file)
+    weights = weights_of(file, config)
+    quantised.refuse_word(path, quantised.describe(weights), precision or "")
+    if precision in quantised.WORDS:
+        weights = quantised.quantised(quantised.tensors_of(weights), precision)
+    elif precision is not None:
+        for name, weight in weights.items():
+            if isinstance(weight, Blocks) and weight.kind.number not in KINDS:
+                raise ModelError(
+                    f"{path}: {tensor_name(file.family, name)} is of type {weight.kind.name}, and products are "
+                    f"computed of {', '.join(kind.name for kind in KINDS.values())}: name a dtype to expand it, such "
+                    "as bfloat16, or make the file anew, as Q8_0, Q4_0 or Q4_K_M"
+                )
+    return Decoder(
+        config,
+        weights,
+        name=path.stem,
+        dtype=dtype or _own_dtype(weights),
+        device=device,
+        expand=precision is None,
+        eos_token_ids=sorted(end_tokens(file.facts)),
+        inverse_frequencies=_frequencies(file, config),
+    )
+
+
+def end_tokens(facts: Mapping[str, Any]) -> set[int]:
+    """Tokens that end an answer: those that the facts name so, and control tokens known by their text."""
+    start = "tokenizer.ggml."
+    named = {facts.get(f"{start}{key}_token_id") for key in ("eos", "eot", "eom")}
+    tokens, types = facts.get(start + "tokens") or [], facts.get(start + "token_type") or []
+    known = {i for i, (text, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and text in _ENDS}
+    return {i for i in named if isinstance(i, int)} | known
+
+
+def _own_dtype(weights: Mapping[str, torch.Tensor | Blocks]) -> torch.dtype:
+    has_units = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    narrow = all(isinstance(w, Blocks) or w.ndim == 1 or w.dtype == torch.bfloat16 for w in weights.values())
+    return torch.bfloat16 if has_units and narrow else torch.float32
+
+
+# What the facts mean -------------------------------------------------------------------------------------------------
+
+
+def config_of(file: GGUF) -> PretrainedConfig:
+    """The configuration that transformers would have. ModelError for what the native decoder does not run."""
+    family = file.family
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{file.path} is of architecture {shortened(repr(family))}, and GGUF files are run of "
+            f"{', '.join(FAMILIES)} (Mistral, SmolLM and Vicuna are llama)"
+        )
+    facts = {key.removeprefix(f"{family}."): value for key, value in file.facts.items() if key.startswith(f"{family}.")}
+    if facts.get("expert_count"):
+        raise ModelError(f"{file.path} is a mixture of {facts['expert_count']} experts, which the native decoder lacks")
+
+    def number(key: str, default: Any = None) -> Any:
+        """A fact that is a number; ModelError if it is not, or not there and without a default."""
+        value = default if facts.get(key) is None else facts[key]
+        if value is None:
+            raise ModelError(f"{file.path} does not say its {key}: it was not made for llama.cpp, or is damaged")
+        if isinstance(value, list):
+            raise ModelError(f"{file.path}: {key} differs from layer to layer, which the native decoder lacks")
+        if not isinstance(value, (int, float)):
+            raise ModelError(f"{file.path}: {key} is {shortened(repr(value))}; it must be a number")
+        return value
+
+    heads, size = number("attention.head_count"), number("embedding_length")
+    head_dim = number("attention.key_length", size // max(heads, 1))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if facts.get(key, head_dim) != head_dim:
+            raise ModelError(
+                f"{file.path}: {family}.{key} is {facts[key]}, and heads have {head_dim} numbers: not supported"
+            )
+    if "token_embd.weight" not in file:
+        raise ModelError(f"{file.path} has no token_embd.weight: it holds no model, or a part of one")
+    values = {
+        "vocab_size": file.places["token_embd.weight"].shape[0],
+        "hidden_size": size,
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": number("context_length"),
+        "tie_word_embeddings": "output.weight" not in file,
+        "rope_parameters": _rope(
+            file, facts, float(number("rope.freq_base", 10000.0)), float(number("rope.scale_linear", 1.0))
+        ),
+        "attention_bias": "blk.0.attn_q.bias" in file,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file,
+        "sliding_window": None,
+    }
+    name = FAMILIES[family]
+    if window := facts.get("attention.sliding_window"):
+        values["sliding_window"] = window
+        name = "MistralConfig" if family == "llama" else name
+        values |= {"use_sliding_window": True, "max_window_layers": 0} if family != "llama" else {}
+    try:
+        config: PretrainedConfig = getattr(transformers, name)(**values)
+    except Exception as error:  # transformers checks types in many ways
+        raise ModelError(f"{file.path}: its facts make no model: {shortened(one_line(error))}") from error
+    check_config(config, file.path)
+    if reason := unsupported(config):
+        raise ModelError(f"{file.path}: the native decoder cannot run it, {reason}")
+    return config
+
+
+def _rope(file: GGUF, facts: Mapping[str, Any], theta: float, scale: float) -> dict[str, Any]:
+    """transformers' rope_parameters: positions as they are, linear and yarn. (Llama 3's factors are a tensor.)"""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if scale != 1.0:  # as older files say it
+        return rope | {"rope_type": "linear", "factor": scale}
+    scaling = {key.removeprefix("rope.scaling."): v for key, v in facts.items() if key.startswith("rope.scaling.")}
+    kind = scaling.pop("type", "none")
+    if kind == "none":
+        return rope
+    scaling.pop("finetuned", None)
+    odd = [
+        key
+        for key, value in scaling.items()
+        if (not isinstance(value, (int, float)) if key in _SCALING else _NEUTRAL.get(key) != value)
+    ]
+    if kind not in ("linear", "yarn") or odd:
+        what = f"kind {kind!r}" if kind not in ("linear", "yarn") else f"with {', '.join(odd)}"
+        raise ModelError(f"{file.path}: positions scaled {what} are not supported; there are linear, yarn and llama3")
+    return rope | {"rope_type": kind} | {_SCALING[key]: scaling[key] for key in _SCALING if key in scaling}
+
+
+def _frequencies(file: GGUF, config: PretrainedConfig) -> torch.Tensor | None:
+    """Llama 3's inverse frequencies: the usual ones, each divided by a factor of its own."""
+    if _FREQUENCIES not in file:
+        return None
+    factors, size = file.tensor(_FREQUENCIES), config.head_dim
+    if not isinstance(factors, torch.Tensor) or factors.numel() != size // 2:
+        raise ModelError(f"{file.path}: {_FREQUENCIES} has the shape {list(factors.shape)}; it should be [{size // 2}]")
+    base = dict(config.rope_parameters)["rope_theta"]
+    inverse: torch.Tensor = base ** -(torch.arange(0, size, 2).float() / size) / factors.flatten()
+    return inverse
+
+
+# Tensors -------------------------------------------------------------------------------------------------------------
+
+
+def weights_of(file: GGUF, config: PretrainedConfig) -> dict[str, torch.Tensor | Blocks]:
+    """The tensors that the native decoder reads, by the names that a checkpoint gives them."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    weights: dict[str, torch.Tensor | Blocks] = {}
+    for name, shape in weight_shapes(config).items():
+        theirs = tensor_name(file.family, name)
+        if theirs is None or theirs not in file:
+            raise ModelError(
+                f"{file.path} lacks {theirs or name}: it is incomplete, or of a model that is not supported"
+            )
+        tensor = file.tensor(theirs)
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{file.path}: {theirs} has the shape {list(tensor.shape)} where {list(shape)} is needed")
+        part = name.split(".")[-2]
+        weights[name] = _unpermuted(tensor, heads[part]) if file.family == "llama" and part in heads else tensor
+    return weights
+
+
+def tensor_name(architecture: str, name: str) -> str | None:
+    """GGUF's name of a checkpoint's tensor; None where the architecture has none."""
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    if layer is None:
+        return _names(architecture).get_name(name, (".weight", ".bias"))
+    found = _names(architecture).get_name(f"model.layers.0.{name[layer.end() :]}", (".weight", ".bias"))
+    return found and found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+
+
+@cache
+def _names(architecture: str) -> Any:
+    """The names of one layer and of what is outside layers."""
+    import gguf  # imported here, as everywhere: most models are no GGUF files
+
+    (known,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(known, 1)
+
+
+def _unpermuted(tensor: torch.Tensor | Blocks, heads: int) -> torch.Tensor | Blocks:
+    """Rows in the order of a checkpoint: the first halves of the pairs that rotate together, then the second. A file of
+    the Llama family has such pairs side by side; whole rows move, so this is exact."""
+    rows = tensor.data if isinstance(tensor, Blocks) else tensor
+    moved = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
+    return Blocks(tensor.kind, moved) if isinstance(tensor, Blocks) else moved

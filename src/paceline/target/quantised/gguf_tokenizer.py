@@ -18,16 +18,12 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import ModelError, shortened
-from paceline.target.quantised.gguf import GGUF
+from paceline.target.folder import one_line
+from paceline.target.quantised.gguf import CONTROL, GGUF
 from paceline.target.tokenizer import Tokenizer
 
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
-"""Types of tokens: such as end tokens, which never show in text; words that are found before text is split; padding."""
-ENDS = frozenset({
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<EOT>",
-    "<|return|>",
-})  # fmt: skip
-"""Control tokens with which models end an answer, by their text: llama.cpp ends at these too."""
+USER_DEFINED, UNUSED = 4, 5
+"""Types of tokens: words that are found before text is split; padding."""
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -77,7 +73,7 @@ def tokenizer_of(file: GGUF, name: str) -> Tokenizer:
         backend = _bytes(facts) if kind == "gpt2" else _sentencepiece(facts)
         inner = _dressed(backend, facts, kind)
     except Exception as error:  # the library refuses in many ways
-        raise _refused(file, f"cannot be rebuilt ({shortened(' '.join(str(error).split()))})") from error
+        raise _refused(file, f"cannot be rebuilt ({shortened(one_line(error))})") from error
     return Tokenizer(inner, name)
 
 
@@ -89,18 +85,6 @@ def _facts(file: GGUF) -> dict[str, Any]:
     start = "tokenizer.ggml."
     facts = {key.removeprefix(start): value for key, value in file.facts.items() if key.startswith(start)}
     return facts | {"chat_template": file.facts.get("tokenizer.chat_template")}
-
-
-def end_tokens(facts: Mapping[str, Any]) -> set[int]:
-    """Tokens that end an answer: the one that the file names so, and control tokens known by their text. facts: all of
-    a file's."""
-    start = "tokenizer.ggml."
-    named = {facts.get(f"{start}{key}_token_id") for key in ("eos", "eot", "eom")}
-    tokens, types = facts.get(start + "tokens") or [], facts.get(start + "token_type") or []
-    by_text = {
-        i for i, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind == CONTROL and token in ENDS
-    }
-    return {i for i in named if isinstance(i, int)} | by_text
 
 
 def same_tokens(tokenizer: Tokenizer, file: GGUF, *, all_of_them: bool) -> bool:

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, PreTrainedTokenizerFast
 
+from paceline.evals.vision.drawing import KINDS
 from paceline.evals.vision.models.towers import Towers
-from paceline.evals.vision.objects import KINDS
 from paceline.evals.vision.words import TEMPLATES, VALUES
 
 SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")

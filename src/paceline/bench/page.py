@@ -1,0 +1,182 @@
+"""A benchmark's report as one HTML page. Figures come from the run's folder; here they get their order and form.
+
+    Path("report.html").write_text(page(read_run(Path("out/run"))), "utf-8")
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from paceline.bench.metrics import OVERALL, beside_plain, scheduled
+from paceline.bench.record import Answer
+from paceline.bench.report import KIND_COLORS, BenchRun, Method, findings, headline, model_name, setting
+from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+SHOWN = 3
+"""Methods whose answers are shown token by token."""
+LONGEST, DEEPEST = 16, 16
+"""Tokens of a round, and depths of a draft, in the plots; longer rounds share the last column."""
+PARTS = ("draft", "forward", "accept", "bookkeeping")
+"""Of a round, in the order of the loop."""
+PART_COLORS = COLORS[2:10]
+"""Different from KIND_COLORS."""
+
+
+def page(run: BenchRun) -> str:
+    """The report as one HTML page."""
+    devices: dict[str, dict[str, list[float]]] = (run.summary.get("predictions") or {}).get("devices") or {}
+    colors, answers = _shown(run)
+    differing = [(method, one) for method in run.measured for one in method.get("differs") or ()]
+    return render(
+        TEMPLATE,
+        run=run,
+        about=run.about,
+        options=run.about.get("options") or {},
+        suite=run.about.get("suite") or {},
+        seen=run.about.get("environment") or {},
+        model=model_name(run),
+        headline=headline(run),
+        findings=findings(run),
+        setting=setting(run),
+        baseline=run.baseline,
+        unfinished=[method for method in run.methods if method.why],
+        most=_most(run),
+        best={category: _best(run, category) for category in [OVERALL, *run.tasks]},
+        panels=[(m, _lengths(m), _depths(m, run.measured)) for m in run.measured if m.get("lengths")],
+        parts=_parts(run.measured),
+        devices=devices,
+        schedules=schedules(run),
+        differing=differing,
+        verdicts=Counter(difference["verdict"] for _, difference in differing),
+        on_devices=lambda method: any(method.name in of for of in devices.values()),
+        shown=SHOWN,
+        colors=colors,
+        answers=answers,
+        OVERALL=OVERALL,
+        DASH=DASH,
+        KIND_COLORS=KIND_COLORS,
+    )
+
+
+def _most(run: BenchRun) -> float:
+    """What the bars of speed-ups reach at most, intervals included."""
+    figures = ("speedup", "speedup_high")
+    values = [m.get(f, c) for m in run.measured for f in figures for c in (OVERALL, *run.tasks)]
+    return 1.02 * max([1.0, *(value for value in values if value is not None)])
+
+
+def _best(run: BenchRun, category: str) -> Method | None:
+    """The fastest lossless method that answered everything."""
+    rated = [method for method in run.ranked if method.get("speedup", category) is not None]
+    return max(rated, key=lambda method: float(method.get("speedup", category)), default=None)
+
+
+def _lengths(method: Method) -> Markup:
+    """How many tokens rounds brought: share of rounds by tokens."""
+    counts = [float(count) for count in method.get("lengths")][1:]
+    heights = counts[: LONGEST - 1] + ([sum(counts[LONGEST - 1 :])] if len(counts) >= LONGEST else [])
+    heights += [0.0] * (LONGEST - len(heights))
+    total = max(sum(counts), 1.0)
+    each = [str(n) for n in range(1, LONGEST)] + [f"{LONGEST}+"]
+    shares = [height / total for height in heights]
+    tips = [f"{method.label}: {percent(s, 1)} of rounds brought {n}" for s, n in zip(shares, each, strict=True)]
+    names = [n if n in ("1", "4", "8", "12", each[-1]) else "" for n in each]
+    label = f"Tokens a round, {method.label}"
+    return columns([100 * share for share in shares], names, tips, method.color, ys=(0, 50, 100), label=label)
+
+
+def _depths(method: Method, others: Sequence[Method]) -> Markup:
+    """Drafts accepted to a depth, of those that reach it, before those of the other methods."""
+    shares = (method.get("accepted_by_depth") or ())[:DEEPEST]
+    if not shares:
+        return Markup("")
+    faint = [
+        Curve([(d, 100 * s) for d, s in enumerate(accepted[:DEEPEST], 1)], (), (FAINT,))
+        for other in others
+        if other is not method and (accepted := other.get("accepted_by_depth"))
+    ]
+    tips = [f"{method.label}: {percent(s, 1)} accepted to depth {d}" for d, s in enumerate(shares, 1)]
+    line = Curve([(d, 100 * s) for d, s in enumerate(shares, 1)], tips, [method.color] * len(shares))
+    label = f"Accepted by depth, {method.label}"
+    return plot([*faint, line], frame=SMALL, xs=(1, 4, 8, 12, DEEPEST), ys=(0, 50, 100), label=label)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Milliseconds of a round by part: names with their colours, and the longest round."""
+
+    colors: dict[str, str]
+    most: float
+    methods: list[Method]
+
+
+def _parts(methods: Sequence[Method]) -> Parts:
+    timed = [method for method in methods if method.get("parts_ms")]
+    parts = dict.fromkeys(part for method in timed for part in method.get("parts_ms"))
+    names = sorted(parts, key=lambda part: PARTS.index(part) if part in PARTS else len(PARTS))
+    most = max((sum(method.get("parts_ms").values()) for method in timed), default=0.0)
+    return Parts({part: PART_COLORS[i % len(PART_COLORS)] for i, part in enumerate(names)}, most, timed)
+
+
+def _shown(run: BenchRun) -> tuple[dict[str, str], list[tuple[str, str, list[tuple[Method, Answer]]]]]:
+    """Colours by drafter; and of each task its question with the answers of the fastest methods that tell runs."""
+    chosen = []
+    for task, by_method in run.shown.items():
+        answers = [
+            (method, by_method[method.name])
+            for method in run.measured
+            if method.kind != "plain"
+            and method.name in by_method
+            and any(turn.runs for turn in by_method[method.name].turns)
+        ][:SHOWN]
+        if answers:
+            chosen.append((task, answers[0][1].question, answers))
+    drafters = dict.fromkeys(
+        who
+        for _, _, answers in chosen
+        for _, answer in answers
+        for turn in answer.turns
+        for who, _, _ in turn.runs
+        if who
+    )
+    return {who: COLORS[i % len(COLORS)] for i, who in enumerate(drafters)}, chosen
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """picture: tokens per second by batch size, a line for every drafter and schedule; colors: of the lines, by name.
+    rows: methods by batch size, each with its tokens per second over plain decoding's at that batch."""
+
+    picture: Markup
+    colors: dict[str, str]
+    rows: list[tuple[int, Method, float | None]]
+
+
+def schedules(run: BenchRun) -> Schedules | None:
+    """None for a run that compares no schedules."""
+    measured = [(scheduled(method.rows[OVERALL]), method) for method in run.measured]
+    if not any(method.get("scheduled") for _, method in measured):
+        return None
+    gains = beside_plain([method.rows[OVERALL] for _, method in measured])
+    measured.sort(key=lambda each: each[0]["batch"])
+    lines: dict[str, list[tuple[int, Method]]] = {}
+    for how, method in measured:
+        lines.setdefault(f"{how['drafter']} {how['schedule']}", []).append((how["batch"], method))
+    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(lines)}
+    curves = [
+        Curve(
+            [(batch, method.get("tokens_per_second")) for batch, method in points],
+            [f"{name}, batch {b}: {number(m.get('tokens_per_second'), 1)} tokens/s" for b, m in points],
+            [colors[name]] * len(points),
+        )
+        for name, points in lines.items()
+    ]
+    sizes = sorted({how["batch"] for how, _ in measured})
+    picture = plot(curves, "rows in a batch", "tokens a second", xs=sizes if len(sizes) > 1 else ())
+    return Schedules(picture, colors, [(how["batch"], method, gains.get(method.name)) for how, method in measured])

@@ -1,0 +1,284 @@
+"""A run as a report reads it, from the files in its folder; its findings in sentences, and as a Markdown table.
+
+    run = read_run(Path("out/run"))
+    run.ranked[0].get("speedup"), headline(run)
+    print(markdown(run))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.metrics import BASELINE, OVERALL
+from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers
+from paceline.errors import PacelineError
+from paceline.jsonl import loads
+from paceline.workbench.contestant import PEER
+from paceline.workbench.report import COLORS, interval, number, percent, words
+from paceline.workbench.runs import RUN, read_about
+
+KIND_COLORS = {"ours": COLORS[0], "peer": COLORS[1], "plain": COLORS[10]}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the run. facts: what run.json says of it; rows: its figures by category, "overall" among them."""
+
+    name: str
+    facts: dict[str, Any]
+    rows: dict[str, dict[str, Any]]
+
+    @property
+    def kind(self) -> str:
+        """ours, peer, or plain for the baseline."""
+        return "plain" if self.name == BASELINE else "peer" if self.name.startswith(PEER) else "ours"
+
+    @property
+    def label(self) -> str:
+        """The name without what its mark says already."""
+        return self.name.removeprefix(PEER)
+
+    @property
+    def color(self) -> str:
+        return KIND_COLORS[self.kind]
+
+    @property
+    def lossless(self) -> bool:
+        return bool(self.facts.get("lossless", True))
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why it could not take part."""
+        return self.facts.get("unavailable")
+
+    @property
+    def failed(self) -> str | None:
+        """Why it did not answer everything."""
+        return self.get("failed")
+
+    @property
+    def why(self) -> str:
+        """Why there is not a full set of answers, empty if there is: one that was not there, failed, or is to come."""
+        if self.unavailable:
+            return f"did not take part: {self.unavailable}"
+        if self.failed and self.get("answers"):
+            return f"failed after {self.get('answers')} answers: {self.failed}"
+        return self.failed or ("" if self.rows else "no answers yet")
+
+    def get(self, figure: str, category: str = OVERALL) -> Any:
+        """A figure; None if there is none."""
+        return self.rows.get(category, {}).get(figure)
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """What a run's folder holds.
+
+    about    run.json, its identity among the rest; summary  summary.json.
+    methods  the fastest first; those without a speed-up last, in the order of the run.
+    tasks    in the order of the summary.
+    shown    of each task the first question answered, by method."""
+
+    folder: Path
+    about: dict[str, Any]
+    summary: dict[str, Any]
+    methods: list[Method]
+    tasks: list[str]
+    shown: dict[str, dict[str, Answer]] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.summary.get("complete"))
+
+    @property
+    def baseline(self) -> Method | None:
+        """Plain decoding; None without answers of it."""
+        return next((method for method in self.measured if method.kind == "plain"), None)
+
+    @property
+    def loops(self) -> bool:
+        """Whether some of plain decoding's answers run into a loop."""
+        return bool(self.baseline and self.baseline.get("looping"))
+
+    @property
+    def measured(self) -> list[Method]:
+        """Methods with figures."""
+        return [method for method in self.methods if method.get("tokens_per_second") is not None]
+
+    @property
+    def ranked(self) -> list[Method]:
+        """Lossless methods that answered every question and can be compared with plain decoding, the fastest first."""
+        return [
+            method
+            for method in self.measured
+            if method.kind != "plain" and method.lossless and not method.failed and method.get("speedup") is not None
+        ]
+
+
+def read_run(folder: Path) -> BenchRun:
+    """Read what `paceline bench --out folder` has written so far.
+
+    Raises PacelineError if it is not a run's folder, or one of its files is broken. A last answer that was cut off is
+    left out."""
+    about = read_about(folder, KIND)
+    if not (folder / SUMMARY).is_file():
+        raise PacelineError(f"{folder} has no {SUMMARY} yet; run the command of the benchmark again, and it goes on")
+    try:
+        summary = loads((folder / SUMMARY).read_bytes(), parse_constant=lambda _: None)
+    except (OSError, ValueError) as error:
+        raise PacelineError(f"{folder / SUMMARY} cannot be read: {error}") from None
+    results = summary.get("results") if isinstance(summary, dict) else None
+    if not _all_have(results, "method", "category"):
+        raise PacelineError(f'{folder / SUMMARY} is not a summary: "results" must list objects by method and category')
+    facts = about.get("methods", [])
+    if not _all_have(facts, "method"):
+        raise PacelineError(f'{folder / RUN} does not describe a run: "methods" must list objects with a "method"')
+    tasks = list(dict.fromkeys(row["category"] for row in results if row["category"] != OVERALL))
+    about = {**about["identity"], **about}
+    return BenchRun(folder, about, summary, _methods(facts, results), tasks, _first_answers(folder / ANSWERS))
+
+
+def _all_have(rows: Any, *keys: str) -> bool:
+    """Whether `rows` is a list of objects with texts by these keys."""
+    return isinstance(rows, list) and all(
+        isinstance(row, dict) and all(isinstance(row.get(key), str) for key in keys) for row in rows
+    )
+
+
+def _methods(facts: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> list[Method]:
+    of = {row["method"]: row for row in facts}
+    rows: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in of}
+    for row in results:
+        rows.setdefault(row["method"], {})[row["category"]] = row
+    methods = [Method(name, of.get(name, {}), by_category) for name, by_category in rows.items()]
+    return sorted(methods, key=lambda method: -(method.get("speedup") or 0.0))
+
+
+def _first_answers(file: Path) -> dict[str, dict[str, Answer]]:
+    """Of each task the first question in the file, and every method's first answer to it."""
+    first: dict[str, dict[str, Answer]] = {}
+    question: dict[str, str] = {}
+    for answer in read_answers(file):
+        if question.setdefault(answer.task, answer.question) == answer.question and not answer.failed:
+            first.setdefault(answer.task, {}).setdefault(answer.method, answer)
+    return first
+
+
+# In words --------------------------------------------------------------------------------------------------------
+
+
+def headline(run: BenchRun) -> str:
+    """What won, in a sentence."""
+    ranked = run.ranked
+    if not ranked:
+        return "No method could be compared with plain decoding"
+    best = ranked[0]
+    gain = best.get("speedup")
+    if gain <= 1:
+        return "No method was faster than plain decoding"
+    return f"{best.label} answers {number(gain)} times as fast as plain decoding"
+
+
+def findings(run: BenchRun) -> list[str]:
+    """How sure that is, and who comes next: whole sentences."""
+    ranked = run.ranked
+    if not ranked:
+        return []
+    best, sentences = ranked[0], []
+    low, high = best.get("speedup_low"), best.get("speedup_high")
+    if low is not None and high is not None:
+        doubt = "; it includes 1, so no gain is shown" if low <= 1 < best.get("speedup") else ""
+        sentences.append(f"The 95 % interval of {best.label} is {interval(low, high)}{doubt}.")
+        level = [m.label for m in ranked[1:] if (m.get("speedup_high") or 0.0) >= low]
+        if level:
+            sentences.append(f"Intervals that overlap with it: {', '.join(level)}.")
+    else:
+        sentences.append("There are too few answers for an interval.")
+    peers = [method for method in ranked if method.kind == "peer"]
+    if peers and peers[0] is not best:
+        sentences.append(f"The fastest peer is {peers[0].label} with {number(peers[0].get('speedup'))}.")
+    elif peers and (ours := [method for method in ranked if method.kind == "ours"]):
+        gain = number(ours[0].get("speedup"))
+        sentences.append(f"It is a peer; the fastest of our own is {ours[0].label} with {gain}.")
+    unranked = [f"{m.label} ({'failed' if m.failed else 'lossy'})" for m in run.measured if m.failed or not m.lossless]
+    if unranked:
+        sentences.append(f"Not ranked: {', '.join(unranked)}.")
+    return sentences
+
+
+def setting(run: BenchRun) -> str:
+    """What was run on what: one sentence without its stop."""
+    suite, options = run.about.get("suite") or {}, run.about.get("options") or {}
+    batch, temperature = options.get("batch") or 1, options.get("temperature") or 0
+    repeats = options.get("repeats") or 1
+    parts = [
+        f"{len(run.measured)} methods on {suite.get('questions', 'the')} questions of {suite.get('name', 'a suite')}",
+        f"model {model_name(run)}",
+        f"at most {options['max_tokens']} tokens an answer" if options.get("max_tokens") else "",
+        "greedy" if temperature == 0 else f"sampled at temperature {temperature:g}",
+        f"batches of {words(options['batches'])} requests"
+        if options.get("schedules")
+        else "one question at a time"
+        if batch == 1
+        else f"{batch} questions at a time",
+        "each answered once" if repeats == 1 else f"each answered {repeats} times",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def machine(run: BenchRun) -> str:
+    """The machine and what ran on it, in a line."""
+    seen = run.about.get("environment") or {}
+    gpu = seen.get("gpu")
+    parts = [
+        (", ".join(gpu) if isinstance(gpu, list) else str(gpu)) if gpu else seen.get("cpu"),
+        f"{seen['threads']} thread{'s' if seen['threads'] != 1 else ''}" if seen.get("threads") else "",
+        seen.get("dtype"),
+        *(f"{name} {seen[name]}" for name in ("torch", "transformers") if seen.get(name)),
+        f"Paceline {run.about['paceline']}" if run.about.get("paceline") else "",
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def model_name(run: BenchRun) -> str:
+    return str(run.about.get("model_name") or run.about.get("model") or "unknown")
+
+
+def markdown(run: BenchRun) -> str:
+    """A table for a README, the fastest first, then a line about the machine and one with the command."""
+    heads = ["method", "speed-up (95 % interval)", *run.tasks, "tokens/s", "mean accepted", "identical", "looping"]
+    heads += ["without loops"] if run.loops else []
+    lines = [_markdown_row(heads), _markdown_row(["---", *["---:"] * (len(heads) - 1)])]
+    for m in run.methods:
+        name = _code(m.name) + ("" if m.lossless else " (lossy)")
+        if m not in run.measured:
+            lines.append(_markdown_row([name, m.why, *[""] * (len(heads) - 2)]))
+            continue
+        gain = number(m.get("speedup"))
+        if m.kind != "plain" and m.get("speedup_low") is not None:
+            gain += f" ({interval(m.get('speedup_low'), m.get('speedup_high'))})"
+        cells = [name, gain + (f"; {m.why}" if m.why else ""), *(number(m.get("speedup", task)) for task in run.tasks)]
+        cells += [number(m.get("tokens_per_second"), 1), number(m.get("mean_accepted_tokens"))]
+        cells += [percent(m.get("identical")), percent(m.get("looping"))]
+        cells += [number(m.get("speedup_without_loops"))] if run.loops else []
+        lines.append(_markdown_row(cells))
+    lines += ["", f"{setting(run)}; {machine(run)}.{'' if run.complete else ' Not complete.'}"]
+    lines += run.summary.get("disturbed") or []
+    lines += [str(run.about[fact]) for fact in ("tuned", "quantised", "as_large") if run.about.get(fact)]
+    command = (run.about.get("environment") or {}).get("command")
+    if command:
+        lines += ["", _code(str(command))]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+
+
+def _code(text: str) -> str:
+    """Text as code on one line, whatever it holds."""
+    text = " ".join(text.split())
+    return f"`` {text} ``" if "`" in text else f"`{text}`"

@@ -1,0 +1,55 @@
+"""What is to be certified, and how closely. Imports no torch: the command line makes its options of these fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.draft.spec import option
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is tested, and how closely.
+
+    requests  of the sampling test; None: as many as `shift` takes, 0: no sampling.
+    length    tokens whose joint distribution is tested."""
+
+    shift: float = option(
+        0.02, "Smallest shift of a sampled distribution to be found with 95 %.", least=0.001, most=0.5
+    )
+    requests: int | None = option(
+        None, "Sampled requests; 0: greedy alone. [default: as many as --shift takes]", least=0
+    )
+    length: int = 3
+    max_tokens: int = option(64, "Of a greedy answer.", least=1, names=("--max-tokens", "-n"))
+    seed: int = option(0, "Of the requests' seeds.", least=0)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The engine under test. prompts: for greedy answers, in what an engine takes; None: ours."""
+
+    model: str | None = None
+    draft: str = "none"
+    engine: str = option(
+        "paceline", "paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`."
+    )
+    endpoint: str | None = option(None, "URL[#model] of an OpenAI-compatible server instead, up to /v1.")
+    reference: str | None = option(None, "A server of the same model without drafts. [default: its log-probabilities]")
+    prompts: Sequence[Any] | None = None
+    scope: Scope = field(default_factory=Scope)
+    batch: int = option(8, "Most requests at once.", least=1)
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    peer_python: str | None = option(None, "Interpreter of an environment with vLLM.", envvar="PACELINE_VLLM_PYTHON")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Hears how far it has come: say(text), and step(done, of) within what was said last."""
+
+    say: Callable[[str], None] = lambda text: None
+    step: Callable[[int, int], None] = lambda done, of: None

@@ -1,0 +1,266 @@
+"""Comparisons on a terminal: drafters and plain decoding answer the same prompts in turns, asked by bench's runner.
+
+A small model answers in milliseconds, and another process may take the processor for as long. So answers are repeated
+until the ratio of speeds is steady, and a ratio that cannot be trusted is said to be one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from paceline.bench.checks import is_impossible
+from paceline.bench.looping import is_looping
+from paceline.bench.options import Options
+from paceline.bench.record import Answer as Recorded
+from paceline.bench.runner import QuestionGroup, Runner
+from paceline.bench.suites import Question
+from paceline.cli.drive import Answer, Interrupt, Refused, Watch, drive, ignore, warm_up
+from paceline.cli.prompts import Job
+from paceline.engine.engine import Engine
+from paceline.workbench.contestant import Ask, Contestant, Reply
+
+FEWEST, MOST = 5, 15
+"""Turns that are timed."""
+STEADY = 0.05
+"""Spread (interquartile range over median) of the ratios at which no more turns are needed."""
+WILD = 0.5
+"""Spread above which the machine was not quiet."""
+PATIENCE = 30.0
+"""Seconds after which no further turn begins; turns that long have many rounds, so their ratios are steady."""
+LOOPS = "the answer runs into a loop, and a loop is the easiest text to draft"
+
+
+class Driven(Contestant):
+    """A drafter that answers the prompts of a command, `Job`s, as the command does.
+
+    engine   one of the same target, sizes and schedule, used in the first turn if it has this very drafter.
+    refused  called with a prompt that cannot be answered; watch: called with every delta.
+    answers  by turn and by the prompt's index. A turn begins with `forget`."""
+
+    def __init__(
+        self,
+        draft: str,
+        engine: Engine,
+        chat: bool | None,
+        interrupt: Interrupt,
+        refused: Refused,
+        *,
+        schedule: str = "ragged",
+        first: bool = False,
+        name: str | None = None,
+    ):
+        super().__init__(name or draft)
+        self.draft, self.like, self.chat, self.schedule = draft, engine, chat, schedule
+        self.interrupt, self.refused, self._first = interrupt, refused, first
+        self.engine = engine
+        self.watch: Watch = ignore
+        self.answers: list[dict[int, Answer]] = []
+
+    def forget(self) -> None:
+        """Begin a turn with a drafter that has seen nothing, and an engine that runs every prompt whole."""
+        if self.answers or not self._first:
+            self.engine = Engine(
+                self.like.target,
+                self.draft,
+                max_batch=self.like.max_batch,
+                tokenizer=self.like.tokenizer,
+                schedule=self.schedule,
+                reuse=False,
+            )
+        warm_up(self.engine)
+        self.answers.append({})
+
+    def wake(self, seconds: float) -> None:
+        """Nothing: the processor is awake, for all contestants run in this process and nothing is written meanwhile."""
+
+    def answer(self, prompts: Sequence[Any], ask: Ask) -> list[Reply]:
+        """Answer jobs, each by its own parameters; a reply's seconds are those of its own row."""
+        done = drive(self.engine, prompts, self.chat, self.interrupt, self.refused, self.watch)
+        self.answers[-1] |= {answer.job.index: answer for answer in done}
+        return [self._reply(self.answers[-1].get(job.index)) for job in prompts]
+
+    @staticmethod
+    def _reply(answer: Answer | None) -> Reply:
+        if answer is None:
+            return Reply(0, [], "", 0.0, finish="abort")
+        row, finish = answer.row, str(answer.row.finish_reason)
+        return Reply(row.prompt_length, row.new_tokens.tolist(), row.text, answer.seconds, finish=finish)
+
+
+@dataclass
+class Compared:
+    """A job with its complete answers by a drafter and by plain decoding, turn by turn; at least one of each."""
+
+    job: Job
+    drafted: list[Answer]
+    plain: list[Answer]
+
+    @classmethod
+    def of(cls, job: Job, drafted: Driven, plain: Driven) -> Compared | None:
+        """None if there is nothing to compare. The first turn, a warm-up, counts only where there is no other."""
+        turns = zip(drafted.answers, plain.answers, strict=False)
+        pairs = [(mine[job.index], its[job.index]) for mine, its in turns if job.index in mine and job.index in its]
+        pairs = [pair for pair in pairs if all(answer.row.is_complete for answer in pair)]
+        if not pairs:
+            return None
+        mine, its = zip(*(pairs[1:] or pairs), strict=True)
+        return cls(job, list(mine), list(its))
+
+    @property
+    def pair(self) -> tuple[Answer, Answer]:
+        """(drafted, plain) of the turn with the median ratio."""
+        turns = sorted(zip(self.drafted, self.plain, strict=True), key=lambda turn: _ratio(*turn))
+        return turns[len(turns) // 2]
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second with drafts over those without, the median of the turns."""
+        return _ratio(*self.pair)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The ratio of every turn, sorted."""
+        return sorted(map(_ratio, self.drafted, self.plain))
+
+    @property
+    def first_difference(self) -> int | None:
+        """Index of the first new token in which the two differ; None: they are identical, token for token."""
+        ours, theirs = (answer.row.new_tokens.tolist() for answer in self.pair)
+        if ours == theirs:
+            return None
+        shorter = min(len(ours), len(theirs))
+        return next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why the ratio cannot be trusted."""
+        return doubts(self.speedup, self.pair[0].row.mean_accepted_tokens, self.ratios)
+
+    @property
+    def loops(self) -> bool:
+        """Whether the drafted answer ends in a loop."""
+        return is_looping(self.pair[0].row.new_tokens.tolist())
+
+    def record(self) -> dict[str, Any]:
+        """The drafted answer as one JSON object, with what the comparison adds to it."""
+        drafted, plain = self.pair
+        return drafted.record() | {
+            "baseline_tokens_per_second": round(plain.tokens_per_second, 2),
+            "speedup": round(self.speedup, 4),
+            "identical": self.first_difference is None,
+            "first_difference": self.first_difference,
+            "speedups": [round(ratio, 4) for ratio in self.ratios],
+            "reliable": not self.doubts,
+            "looping": self.loops,
+        }
+
+    def lines(self, drafter: str, dtype: torch.dtype, blocks: str | None = None) -> list[str]:
+        """Both speeds, their ratio, whether the outputs are identical, and any doubts. blocks: `Target.quantised`."""
+        drafted, plain = self.pair
+        ratios = self.ratios
+        spread = f" (median of {len(ratios)}, {ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 else ""
+        speeds = (
+            f"plain {plain.tokens_per_second:.1f} tokens/s, {drafter} {drafted.tokens_per_second:.1f} tokens/s, "
+            f"ratio {self.speedup:.2f}{spread}"
+        )
+        more = [*([LOOPS] if self.loops else []), *self.doubts]
+        at = self.first_difference
+        if at is None:
+            return [f"{speeds}; outputs identical, token for token", *more]
+        return [speeds, *self._difference(at, dtype, blocks), *more]
+
+    def _difference(self, at: int, dtype: torch.dtype, blocks: str | None) -> list[str]:
+        drafted, plain = self.pair
+        lines = [
+            f"outputs differ from new token {at} on (counted from 0)",
+            f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts",
+        ]
+        if not self.job.params.is_greedy:
+            lines.append("a drafter that samples its drafts keeps the distribution of answers, not a seed's tokens")
+        elif blocks:
+            lines.append(
+                "inputs are rounded to eight bits, so two nearly equal logits can swap; --exact rules that out"
+            )
+        elif dtype != torch.float32:
+            name = str(dtype).removeprefix("torch.")
+            lines.append(
+                f"in {name} two nearly equal logits can swap; --exact rules that out, and --dtype float32 nearly"
+            )
+        return lines
+
+
+def runner(
+    contestants: Sequence[Driven],
+    jobs: Sequence[Job],
+    batch: int,
+    interrupt: Interrupt,
+    answered: Callable[[Job], None] = lambda job: None,
+) -> Runner:
+    """Bench's runner for jobs; its method `repeat` is one turn. answered: called with a job that somebody answered."""
+    by_id = {str(job.index): job for job in jobs}
+    questions = [Question(id, "", "", ("",)) for id in by_id]
+    parts = [questions[begin : begin + batch] for begin in range(0, len(questions), batch)]
+    groups = [QuestionGroup(number, tuple(part), (1,) * len(part)) for number, part in enumerate(parts)]
+
+    def progress(answer: Recorded) -> None:
+        answered(by_id[answer.question])
+
+    return Runner(
+        contestants,
+        groups,
+        Options(batch=batch),
+        prompt=lambda question, _: by_id[question.id],
+        stopped=lambda: interrupt.pressed,
+        progress=progress,
+        catch=(),
+    )
+
+
+def until_steady(
+    turn: Callable[[int], bool], ratios: Callable[[], list[list[float]]], seconds: float = PATIENCE
+) -> None:
+    """Call `turn` with 0, 1, ... until the ratios of every job, the first turn's left out, are steady.
+
+    turn    runs one; False if it was stopped. ratios: those of every job so far; none where one has no answer."""
+    began = perf_counter()
+    number, going = 0, turn(0)
+    while going and ratios() and number < MOST and perf_counter() - began < seconds:
+        number += 1
+        going = turn(number)
+        if number >= FEWEST and all(_spread(of_job) <= STEADY for of_job in ratios()):
+            return
+
+
+def doubts(ratio: float, mean_accepted_tokens: float, ratios: Sequence[float] = ()) -> list[str]:
+    """Why a ratio cannot be trusted, in one line; empty if it can."""
+    if is_impossible(ratio, mean_accepted_tokens):
+        why = f"a ratio of {ratio:.2f} at {mean_accepted_tokens:.2f} mean accepted tokens is impossible"
+    elif _spread(ratios) > WILD:
+        why = "the ratios scatter"
+    else:
+        return []
+    return [f"{why}: another process is using the processor, and timings are not reliable"]
+
+
+def _ratio(drafted: Answer, plain: Answer) -> float:
+    return drafted.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 0.0
+
+
+def _spread(ratios: Sequence[float]) -> float:
+    """The middle half of the ratios over their median; 0 of fewer than two."""
+    if len(ratios) < 2:
+        return 0.0
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
+
+
+def _around(answer: Answer, at: int) -> str:
+    """A few tokens of an answer from `at` on."""
+    few = answer.row.new_tokens[at : at + 4].tolist()
+    return " ".join(map(str, few)) if few else "(ended)"

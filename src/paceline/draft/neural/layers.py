@@ -1,0 +1,249 @@
+"""What draft heads are built of: weights where and as their target computes, decoder layers with a cache of their own.
+
+    here = placed(tensors, target, "int8")                   # matrices are Blocks, all else tensors
+    network = load_module(network, here, target)             # a network that is written as a module
+    layers = OwnLayers(here, ["prefix.layers.0."], target)   # decoder layers of the target's shape
+
+A head drafts, so fewer bits change how often it is right and never what is said. Knows no head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig
+
+from paceline.engine.round import Segment
+from paceline.errors import MethodError
+from paceline.target.attention import Attention, TorchOps, attention_shapes, begin
+from paceline.target.base import Facts
+from paceline.target.cache import RaggedCache, Writer
+from paceline.target.decoder import Decoder
+from paceline.target.hf import HFTarget
+from paceline.target.layout import Layout
+from paceline.target.linear import Linear, linear
+from paceline.target.quantised.blocks import Blocks
+from paceline.target.quantised.checkpoint import Weights, quantised, tensors_of
+from paceline.target.shape import Shape, rotary_tables, unsupported
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+Precision = Literal["auto", "int8", "int4"]
+PRECISION = "of its matrices; auto: the target's. int8, int4 read less, and draft a little otherwise"
+
+
+def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
+    """The tensors on the target's device in its dtype, matrices in blocks of `precision`. MethodError if blocks are
+    asked for where nothing multiplies them."""
+    if precision == "auto":
+        return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
+    if target.device.type != "cpu":
+        raise MethodError(f"dtype={precision}: weights of eight and four bits run on CPUs, not on {target.device}")
+    made = quantised({name: tensor.cpu() for name, tensor in tensors.items()}, precision)
+    return {name: w if isinstance(w, Blocks) else w.to(target.dtype) for name, w in made.items()}
+
+
+def load_module(module: nn.Module, weights: Mapping[str, Tensor | Blocks], target: Facts) -> Any:
+    """`module` with these parameters, ready to draft. Linear layers whose weights are blocks multiply those."""
+    names = module.state_dict().keys()
+    own = {name: w for name, w in weights.items() if name in names}
+    dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
+    module.load_state_dict(dense, strict=False)
+    module = module.to(target.device, target.dtype).eval().requires_grad_(False)
+    for name, inner in list(module.named_modules()):
+        blocks = weights.get(f"{name}.weight")
+        if isinstance(inner, nn.Linear) and isinstance(blocks, Blocks):
+            above, _, last = name.rpartition(".")
+            setattr(module.get_submodule(above), last, Product(blocks, inner.bias, target.dtype))
+    return module
+
+
+class Product(nn.Module):
+    """`nn.Linear` over blocks: [..., inputs] to [..., outputs]."""
+
+    def __init__(self, blocks: Blocks, bias: Tensor | None, dtype: torch.dtype):
+        super().__init__()
+        self.product = linear([blocks], bias, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+def nbytes(weights: Mapping[str, Tensor | Blocks], *without: str) -> int:
+    """Bytes of the weights but those whose names begin with one of `without`."""
+    return sum(w.nbytes for name, w in weights.items() if not name.startswith(without or ("\0",)))
+
+
+def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
+    """The target's input embedding [V, H], and its output head. MethodError if it keeps them to itself."""
+    if isinstance(target, Decoder):
+        return target.embedding, target.head
+    if isinstance(target, HFTarget):
+        embedding, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
+        if isinstance(embedding, torch.nn.Embedding) and isinstance(head, torch.nn.Linear):
+            bias = None if head.bias is None else head.bias.detach()
+            return embedding.weight.detach(), Linear(head.weight.detach(), bias)
+    raise MethodError(
+        f"{target.name} shows neither its embedding nor its output head: a head over its states needs both"
+    )
+
+
+def native(target: Facts, who: str) -> Decoder:
+    """The target as a native decoder; MethodError for another one."""
+    if isinstance(target, Decoder):
+        return target
+    raise MethodError(
+        f"{who} has layers of the target's kind, and {target.name} runs in transformers: it needs a model of a family "
+        "that the native decoder runs, or heads without layers of their own"
+    )
+
+
+# A decoder layer -----------------------------------------------------------------------------------------------------
+
+_READ = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias", "vocab_size",
+)  # fmt: skip
+"""Entries of a head's config.json that say what its layers look like."""
+
+
+def layer_config(where: Any, config: Mapping[str, Any], target: Facts) -> PretrainedConfig:
+    """The configuration of a head's layers from its config.json.
+
+    A missing rope_theta is 10000 whatever the target's is, and a missing head_dim the share of a head: so the
+    published heads were trained. Tables reach as far as the target's context. MethodError for layers of another kind
+    than the native decoder runs."""
+    given = {key: config[key] for key in _READ if config.get(key) is not None}
+    missing = [key for key in ("hidden_size", "intermediate_size", "num_attention_heads") if key not in given]
+    if missing:
+        raise MethodError(
+            f"{where} does not say {', '.join(missing)} of its layers: it is no head that can be read here"
+        )
+    given.setdefault("num_hidden_layers", 1)
+    given.setdefault("head_dim", given["hidden_size"] // given["num_attention_heads"])
+    given.setdefault("num_key_value_heads", given["num_attention_heads"])
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    family = config.get("model_type", "llama")
+    family = family if family in ("mistral", "qwen2", "qwen3") else "llama"
+    made = AutoConfig.for_model(
+        family, **given, rope_parameters=rope, max_position_embeddings=target.max_context, tie_word_embeddings=False
+    )
+    if reason := unsupported(made):
+        raise MethodError(f"{where}: its layers cannot be run here, {reason}")
+    return made
+
+
+def layer_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of a layer's tensors. width: of what its attention reads; norms: names of those before it."""
+    h, inner = shape.hidden_size, shape.intermediate_size
+    attention = attention_shapes(shape, width)
+    biased = ["q_proj", "k_proj", "v_proj"] * shape.qkv_bias + ["o_proj"] * shape.out_bias
+    attention |= {f"{name}.bias": attention[f"{name}.weight"][:1] for name in biased}
+    if shape.qk_norm:
+        attention |= {"q_norm.weight": (shape.head_dim,), "k_norm.weight": (shape.head_dim,)}
+    shapes = {f"self_attn.{name}": of for name, of in attention.items()}
+    rows = {"gate_proj": (inner, h), "up_proj": (inner, h), "down_proj": (h, inner)}
+    shapes |= {f"mlp.{name}.weight": of for name, of in rows.items()}
+    if shape.mlp_bias:
+        shapes |= {f"mlp.{name}.bias": of[:1] for name, of in rows.items()}
+    return shapes | {f"{name}.weight": (h,) for name in (*norms, "post_attention_layernorm")}
+
+
+class HeadLayer:
+    """A decoder layer: attention over x, added to a residual r, and the gated MLP after it.
+
+    x and r come separately because heads differ there: EAGLE-1's first layer has no norm before its attention, and
+    EAGLE-3's reads twice the width. weights: of `layer_shapes`, their names after `prefix`."""
+
+    def __init__(self, weights: Mapping[str, Tensor | Blocks], prefix: str, shape: Shape, ops: TorchOps):
+        own = {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+        inner = {name.removeprefix("self_attn."): weight for name, weight in own.items()}
+        self.ops = ops
+        self.attention = Attention(inner, shape, ops)
+        vectors = tensors_of(own)
+        self.mlp_norm = vectors["post_attention_layernorm.weight"]
+        parts, dtype = ("mlp.gate_proj", "mlp.up_proj"), self.mlp_norm.dtype
+        bias = torch.cat([vectors[f"{name}.bias"] for name in parts]) if shape.mlp_bias else None
+        self.gate_up = linear([own[f"{name}.weight"] for name in parts], bias, dtype)
+        self.down = linear([own["mlp.down_proj.weight"]], vectors.get("mlp.down_proj.bias"), dtype)
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, layout: Layout, cache: Writer, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """The layer's output as two summands, [N, H] each, which the next norm adds; x [N, width], residual [N, H]."""
+        residual, h = self.ops.add_norm(residual, self.attention(x, layout, cache, layer), self.mlp_norm)
+        return residual, self.down(self.ops.gate(self.gate_up(h)))
+
+
+class HeadLayers:
+    """Decoder layers of one shape, and their cache.
+
+    weights  the names of each layer's after its prefix in `prefixes`; on the target's device. ops: the elementwise
+             steps."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor | Blocks],
+        prefixes: Sequence[str],
+        shape: Shape,
+        ops: TorchOps,
+        target: Facts,
+    ):
+        self.shape, self.ops, self.vectors = shape, ops, tensors_of(weights)
+        self.layers = [HeadLayer(weights, prefix, shape, self.ops) for prefix in prefixes]
+        self.cache = RaggedCache(
+            len(prefixes), shape.num_kv_heads, shape.head_dim, target.max_context, target.dtype, target.device
+        )
+
+    def begin(self, segments: Sequence[Segment], like: Tensor) -> tuple[Layout, Writer]:
+        """Plan a forward over the segments' nodes, and make room in the cache. like: their states."""
+        return begin(segments, self.cache, self.shape, self.ops, like)
+
+
+def head_ops(config: PretrainedConfig, shape: Shape, target: Facts) -> TorchOps:
+    """The elementwise steps for layers with rotary positions of their own."""
+    kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
+    cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))
+    return kind(cos, sin, shape.eps)
+
+
+# Layers of the target's shape ----------------------------------------------------------------------------------------
+
+NORM = "input_layernorm"
+
+
+class OwnLayers(HeadLayers):
+    """Pre-norm layers of the target's shape without biases.
+
+    They run over committed text alone, so the cache is never rolled back. weights: of `own_shapes`."""
+
+    def __init__(self, weights: Mapping[str, Tensor | Blocks], prefixes: Sequence[str], target: Decoder):
+        super().__init__(weights, prefixes, own_shape(target, len(prefixes)), target.ops, target)
+        self.norms = [self.vectors[f"{prefix}{NORM}.weight"] for prefix in prefixes]
+
+    def __call__(self, states: Tensor, layout: Layout, cache: Writer, first: int, last: int) -> Tensor:
+        """Layers first..last-1 over states [N, H], the same."""
+        for number in range(first, last):
+            x = self.ops.norm(states, self.norms[number])
+            residual, delta = self.layers[number](x, states, layout, cache, number)
+            states = residual + delta
+        return states
+
+
+def own_shape(target: Decoder, layers: int) -> Shape:
+    """The target's shape, for that many layers of a head's own."""
+    return replace(
+        target.shape, num_layers=layers, qk_norm=False, window=None, qkv_bias=False, out_bias=False, mlp_bias=False
+    )
+
+
+def own_shapes(target: Decoder, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the tensors of `OwnLayers`."""
+    of_layer = layer_shapes(own_shape(target, 1), target.hidden_size, (NORM,))
+    return {f"{prefix}{name}": shape for prefix in prefixes for name, shape in of_layer.items()}

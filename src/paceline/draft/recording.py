@@ -1,0 +1,74 @@
+"""Drafters where our engine does not run: a Recording in a model's place, and Chains for hosts that verify no trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from paceline.draft.base import Drafter, stamp
+from paceline.engine.request import Request
+from paceline.engine.round import Round
+from paceline.engine.tree import DraftTree
+from paceline.target.base import Facts
+from paceline.target.tokenizer import Tokenizer
+
+
+@dataclass
+class Recording:
+    """The facts that a drafter is bound to where no model runs, as over recorded answers or inside another engine."""
+
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    name: str = "a recording"
+    weights_fingerprint: str = ""
+    max_context: int = 1 << 40
+    num_layers: int = 0
+    hidden_size: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Recording:
+        """A recording in this tokenizer's tokens; it must name an end token, as `open_tokenizer` sees to."""
+        assert tokenizer.eos_token_id is not None
+        return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
+
+
+class Chains(Drafter):
+    """Drafts what `inner` does, reduced to the best single chain of each tree. `inner` is bound already, or by this.
+
+    vocab_size  a chain ends before a token that the model does not have; None: it has all."""
+
+    def __init__(self, inner: Drafter, vocab_size: int | None = None):
+        self.inner, self.name, self.vocab_size = inner, inner.name, vocab_size
+        self.needs = inner.needs
+
+    def bind(self, target: Facts) -> None:
+        self.inner.bind(target)
+        self.needs = self.inner.needs
+
+    def start(self, row: Request) -> None:
+        self.inner.start(row)
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        trees = stamp(self.inner.propose(rows), self.inner)
+        return [self._chain(tree, row) for tree, row in zip(trees, rows, strict=True)]
+
+    def observe(self, round: Round) -> None:
+        self.inner.observe(round)
+
+    def drop(self, row: Request) -> None:
+        self.inner.drop(row)
+
+    def _chain(self, tree: DraftTree, row: Request) -> DraftTree:
+        chain = tree.trunk()[: row.max_draft]
+        if self.vocab_size is not None:
+            unknown = np.flatnonzero((chain < 0) | (chain >= self.vocab_size))
+            chain = chain[: unknown[0]] if len(unknown) else chain
+        if tree.is_chain and len(chain) == tree.num_drafted and tree.probe is None and tree.draft_probs is None:
+            return tree
+        return DraftTree.chain(int(tree.tokens[0]), chain, source=tree.source, owner=tree.owner, calls=tree.calls)

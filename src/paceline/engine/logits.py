@@ -1,0 +1,421 @@
+"""From logits to tokens on the CPU, compiled: the best token, the k best, softmax, filters, a draw.
+
+Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size; these are
+one call each where torch and NumPy need from five to two dozen. `warp` and `draw_rows` of `paceline.engine.sampling`
+are the same in torch. Logits are bfloat16 or float32. Knows nothing of rows or drafts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from paceline.compiled import address, bits_of, float_of, halves, widened
+from paceline.errors import NumericError
+
+BLOCK = 256
+"""Numbers in a block. Its maximum or sum is taken without the index, so that the inner loop vectorises."""
+BEST_BLOCK = 512
+"""The same of the search for the best token."""
+BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
+
+# Sums may be added up in any order, and there are no NaNs: `_best` has looked. There are infinities.
+FREELY = {"nnan", "nsz", "reassoc", "contract", "arcp"}
+
+INFINITY = np.int32(0x7F800000)
+MINUS_INFINITY_BITS = np.int32(-0x800000)
+MINUS_INFINITY = np.int32(-0x7F800001)
+LOWEST = np.int32(-0x80000000)
+
+
+def _row(logits: torch.Tensor, row: int) -> tuple[torch.Tensor, int, bool]:
+    """(the tensor that holds logits[row] in one piece, its address there, whether it is float32)."""
+    if logits.stride(1) != 1:
+        logits, row = logits[row : row + 1].contiguous(), 0
+    return logits, logits.data_ptr() + row * logits.stride(0) * logits.element_size(), logits.dtype == torch.float32
+
+
+# The best token, and the k best ---------------------------------------------------------------------------------------
+
+
+def best_token(logits: torch.Tensor, row: int) -> int:
+    """The most probable token in `logits[row]`, logits [n, V] of any dtype; the lowest of several.
+
+    Raises NumericError if the row has NaN or infinity, or nothing above minus infinity."""
+    if logits.dtype not in (torch.bfloat16, torch.float32):
+        logits, row = logits[row : row + 1].float(), 0
+    logits, where, is_wide = _row(logits, row)
+    token = int((_best_float32 if is_wide else _best_bfloat16)(where, logits.shape[1]))
+    if token < 0:
+        raise NumericError(BROKEN)
+    return token
+
+
+def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and token ids of the k best of each row of logits [n, V], both [n, k], the best first.
+
+    On a CPU torch.topk takes several times as long: here one vectorised pass finds the best of each block, and only a
+    block whose best is among the k best is searched."""
+    is_wide = logits.dtype == torch.float32
+    compiled = logits.device.type == "cpu" and logits.is_contiguous() and k <= logits.shape[1]
+    if not compiled or not (is_wide or logits.dtype == torch.bfloat16):
+        return torch.topk(logits, k)
+    best = torch.empty(len(logits), k, dtype=torch.int64)
+    rows, size = logits.shape
+    (_top_float32 if is_wide else _top_bfloat16)(logits.data_ptr(), best.data_ptr(), rows, size, k)
+    return logits.gather(1, best), best
+
+
+# Compared as integers, for integer maxima vectorise: floats in order are integers in order once negative ones have
+# their lower bits flipped. The largest magnitude tells whether there is a NaN or an infinity.
+
+
+@njit(inline="always")
+def _key(bits):  # type: ignore[no-untyped-def]
+    """An int32 that orders float32 bits as the numbers; minus zero is below zero."""
+    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+
+
+@njit(inline="always")
+def _key_of_zeros(bits):  # type: ignore[no-untyped-def]
+    """As `_key`; minus zero is zero."""
+    key = _key(bits)
+    return np.int32(0) if key == np.int32(-1) else key
+
+
+@njit
+def _best(numbers, shift):  # type: ignore[no-untyped-def]
+    """Index of the largest number, each the bits of a float32 once shifted; -1 if one is NaN or +inf, or all -inf."""
+    size, shift = len(numbers), np.int32(shift)
+    best, best_block = MINUS_INFINITY, -1
+    for begin in range(0, size, BEST_BLOCK):
+        block = numbers[begin : begin + BEST_BLOCK]
+        top, magnitude = LOWEST, np.int32(0)
+        for i in range(len(block)):
+            bits = np.int32(block[i]) << shift
+            top = max(top, _key_of_zeros(bits))
+            magnitude = max(magnitude, (np.int32(0) if bits == MINUS_INFINITY_BITS else bits) & np.int32(0x7FFFFFFF))
+        if magnitude >= INFINITY:
+            return -1
+        if top > best:
+            best, best_block = top, begin
+    if best_block >= 0:
+        for i in range(best_block, size):
+            if _key_of_zeros(np.int32(numbers[i]) << shift) == best:
+                return i
+    return -1
+
+
+@njit("int64(int64, int64)", cache=True)
+def _best_bfloat16(where, size):  # type: ignore[no-untyped-def]
+    return _best(carray(address(where), (size,), np.int16), 16)
+
+
+@njit("int64(int64, int64)", cache=True)
+def _best_float32(where, size):  # type: ignore[no-untyped-def]
+    return _best(carray(address(where), (size,), np.int32), 0)
+
+
+@njit
+def _top(numbers, shift, best):  # type: ignore[no-untyped-def]
+    """Write the ids of the largest of numbers [rows, V] into best [rows, k], each number the bits of a float32 once
+    shifted: the largest first, lower ids first among equals."""
+    (rows, size), shift, k = numbers.shape, np.int32(shift), best.shape[1]
+    blocks, keys = np.empty((size + BLOCK - 1) // BLOCK, np.int32), np.empty(k, np.int32)
+    for row in range(rows):
+        _top_of_row(numbers[row], shift, blocks, best[row], keys)
+
+
+@njit
+def _top_of_row(numbers, shift, blocks, best, keys):  # type: ignore[no-untyped-def]
+    """`_top` of one row. Working space: blocks int32 [number of blocks], keys int32 [k]."""
+    k = len(best)
+    for b in range(len(blocks)):
+        top, block = LOWEST, numbers[b * BLOCK : (b + 1) * BLOCK]
+        for i in range(len(block)):
+            top = max(top, _key(np.int32(block[i]) << shift))
+        blocks[b] = top
+    count = 0
+    for b in range(len(blocks)):
+        if count == k and blocks[b] <= keys[k - 1]:
+            continue
+        for i in range(b * BLOCK, min((b + 1) * BLOCK, len(numbers))):
+            key = _key(np.int32(numbers[i]) << shift)
+            if count == k and key <= keys[k - 1]:
+                continue
+            at = count if count < k else k - 1
+            while at > 0 and keys[at - 1] < key:
+                keys[at], best[at] = keys[at - 1], best[at - 1]
+                at -= 1
+            keys[at], best[at] = key, i
+            count = min(count + 1, k)
+
+
+@njit("void(int64, int64, int64, int64, int64)", cache=True)
+def _top_float32(where, out, rows, size, k):  # type: ignore[no-untyped-def]
+    _top(carray(address(where), (rows, size), np.int32), 0, carray(address(out), (rows, k), np.int64))
+
+
+@njit("void(int64, int64, int64, int64, int64)", cache=True)
+def _top_bfloat16(where, out, rows, size, k):  # type: ignore[no-untyped-def]
+    _top(carray(address(where), (rows, size), np.int16), 16, carray(address(out), (rows, k), np.int64))
+
+
+# Softmax and entropy --------------------------------------------------------------------------------------------------
+
+
+def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> torch.Tensor:
+    """softmax(logits[row] / temperature), float32 [V], for logits [n, V] on the CPU.
+
+    Probabilities below e^-87 of the largest are 0. Raises NumericError if the row has NaN or infinity, or nothing
+    above minus infinity."""
+    logits, where, is_wide = _row(logits, row)
+    probs = torch.empty(logits.shape[1])
+    _write_softmax(is_wide, where, 0, 1, len(probs), temperature, probs.data_ptr())
+    return probs
+
+
+def softmax_of_rows(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """`softmax_of_row` of all rows of logits [n, V] in one call; [n, V]."""
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    count, size = logits.shape
+    probs = torch.empty(count, size)
+    is_wide, stride = logits.dtype == torch.float32, logits.stride(0) * logits.element_size()
+    _write_softmax(is_wide, logits.data_ptr(), stride, count, size, temperature, probs.data_ptr())
+    return probs
+
+
+def _write_softmax(is_wide: bool, *where: float) -> None:
+    if not (_softmax_float32 if is_wide else _softmax_bfloat16)(*where):
+        raise NumericError(BROKEN)
+
+
+def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
+    """Of softmax(logits[row]): the entropy in nats, never negative, and the best token's probability.
+
+    The distribution itself is not written down. Raises NumericError as `softmax_of_row`."""
+    logits, where, is_wide = _row(logits, row)
+    entropy, best = (_certainty_float32 if is_wide else _certainty_bfloat16)(where, logits.shape[1])
+    if entropy < 0:
+        raise NumericError("The model's logits are NaN or infinite; its weights or dtype are broken.")
+    return entropy, best
+
+
+@njit(fastmath={"contract"})  # in another order the two parts of ln 2 would be one
+def _exp(x):  # type: ignore[no-untyped-def]
+    """e^x for x <= 0, to float32's last bit or two; 0 below -87. (Cephes' expf.)"""
+    x = max(x, np.float32(-88))
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
+    y = np.float32(1.9875691500e-4)
+    y = y * r + np.float32(1.3981999507e-3)
+    y = y * r + np.float32(8.3334519073e-3)
+    y = y * r + np.float32(4.1665795894e-2)
+    y = y * r + np.float32(1.6666665459e-1)
+    y = y * r + np.float32(5.0000001201e-1)
+    y = (y * r * r + r) + np.float32(1)
+    power = float_of(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23))
+    return y * power if x > np.float32(-87) else np.float32(0)
+
+
+@njit(fastmath=FREELY)
+def _softmax(logits, best, temperature, probs):  # type: ignore[no-untyped-def]
+    """softmax(logits / temperature) into probs; logits: float32, or bits of bfloat16; best: the largest one's index."""
+    top, colder, total = widened(logits[best]), np.float32(1 / temperature), np.float32(0)
+    for i in range(len(probs)):
+        probs[i] = _exp((widened(logits[i]) - top) * colder)
+        total += probs[i]
+    for i in range(len(probs)):
+        probs[i] /= total
+
+
+@njit("int64(int64, int64, int64, int64, float64, int64)", cache=True)
+def _softmax_float32(where, stride, count, size, temperature, out):  # type: ignore[no-untyped-def]
+    for r in range(count):
+        at = where + r * stride
+        best = _best(carray(address(at), (size,), np.int32), 0)
+        if best < 0:
+            return 0
+        probs = carray(address(out + 4 * r * size), (size,), np.float32)
+        _softmax(carray(address(at), (size,), np.float32), best, temperature, probs)
+    return 1
+
+
+@njit("int64(int64, int64, int64, int64, float64, int64)", cache=True)
+def _softmax_bfloat16(where, stride, count, size, temperature, out):  # type: ignore[no-untyped-def]
+    for r in range(count):
+        at = where + r * stride
+        best = _best(carray(address(at), (size,), np.int16), 16)
+        if best < 0:
+            return 0
+        _softmax(halves(at, size), best, temperature, carray(address(out + 4 * r * size), (size,), np.float32))
+    return 1
+
+
+@njit(fastmath=FREELY)
+def _certainty(logits, best):  # type: ignore[no-untyped-def]
+    """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z: two
+    sums, both of terms of one sign."""
+    top, total, spread = widened(logits[best]), np.float32(0), np.float32(0)
+    for i in range(len(logits)):
+        x = max(widened(logits[i]) - top, np.float32(-88))
+        e = _exp(x)
+        total += e
+        spread += e * x
+    return math.log(total) - np.float64(spread) / np.float64(total), 1 / np.float64(total)
+
+
+@njit("UniTuple(float64, 2)(int64, int64)", cache=True)
+def _certainty_float32(where, size):  # type: ignore[no-untyped-def]
+    best = _best(carray(address(where), (size,), np.int32), 0)
+    return _certainty(carray(address(where), (size,), np.float32), best) if best >= 0 else (-1.0, 0.0)
+
+
+@njit("UniTuple(float64, 2)(int64, int64)", cache=True)
+def _certainty_bfloat16(where, size):  # type: ignore[no-untyped-def]
+    best = _best(carray(address(where), (size,), np.int16), 16)
+    return _certainty(halves(where, size), best) if best >= 0 else (-1.0, 0.0)
+
+
+# Filters and draws ----------------------------------------------------------------------------------------------------
+
+
+def keep_best(probs: torch.Tensor, top_k: int, top_p: float, min_p: float) -> None:
+    """Filter `probs` [V], a float32 distribution on the CPU, in place: top-k, then top-p, then min-p.
+
+    As in `SamplingParams`; 0, 1 and 0 filter nothing."""
+    _keep_best(probs.data_ptr(), len(probs), top_k, top_p, min_p)
+
+
+def token_at(probs: torch.Tensor, noise: float) -> int:
+    """The token at `noise` in [0, 1) of the cumulative distribution `probs` [V], float32 or float64 on the CPU.
+
+    Raises NumericError if `probs` are not numbers, or all 0."""
+    probs = probs.contiguous()
+    kernel = _token_at_float32 if probs.dtype == torch.float32 else _token_at_float64
+    token = int(kernel(probs.data_ptr(), len(probs), noise))
+    if token < 0:
+        raise NumericError("Cannot draw a token: the probabilities are not numbers, or all 0.")
+    return token
+
+
+@njit
+def _candidates(probs, highest, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+    """The probabilities of all tokens that may be kept, and a lower bound of them: far fewer than there are tokens."""
+    values = np.empty(len(probs), np.float32)
+    # What top-p keeps of the best k depends on what all k hold.
+    lowest = 0.0 if top_k > 0 and top_p < 1 else min_p
+    ratio = 2.0**-10
+    while True:
+        least = max(np.float32(highest * max(ratio, lowest)), np.float32(1e-45))
+        count, held = 0, 0.0
+        for i in range(len(probs)):
+            if probs[i] >= least:
+                values[count] = probs[i]
+                count += 1
+                held += np.float64(probs[i])
+        enough = count >= top_k if top_k > 0 else held >= top_p
+        if enough or ratio <= lowest or ratio == 0:
+            return values[:count], least
+        ratio = ratio * ratio if ratio > 2.0**-40 else 0.0
+
+
+@njit(fastmath=FREELY)
+def _held(values, least, each):  # type: ignore[no-untyped-def]
+    """What values of at least `least` hold: their sum, or if `each`, their number."""
+    total = 0.0
+    if each:
+        for i in range(len(values)):
+            total += 1.0 if values[i] >= least else 0.0
+    else:
+        for i in range(len(values)):
+            total += np.float64(values[i]) if values[i] >= least else 0.0
+    return total
+
+
+@njit
+def _cut(values, least, most, goal, each):  # type: ignore[no-untyped-def]
+    """The highest of `values`, all from `least` to `most`, such that those not below it hold `goal`; or `least`.
+
+    By halving: numbers in order are bits in order. Sorting takes much longer, and a random order is its worst."""
+    low, high = np.int64(bits_of(least)), np.int64(bits_of(most)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _held(values, float_of(np.uint32(middle)), each) >= goal:
+            low = middle
+        else:
+            high = middle
+    return float_of(np.uint32(low))
+
+
+@njit(fastmath=FREELY)
+def _scale(probs, cut, factor):  # type: ignore[no-untyped-def]
+    for i in range(len(probs)):
+        probs[i] = probs[i] * factor if probs[i] >= cut else np.float32(0)
+
+
+@njit("void(int64, int64, int64, float64, float64)", cache=True)
+def _keep_best(where, size, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+    probs = carray(address(where), (size,), np.float32)
+    highest = probs[_best(carray(address(where), (size,), np.int32), 0)]
+    values, cut = _candidates(probs, highest, top_k, top_p, min_p)
+    goal = 1.0
+    if top_k > 0:
+        cut = _cut(values, cut, highest, float(top_k), True)
+        goal = _held(values, cut, False)
+    if top_p < 1:
+        goal *= top_p
+        cut = _cut(values, cut, highest, goal, False)
+    cut = max(cut, np.float32(min_p * highest))
+    total = _held(values, cut, False)
+    if top_p < 1:  # of equals at the border of the nucleus, lower ids go first
+        equals, i = np.count_nonzero(values == cut), 0
+        while equals > 1 and total - np.float64(cut) >= goal:
+            if probs[i] == cut:
+                probs[i] = 0
+                total, equals = total - np.float64(cut), equals - 1
+            i += 1
+    _scale(probs, cut, np.float32(1 / total))
+
+
+@njit(fastmath=FREELY)
+def _sum(probs, begin, end):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(begin, end):
+        total += np.float64(probs[i])
+    return total
+
+
+@njit
+def _token_at(probs, noise):  # type: ignore[no-untyped-def]
+    """First the block, then the token in it: sums of blocks vectorise, running sums do not."""
+    size = len(probs)
+    ends = np.empty((size + BLOCK - 1) // BLOCK)
+    total = 0.0
+    for b in range(len(ends)):
+        total += _sum(probs, b * BLOCK, min((b + 1) * BLOCK, size))
+        ends[b] = total
+    if not 0 < total < math.inf:
+        return -1
+    at = noise * total
+    b = np.searchsorted(ends, at, side="right")
+    running, last = ends[b - 1] if b > 0 else 0.0, -1
+    for i in range(b * BLOCK, min((b + 1) * BLOCK, size)):
+        if probs[i] > 0:
+            running, last = running + np.float64(probs[i]), i
+            if running > at:
+                return i
+    return last  # the two ways of adding up differ in the last bit
+
+
+@njit("int64(int64, int64, float64)", cache=True)
+def _token_at_float32(where, size, noise):  # type: ignore[no-untyped-def]
+    return _token_at(carray(address(where), (size,), np.float32), noise)
+
+
+@njit("int64(int64, int64, float64)", cache=True)
+def _token_at_float64(where, size, noise):  # type: ignore[no-untyped-def]
+    return _token_at(carray(address(where), (size,), np.float64), noise)

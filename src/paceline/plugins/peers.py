@@ -1,0 +1,138 @@
+"""Our plug-ins as peers: the host's engine, drafting as one of our drafters does.
+
+    transformers-paceline,draft=sam    vllm-paceline,draft=sam    llama-cpp-paceline:model.gguf,draft=sam
+
+In `draft` a ; stands for the comma between options: draft=sam;draft=20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+import paceline
+from paceline.engine.request import Delta
+from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.peers import llama_cpp, transformers, vllm
+from paceline.workbench.peers.setup import cut, cut_rounds
+
+SPEC = {"help": "the drafter, with ; for its commas"}
+MOST = {"help": "most tokens of a draft"}
+PACED = {"help": "cut drafts to what pays; else they are as the drafter makes them"}
+
+
+@dataclass(frozen=True)
+class InTransformersConfig:
+    draft: str = field(default="sam", metadata=SPEC)
+    paced: bool = field(default=True, metadata=PACED)
+
+
+@dataclass(frozen=True)
+class InVllmConfig(vllm.PlainConfig):
+    draft: str = field(default="sam", metadata=SPEC)
+    k: int = field(default=16, metadata={"help": "num_speculative_tokens: most tokens of a draft"})
+    paced: bool = field(default=True, metadata=PACED)
+    repair: bool = field(default=True, metadata={"help": "mend vLLM's sampling with drafts on a CPU"})
+
+
+@dataclass(frozen=True)
+class InLlamaCppConfig(llama_cpp.PlainConfig):
+    draft: str = field(default="sam", metadata=SPEC)
+    most: int = field(default=16, metadata=MOST)
+    paced: bool = field(default=True, metadata=PACED)
+
+
+def _spec(config: Any) -> str:
+    return str(config.draft).replace(";", ",")
+
+
+class InTransformers(transformers.Plain):
+    """`model.generate(custom_generate=paceline.plugins.transformers.generate)`."""
+
+    Config = InTransformersConfig
+
+    def forget(self) -> None:
+        from paceline.plugins.transformers import forget
+
+        forget(self.model)
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.forget()
+        super().close()
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+        from paceline.plugins.transformers import generate
+
+        rooms = [self.setup.room(prompt, ask) for prompt in prompts]
+        if ask.temperature > 0 and ask.seeds:
+            torch.manual_seed(ask.seeds[0])
+        rounds: list[list[tuple[float, Delta]]] = [[] for _ in prompts]
+        began = perf_counter()
+        ids, mask = transformers.padded(prompts, self.model.device)
+        out = self.model.generate(
+            ids,
+            attention_mask=mask,
+            generation_config=GenerationConfig(**transformers.how(ask, max(rooms))),
+            custom_generate=generate,
+            draft=_spec(self.config),
+            paced=self.config.paced,
+            on_round=lambda delta: rounds[delta.index].append((perf_counter() - began, delta)),
+        )
+        made = out[:, ids.shape[1] :].tolist()
+        seconds = perf_counter() - began
+        replies = []
+        for prompt, row, room, heard in zip(prompts, made, rooms, rounds, strict=True):
+            tokens = cut(row, ask.ends, room)
+            lengths = cut_rounds([len(delta.tokens) for _, delta in heard], len(tokens))
+            heard = heard[: len(lengths)]
+            facts: dict[str, Any] = {
+                "lengths": lengths,
+                "times": [when for when, _ in heard],
+                "nodes": [delta.nodes for _, delta in heard],
+                "depths": [delta.depth for _, delta in heard],
+            }
+            replies.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
+        return replies
+
+
+class InVllm(vllm.Plain):
+    """vLLM with `paceline.plugins.vllm.Proposer`. Its interpreter finds our package beside its own."""
+
+    Config = InVllmConfig
+    learns = True
+
+    def speculative(self) -> dict[str, Any]:
+        return {"model": "paceline.plugins.vllm.Proposer", "num_speculative_tokens": self.config.k}
+
+    def additional(self) -> dict[str, Any]:
+        return {"paceline": {"draft": _spec(self.config), "paced": self.config.paced, "repair": self.config.repair}}
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | {"PYTHONPATH": str(Path(paceline.__file__).parent.parent)}
+
+    def _samples_right(self) -> bool:
+        return self.config.repair or super()._samples_right()
+
+
+class InLlamaCpp(llama_cpp.Plain):
+    """llama-cpp-python with a draft model of ours."""
+
+    Config = InLlamaCppConfig
+
+    def open(self) -> None:
+        super().open()
+        from paceline.plugins.llama_cpp import check
+
+        check(self.llama)
+
+    def _draft_model(self, drafting: dict[str, int]) -> Any:
+        from paceline.plugins.llama_cpp import draft
+
+        return draft(_spec(self.config), most=self.config.most, paced=self.config.paced)

@@ -1,0 +1,330 @@
+"""A model folder: where it is, here or on the Hugging Face hub, what is in it, and what can be wrong with it.
+
+Nothing is unpickled, and no code from a folder runs unless allowed. Every mistake is a ModelError of one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+import transformers
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, PretrainedConfig
+
+from paceline.errors import ModelError, meant, shortened
+from paceline.jsonl import NotJSON, loads
+from paceline.target.quantised.blocks import Blocks
+
+SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
+"""Of a hub repository: configuration and tokenizer."""
+NOT_OURS = ["*/*", "consolidated*"]
+"""Of a hub repository: sub-folders, and second copies of the weights in another layout."""
+INDEX = "model.safetensors.index.json"
+TUNED_FILE = "noise.json"
+"""Written by `paceline train noise` beside the weights."""
+
+
+def one_line(error: Exception) -> str:
+    """The message of a library's error, in one line of at most 200 characters."""
+    if isinstance(error, KeyError) or not str(error).strip():
+        return repr(error)
+    return " ".join(str(error).split())[:200]
+
+
+# Where it is ---------------------------------------------------------------------------------------------------------
+
+
+def name_of(model: str | Path) -> str:
+    """What a model is called in messages."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else str(model)
+
+
+def find(model: str | Path, files: list[str]) -> Path:
+    """The folder of `model`: itself, or the local copy of a hub repository, downloaded if necessary.
+
+    files  patterns of the repository's files that are wanted."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        what = "what is asked for needs a model folder" if is_gguf(path) else "name its folder"
+        raise ModelError(f"{path} is a file; {what}, which holds weights, config.json and tokenizer together")
+    if _is_path(model):
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        where = "" if path.parent.is_dir() else f" (nor is there a folder {path.parent})"
+        raise ModelError(f"there is no folder {path}{where}.{meant(path.name, siblings)}")
+    return _from_hub(str(model), files)
+
+
+def _is_path(model: str | Path) -> bool:
+    """Whether `model` can only be a path: a hub id is `name` or `owner/name`."""
+    text = str(model)
+    owner = re.fullmatch(r"(\w[\w.-]*)/[\w.-]+", text)
+    if isinstance(model, Path) or (owner and Path(owner[1]).is_dir()):
+        return True
+    return not owner and not re.fullmatch(r"\w[\w.-]*", text)
+
+
+def _from_hub(name: str, files: list[str]) -> Path:
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=NOT_OURS))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} is gated: accept its terms on https://huggingface.co/{name}, then run `hf auth login`"
+        ) from error
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        why = "no such model" if isinstance(error, RepositoryNotFoundError) else "no connection, and no earlier copy"
+        here = meant(name, (p.name for p in Path().iterdir() if p.is_dir()))
+        raise ModelError(
+            f"{name!r} is neither a folder here nor reachable on the hub ({why}); "
+            f"a local folder works: paceline generate ./path/to/folder.{here}"
+        ) from error
+
+
+def is_gguf(model: str | Path) -> bool:
+    """Whether `model` names a GGUF file: by its name's end, or `owner/name:FILE.gguf` on the hub."""
+    return str(model).endswith(".gguf")
+
+
+def gguf_of(model: str | Path) -> Path:
+    """The file `model`, downloaded if it is owner/name:FILE.gguf. ModelError if there is none."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path
+    repository, colon, file = str(model).partition(":")
+    if not colon:
+        raise ModelError(f"there is no file {path}; a file of the hub is written owner/name:FILE.gguf")
+    try:
+        return Path(huggingface_hub.hf_hub_download(repository, file))
+    except Exception as error:  # of many libraries below
+        raise ModelError(
+            f"{file} of {repository} cannot be had from the hub: {shortened(one_line(error))}"
+        ) from error
+
+
+# Its configuration ---------------------------------------------------------------------------------------------------
+
+_SIZES = {
+    "vocab_size": 1 << 31,
+    "hidden_size": 1 << 24,
+    "intermediate_size": 1 << 26,
+    "num_hidden_layers": 1 << 16,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "max_position_embeddings": 1 << 24,  # rotary angles of every position are in memory; published models: 10 M
+}
+"""Largest values of a configuration's whole numbers, which begin at 1 and may be absent."""
+
+
+def read_config(folder: Path, trust_remote_code: bool = False) -> PretrainedConfig:
+    """config.json of `folder`, read by transformers."""
+    file = folder / "config.json"
+    if not file.exists():
+        inside = sorted(p.parent.name for p in folder.glob("*/config.json"))
+        hint = f" Did you mean {folder / inside[-1]}?" if inside else ""
+        if (folder / "adapter_config.json").exists():
+            hint = " It holds an adapter: merge it into its base model first."
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder.{hint}")
+    model_type = _read_json(file).get("model_type")
+    if model_type is None:
+        raise ModelError(f"{file} has no model_type: it is not the configuration of a transformers model")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # third-party parsers of many formats may raise anything
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            hint = "it needs code from its own folder; pass trust_remote_code=True if you trust it"
+        elif model_type not in transformers.CONFIG_MAPPING:
+            hint = f"transformers {transformers.__version__} does not know model type {model_type!r}"
+        else:
+            hint = one_line(error)
+        raise ModelError(f"{file} cannot be used: {hint}") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} should hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def check_config(config: PretrainedConfig, file: Path) -> None:
+    """ModelError if a size is not a whole number in its range, or rope_theta is not a number above 0."""
+    inner = config.get_text_config()
+    for key, most in _SIZES.items():
+        value = getattr(inner, key, None)
+        if value is not None and not (_is_number(value, int) and 1 <= value <= most):
+            raise ModelError(f"{file}: {key} is {_short(value)}; it must be a whole number from 1 to {most:,}")
+    rope = getattr(inner, "rope_parameters", None) or {}
+    if not isinstance(rope, Mapping):
+        raise ModelError(f"{file}: rope_parameters is {_short(rope)}; it must be an object")
+    base = rope.get("rope_theta", 1.0)
+    if not (_is_number(base, (int, float)) and 0 < base < 1e30):
+        raise ModelError(f"{file}: rope_theta is {_short(base)}; it must be a number above 0, such as 10000.0")
+
+
+def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    return shortened(repr(value))
+
+
+def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
+    """Tokens that end an answer: those of config.json and of generation_config.json together. In each it is one id, a
+    list of ids or nothing."""
+    files = {folder / "config.json": getattr(config.get_text_config(), "eos_token_id", None)}
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        files[generation] = _read_json(generation).get("eos_token_id")
+    ends: set[int] = set()
+    for file, ids in files.items():
+        every = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if not all(_is_number(i, int) and i >= 0 for i in every):
+            raise ModelError(f"{file}: eos_token_id is {_short(ids)}; it must be a token id or a list of them")
+        ends.update(every)
+    return tuple(sorted(ends))
+
+
+def tuned_note(folder: str) -> str | None:
+    """One sentence for reports on a model that `paceline train noise` made; None for any other."""
+    try:
+        start = loads((Path(folder).expanduser() / TUNED_FILE).read_bytes())["tuned_from"]["name"]
+    except (OSError, NotJSON, KeyError, TypeError):
+        return None
+    return (
+        f"The model was fine-tuned with noise from {start}, so it is another model: lossless means lossless for these "
+        f"weights, and {start} may answer otherwise."
+    )
+
+
+# Its weights ---------------------------------------------------------------------------------------------------------
+
+_FLOATS = ("F16", "BF16", "F32", "F64")
+"""Number formats of safetensors that are weights without a scale."""
+_SAMPLE = 64
+"""Numbers of a tensor in a fingerprint: fine-tuning in bfloat16 leaves many unchanged, but not all of a model's."""
+
+
+def open_weights(folder: Path) -> dict[str, Any]:
+    """The open safetensors file of every tensor in `folder`; only headers are read."""
+    tensors: dict[str, Any] = {}
+    for file in _weight_files(folder):
+        try:
+            opened = safe_open(file, framework="pt")
+        except OSError as error:
+            why = "it is a folder" if file.is_dir() else error.strerror or one_line(error)
+            raise ModelError(f"{file} cannot be read as weights: {why}") from error
+        except SafetensorError as error:
+            refuse_pointer(file)
+            raise ModelError(
+                f"{file} is cut off or damaged ({one_line(error)}): copy or download it again"
+            ) from error
+        tensors |= dict.fromkeys(opened.keys(), opened)
+    return tensors
+
+
+def refuse_pointer(file: Path) -> None:
+    """ModelError if a file of weights is what Git keeps in their place."""
+    with file.open("rb") as opened:
+        if opened.read(30).startswith(b"version https://git-lfs"):
+            raise ModelError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull`")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).exists():
+        index = _read_json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict):
+            raise ModelError(f"{folder / INDEX} has no weight_map")
+        files = sorted({folder / Path(str(file)).name for file in index.values()})
+        absent = [file.name for file in files if not file.exists()]
+        if absent:
+            raise ModelError(
+                f"{folder} lacks {', '.join(absent)}, {len(absent)} of the {len(files)} files with its weights: "
+                "copy or download the rest"
+            )
+        return files
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    files = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith(("consolidated", "adapter"))]
+    if not files:
+        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".ckpt"))
+        if not others:
+            raise ModelError(f"{folder} has no weights: there is no .safetensors file in it")
+        raise ModelError(
+            f"{folder}: weights are read from safetensors only, and it has {', '.join(others[:3])}; convert with "
+            f"transformers: AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained('NEW_FOLDER')"
+        )
+    return files
+
+
+def check_numbers(folder: Path, keys: Iterable[str], tensors: Mapping[str, Any]) -> None:
+    """ModelError for weights that are not floating-point numbers, for their scale is not known."""
+    for key in keys:
+        kind = tensors[key].get_slice(key).get_dtype()
+        if kind not in _FLOATS:
+            raise ModelError(
+                f"{folder}: {key} holds {kind} numbers, so its weights are quantized, and config.json does not say "
+                f"how: use the model in one of {', '.join(_FLOATS)}"
+            )
+
+
+def check_layers(folder: Path, num_layers: int, keys: Iterable[str]) -> None:
+    """ModelError if there are weights of layers that the configuration does not have."""
+    numbers = [int(match[1]) for key in keys if (match := re.match(r"(?:model\.)?layers\.(\d+)\.", key))]
+    if numbers and max(numbers) >= num_layers:
+        raise ModelError(
+            f"{folder} has weights of {max(numbers) + 1} layers, and its config.json asks for {num_layers}: "
+            "one of the two is of another model"
+        )
+
+
+def refuse_absent(folder: Path, absent: Sequence[str]) -> None:
+    """ModelError if tensors that the configuration asks for are absent."""
+    if absent:
+        more = f" and {len(absent) - 2} more" if len(absent) > 2 else ""
+        raise ModelError(
+            f"{folder} lacks {', '.join(absent[:2])}{more}, which its config.json asks for: "
+            "the weights are incomplete or of another model"
+        )
+
+
+def check_shape(folder: Path, key: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
+    """ModelError if a tensor has another shape than the configuration asks for."""
+    if list(shape) != list(wanted):
+        raise ModelError(
+            f"{folder}: {key} has shape {list(shape)} where config.json asks for {list(wanted)}: "
+            "the weights are of another model"
+        )
+
+
+def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> None:
+    """ModelError unless every tensor of `shapes` is there, with its shape."""
+    refuse_absent(folder, [key for key in shapes if key not in tensors])
+    for key, shape in shapes.items():
+        check_shape(folder, key, tensors[key].get_slice(key).get_shape(), shape)
+
+
+def fingerprint(weights: Mapping[str, torch.Tensor | Blocks]) -> str:
+    """16 hexadecimal digits that tell a model's weights from others: a drafter is trained for one model.
+
+    A sample of every tensor, rounded to bfloat16, with its name and shape: it does not depend on dtype or device. Of
+    blocks the bytes are sampled."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        flat = weight.data.reshape(-1) if isinstance(weight, Blocks) else weight.detach().reshape(-1)
+        few = flat[:: max(len(flat) // _SAMPLE, 1)][:_SAMPLE].to("cpu", torch.bfloat16)
+        digest.update(f"{name} {list(weight.shape)}".encode() + few.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,435 @@
+"""Data to train on: sources of text, answers of a target, and both as rows of tokens and batches of rows.
+
+A source is given as `NAME=PATH`, or as a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
+`NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub, without :CONFIG or @SPLIT if it needs none. A
+record is one that `workbench.conversations` knows. Held-out documents are chosen by a hash of their content, so the
+split is the same on every machine and in every order.
+
+    documents = read(parse_source("books=alice.txt"))
+    training, held = split_rows(file, length=512)            # labels on the target's own tokens alone
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import PacelineError, install
+from paceline.jsonl import objects, opened
+from paceline.target.tokenizer import Tokenizer
+from paceline.train.loop import Batch
+from paceline.train.loss import IGNORE
+from paceline.workbench import conversations
+from paceline.workbench.conversations import FORMS, Conversation
+from paceline.workbench.transcript import Transcriber
+
+Message = dict[str, str]
+"""{"role": one of ROLES, "content": text}"""
+ROLES = ("system", "user", "assistant")
+HUB = "hf:"
+TEXT_CHUNK = 8000
+"""Characters of a plain-text file that make one document, cut at a paragraph."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file, or one data set of the hub as `hf:OWNER/DATA:CONFIG@SPLIT`, and the name it goes by in reports."""
+
+    name: str
+    path: Path | str
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: `messages` of a conversation, or `text`.
+
+    context  the passage that an answer was written from, where the record has one.
+    fields   the texts of the record by their keys, and its category, where it is one prompt and its answer."""
+
+    source: str
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    context: str = ""
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def plain(self) -> str:
+        """The document as plain text, a paragraph for each message."""
+        return self.text or "\n\n".join(m["content"] for m in self.messages)
+
+
+def parse_source(spec: str) -> Source:
+    """`NAME=PATH` or `PATH` -> Source."""
+    name, equals, path = spec.partition("=")
+    if not equals:
+        name, path = re.sub(r"\.(txt|jsonl)(\.gz)?$", "", Path(spec).name), spec
+    if not name or not path:
+        raise PacelineError(f"{spec!r} is not a source: write NAME=PATH, for example books=alice.txt.gz")
+    if path.startswith(HUB):
+        if not re.fullmatch(r"hf:[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.-]+)?", path):
+            raise PacelineError(f"source {name!r}: {path} is not hf:OWNER/DATA, hf:OWNER/DATA:CONFIG or ...@SPLIT")
+        return Source(re.split("[/:@]", path)[2] if not equals else name, path)
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise PacelineError(f"source {name!r}: no such file: {file}")
+    if not re.search(r"\.(txt|jsonl)(\.gz)?$", file.name):
+        raise PacelineError(f"source {name!r}: {file.name} is not .txt, .txt.gz, .jsonl or .jsonl.gz")
+    return Source(name, file)
+
+
+def parse_sources(specs: Iterable[str]) -> list[Source]:
+    """Several specs; the same name may stand for several files."""
+    return [parse_source(spec) for spec in specs]
+
+
+def read(source: Source) -> Iterator[Document]:
+    """All documents of one source, in file order."""
+    if isinstance(source.path, str):
+        for number, row in enumerate(_hub_rows(source), start=1):
+            yield _document(source, conversations.placed(row, f"{source.path}, row {number}"))
+    elif source.path.name.removesuffix(".gz").endswith(".jsonl"):
+        for conversation in conversations.read(source.path):
+            yield _document(source, conversation)
+    else:
+        yield from _plain_text(source)
+
+
+def held_out(document: Document, share: float = 0.01) -> bool:
+    """Whether the document belongs to the validation split: a function of its content alone."""
+    digest = hashlib.sha256(document.plain().encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64 < share
+
+
+def split(documents: Iterable[Document], share: float = 0.01) -> tuple[list[Document], list[Document]]:
+    """(training documents, held-out documents)."""
+    train: list[Document] = []
+    valid: list[Document] = []
+    for document in documents:
+        (valid if held_out(document, share) else train).append(document)
+    return train, valid
+
+
+def _text_of(path: Path) -> str:
+    with opened(path, PacelineError) as stream:
+        content = stream.read()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PacelineError(f"{path}, line {line}: not UTF-8 ({error.reason})") from None
+
+
+def _hub_rows(source: Source) -> Iterable[Any]:
+    """Rows of a data set on the hub, or of its copy on this disk."""
+    try:
+        import datasets
+    except ImportError:
+        raise PacelineError(
+            f"source {source.name!r}: {source.path} needs the package datasets; {install('train')}"
+        ) from None
+    name, _, split = str(source.path).removeprefix(HUB).partition("@")
+    name, _, config = name.partition(":")
+    try:
+        return datasets.load_dataset(name, config or None, split=split or "train")
+    except (OSError, ValueError, RuntimeError) as error:  # unreachable, unknown, a wrong configuration or split
+        why = " ".join(str(error).split())[:200]
+        raise PacelineError(
+            f"source {source.name!r}: {source.path} cannot be loaded from the hub ({why}); "
+            f"give a file instead: {source.name}=PATH"
+        ) from None
+
+
+def _plain_text(source: Source) -> Iterator[Document]:
+    """Paragraph-aligned chunks, so that a whole book is not one held-out decision."""
+    assert isinstance(source.path, Path)
+    paragraphs: list[str] = []
+    size = 0
+    for block in re.split(r"\n\s*\n", _text_of(source.path).replace("\r\n", "\n")):
+        if block.strip():
+            paragraphs.append(block.strip("\n"))
+            size += len(block)
+        if size > TEXT_CHUNK:
+            yield Document(source.name, text="\n\n".join(paragraphs))
+            paragraphs, size = [], 0
+    if paragraphs:
+        yield Document(source.name, text="\n\n".join(paragraphs))
+
+
+def _document(source: Source, one: Conversation) -> Document:
+    if one.tokens is not None:
+        raise PacelineError(f"{one.where}: token ids and no text; a line is {FORMS}")
+    parts = {key: text.strip() for key, text in one.parts.items()}
+    if not one.messages:
+        return Document(source.name, "\n\n".join(filter(None, (parts.get("title"), one.text.strip()))))
+    if one.has_response and parts:
+        *asked, answer = parts.values()
+        fields = parts | {"category": one.category}
+        context = fields.pop("context", "")
+        return Document(
+            source.name,
+            messages=(user("\n\n".join(filter(None, asked))), assistant(answer)),
+            context=context,
+            fields=fields,
+        )
+    for message in one.messages:
+        if message["role"] not in ROLES:
+            raise PacelineError(f"{one.where}: the role {message['role']!r} is none of {', '.join(ROLES)}")
+    # Of a question in several turns the first is one that can be asked.
+    asked = one.messages if one.answers else one.first_prompt
+    messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in asked)
+    return Document(source.name, messages=messages)
+
+
+def user(text: str) -> Message:
+    """A message of the user."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    """A message of the model."""
+    return {"role": "assistant", "content": text}
+
+
+# Answers of a target ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Example:
+    """One answer of the target in token ids, and its prompt's, None if they are not known. source: where it is from."""
+
+    source: str
+    prompt: list[int] | None
+    tokens: list[int]
+
+
+def read_examples(
+    file: Path, tokenizer: Tokenizer, questions: Path | None = None, *, need_prompts: bool = False
+) -> Iterator[Example]:
+    """The answers in a JSON Lines file, in any form that `workbench.conversations` knows. A text alone is an answer
+    whose prompt is not known. A record may have a "source" or a "category".
+
+    questions     Spec-Bench's question.jsonl, which has the prompts and categories of its answers.
+    need_prompts  refuse answers without their prompts.
+
+    Raises PacelineError, one line."""
+    count = 0
+    transcriber = Transcriber(tokenizer) if tokenizer.has_chat_template else None
+    for one in conversations.read(file, questions, ignore=()):
+        source = str(one.record.get("source") or one.category or _stem(file))
+        for prompt, tokens in _answers(one, tokenizer, transcriber):
+            count += 1
+            if prompt is None and need_prompts:
+                raise PacelineError(f'{file}: answer {count} has no prompt: give it a "prompt" or "messages"')
+            if tokens:
+                yield Example(source, prompt, tokens)
+    if not count:
+        raise PacelineError(f"{file} holds no answers")
+
+
+def _answers(
+    one: Conversation, tokenizer: Tokenizer, transcriber: Transcriber | None
+) -> Iterator[tuple[list[int] | None, list[int]]]:
+    """(prompt, answer) of every answer in a conversation, in token ids."""
+    end = [] if one.is_cut or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    if one.tokens is not None:
+        prompt, tokens = one.tokens
+        yield None if prompt is None else list(prompt), list(tokens)
+    elif not one.messages:
+        yield None, [*tokenizer.encode_text(one.text), *end]
+    elif not one.answers:
+        raise PacelineError(f"{one.where}: no answer (keys: {', '.join(one.record)})")
+    elif one.answers[0] == 0 or transcriber is None:
+        for at in one.answers:
+            prompt = encoded(one.messages[:at], tokenizer) if one.answers[0] else None
+            yield prompt, [*tokenizer.encode_text(one.messages[at]["content"]), *end]
+    else:
+        for turn in transcriber.conversation(one).turns:
+            tokens = turn.answer.tolist()
+            yield turn.prompt.tolist(), tokens[:-1] if one.is_cut else tokens
+
+
+def _stem(file: Path) -> str:
+    return re.sub(r"\.jsonl?(\.gz)?$", "", file.name)
+
+
+def encoded(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> list[int]:
+    """A conversation up to where the assistant speaks; plain text for a model without a chat template."""
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat(messages)
+    return tokenizer.encode("\n\n".join(message["content"] for message in messages))
+
+
+def split_rows(
+    file: Path, length: int, pad: int = 0, held_out: float = 0.05
+) -> tuple[dict[str, Rows], dict[str, Rows]]:
+    """Rows to train on and held-out rows by source, from a file that `generated_rows` wrote.
+
+    A hash of the prompt decides, so that all answers to one prompt are on one side; of two prompts at least one is held
+    out. Texts that the target wrote freely are divided by a hash of their own."""
+    examples = _read(file)
+    keys = sorted({_key(example) for example in examples})
+    held = set(keys[: max(round(held_out * len(keys)), int(len(keys) > 1))])
+    sides: tuple[dict[str, list[Example]], dict[str, list[Example]]] = ({}, {})
+    for example in examples:
+        sides[_key(example) in held].setdefault(example.source, []).append(example)
+    training, valid = (
+        {name: rows for name, group in side.items() if len((rows := rows_of(group, length, pad))[0])} for side in sides
+    )
+    return training, valid
+
+
+def rows_of(examples: Sequence[Example], length: int, pad: int = 0) -> Rows:
+    """Input ids and labels, int32 [rows, length], several conversations packed into a row; `pad` fills it up. The label
+    of a position is the next token if the target wrote that one, else IGNORE."""
+    rendered: list[Rendered] = []
+    for example in examples:
+        prompt = example.prompt or []
+        if len(prompt) + len(example.tokens) > 1:
+            rendered.append((prompt + example.tokens, [False] * len(prompt) + [True] * len(example.tokens)))
+    return pack_whole(rendered, length, pad)
+
+
+def _read(file: Path) -> list[Example]:
+    examples = []
+    for where, record in objects(file, PacelineError, "an answer"):
+        prompt, tokens = record.get("prompt_tokens"), record.get("tokens")
+        if not isinstance(prompt, list) or not isinstance(tokens, list):
+            raise PacelineError(f'{where}: "prompt_tokens" and "tokens" must be lists of token ids')
+        examples.append(Example(str(record.get("source", "")), prompt, tokens))
+    return examples
+
+
+def _key(example: Example) -> str:
+    text = example.prompt if example.prompt and len(example.prompt) > 1 else example.tokens
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()
+
+
+# Rows ------------------------------------------------------------------------------------------------------------
+
+Rows = tuple[np.ndarray, np.ndarray]
+"""Input ids and labels, int32 [num_rows, length]; a label is the next token, or IGNORE."""
+
+Rendered = tuple[list[int], list[bool]]
+"""A document in token ids, and which of them are learnt."""
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """What a batch is made of. A source that `weights` does not name weighs `other`, its plain text beside its
+    conversations ("text/NAME") a quarter of that."""
+
+    length: int  # tokens a row
+    rows: int  # rows a batch
+    weights: dict[str, float]
+    decay_weights: dict[str, float]  # the mixture after `decay_from` of the budget
+    other: float = 0.1
+    decay_from: float = 0.75
+    short: int | None = None  # tokens a row until `decay_from`: attention costs less
+    seed: int = 0
+
+
+def lay_end_to_end(rendered: Iterable[Rendered], length: int) -> Rows:
+    """Documents one after another, cut every `length` tokens; every token is learnt."""
+    flat = np.fromiter((i for ids, _ in rendered for i in ids), dtype=np.int32)
+    count = max(len(flat) - 1, 0) // length
+    return flat[: count * length].reshape(count, length), flat[1 : count * length + 1].reshape(count, length)
+
+
+def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
+    """Conversations packed whole into rows; one longer than a row is cut, and left out when no answer survives."""
+    bins: list[tuple[list[int], list[int]]] = []
+    is_open: list[int] = []
+    for ids, learn in rendered:
+        inputs = ids[:-1][:length]
+        labels = [i if wanted else IGNORE for i, wanted in zip(ids[1:], learn[1:], strict=True)][:length]
+        if all(label == IGNORE for label in labels):
+            continue
+        for index in is_open:
+            if len(bins[index][0]) + len(inputs) <= length:
+                break
+        else:
+            index = len(bins)
+            bins.append(([], []))
+            is_open = [*is_open, index][-16:]
+        bins[index][0].extend(inputs)
+        bins[index][1].extend(labels)
+    ids_out = np.full((len(bins), length), pad, dtype=np.int32)
+    labels_out = np.full((len(bins), length), IGNORE, dtype=np.int32)
+    for row, (inputs, labels) in enumerate(bins):
+        ids_out[row, : len(inputs)] = inputs
+        labels_out[row, : len(labels)] = labels
+    return ids_out, labels_out
+
+
+class Mixture:
+    """Batches of rows drawn from several sources by weight; every source is read through before it repeats."""
+
+    def __init__(self, rows: dict[str, Rows], config: MixtureConfig) -> None:
+        self.rows = {name: r for name, r in rows.items() if len(r[0])}
+        if not self.rows:
+            raise PacelineError("the sources hold less text than one row; add sources or shorten the rows")
+        self.config = config
+        self.step = 0
+        self.taken: Counter[str] = Counter()
+        self._order: dict[str, tuple[int, np.ndarray]] = {}
+
+    def next(self, progress: float) -> Batch:
+        config = self.config
+        chosen = config.weights if progress < config.decay_from else config.decay_weights
+        names = sorted(self.rows)
+        rng = random.Random(f"{config.seed}/{self.step}")
+        weights = [chosen.get(n, config.other / (4 if n.startswith("text/") else 1)) for n in names]
+        picked = [self._row(name) for name in rng.choices(names, weights, k=config.rows)]
+        self.step += 1
+        ids, labels = (torch.from_numpy(np.stack(side)).long() for side in zip(*picked, strict=True))
+        if config.short and progress < config.decay_from:
+            ids, labels = ids.reshape(-1, config.short), labels.reshape(-1, config.short)
+        return {"input_ids": ids, "labels": labels}
+
+    def _row(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        ids, labels = self.rows[name]
+        epoch, place = divmod(self.taken[name], len(ids))
+        if self._order.get(name, (-1, None))[0] != epoch:
+            rng = np.random.default_rng([self.config.seed, epoch, *name.encode()])
+            self._order[name] = (epoch, rng.permutation(len(ids)))
+        self.taken[name] += 1
+        index = self._order[name][1][place]
+        return ids[index], labels[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step, "taken": dict(self.taken)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self.taken = state["step"], Counter(state["taken"])
+        self._order = {}
+
+
+def batches(rows: Rows, size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ids and labels, int64 [at most `size`, length] each, of all rows in order."""
+    for start in range(0, len(rows[0]), size):
+        ids, labels = (torch.from_numpy(side[start : start + size]).long() for side in rows)
+        yield ids, labels
+
+
+def first_batch(rows: Rows, most: int = 16) -> Batch:
+    """The first rows as a batch of the loop."""
+    ids, labels = (torch.from_numpy(side[:most]).long() for side in rows)
+    return {"input_ids": ids, "labels": labels}
+
+
+def row_counts(rows: dict[str, Rows]) -> list[str]:
+    """A line for each source: how many rows, and how many of their tokens are learnt."""
+    return [
+        f"  {name:10} {len(ids):6} rows  {ids.size:>10,} tokens, {int((labels != IGNORE).sum()):>10,} learnt"
+        for name, (ids, labels) in rows.items()
+    ]

@@ -1,0 +1,142 @@
+"""The text of files as a corpus that drafters copy from: read and tokenised here, or on the machines of a Ray cluster.
+
+    build("build/corpus", ["answers.jsonl.gz", "notes.txt"], load_tokenizer("models/demo"))
+    build(out, files, tokenizer, plan, read=Sharded("models/demo", address="local", workers=2))
+
+A .txt file is one document. A line of a .jsonl file is a record that `workbench.conversations` knows, and each text in
+it is a document. Either may be compressed (.gz). Documents keep the order of the files wherever they are tokenised, so
+that the corpus is the same byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.draft.text import corpus
+from paceline.draft.text.corpus import Documents, Plan, Report, document
+from paceline.draft.text.store import Store
+from paceline.errors import StoreError, meant
+from paceline.jsonl import Piece, numbered, opened, pieces_of
+from paceline.target.load import load_tokenizer
+from paceline.target.tokenizer import Tokenizer
+from paceline.workbench.cluster import AUTO, spread
+from paceline.workbench.conversations import parse
+
+Read = Callable[[Sequence[Path], Tokenizer, int, Callable[[float], None]], Documents]
+"""(files, tokenizer, end token, called with the share that is read) to all documents of the files, in their order."""
+
+
+def build(
+    out: str | Path,
+    files: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    plan: Plan = Plan(),
+    report: Report | None = None,
+    read: Read | None = None,
+) -> Store:
+    """Tokenise `files` into a store at `out`; it appears there whole or not at all. read: None: in this process.
+
+    Raises PacelineError, one line: no such file, a type that is not read, a broken line, no text, no end token."""
+    paths = [*map(Path, files)]
+    for file in paths:
+        _check(file)
+    source = ", ".join(map(str, files)) or "no file"
+    return corpus.build(out, partial(read or _read, paths, tokenizer), source, tokenizer, plan, report)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Reads files for `build` on a Ray cluster. name: the tokenizer's, on every machine; the rest as for `spread`."""
+
+    name: str
+    address: str = AUTO
+    workers: int | None = None
+
+    def __call__(
+        self, files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]
+    ) -> Documents:
+        parts = [part for file in files for part in ([Piece(file)] if _is_text(file) else pieces_of(file, StoreError))]
+        with closing(spread(_Tokeniser, (self.name, eos), parts, self.address, self.workers)) as shards:
+            for done, (text, ends) in enumerate(shards, 1):
+                report(done / len(parts))
+                yield from np.split(text, ends[:-1]) if len(ends) else []
+
+
+class _Tokeniser:
+    """A worker."""
+
+    def __init__(self, name: str, eos: int):
+        self.tokenizer, self.eos = load_tokenizer(name), eos
+
+    def __call__(self, piece: Piece) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(tokens of its documents, int32 [n]; offset after each, int64 [d]). Raises PacelineError."""
+        documents = [document(text, self.tokenizer, self.eos) for text in texts(piece)]
+        text = np.concatenate(documents) if documents else np.empty(0, np.int32)
+        return text, np.cumsum([len(ids) for ids in documents], dtype=np.int64)
+
+
+def texts(source: Path | Piece, report: Callable[[float], None] | None = None) -> Iterator[str]:
+    """Every text in a file or a piece of one, empty ones left out. PacelineError names the line that cannot be read."""
+    piece = source if isinstance(source, Piece) else Piece(source)
+    file = piece.path
+    _check(file)
+    size = max(file.stat().st_size, 1)
+    with opened(file, StoreError) as lines:
+        if _is_text(file):
+            yield from _whole(lines.read(), file)
+            return
+        for number, line in numbered(piece.within(lines), piece.line):
+            record = parse(line, f"{file}, line {number}")
+            if record.tokens is not None or (record.messages and not record.answers and "prompt" in record.record):
+                raise StoreError(f"{record.where} has no text: neither an answer nor a document in it")
+            yield from filter(str.strip, record.texts())
+            if report is not None:
+                report(os.lseek(lines.fileno(), 0, os.SEEK_CUR) / size)
+
+
+def _read(
+    files: Sequence[Path], tokenizer: Tokenizer, eos: int, report: Callable[[float], None]
+) -> Documents:
+    """Every document in `files`."""
+    for at, file in enumerate(files):
+
+        def progress(done: float, at: int = at) -> None:
+            report((at + done) / len(files))
+
+        for text in texts(file, progress):
+            yield document(text, tokenizer, eos)
+
+
+def _whole(content: bytes, file: Path) -> list[str]:
+    """The one text of a .txt file, unless it is empty."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{file} is not UTF-8: {error.reason} at byte {error.start:,}") from None
+    return [text] if text.strip() else []
+
+
+def _check(file: Path) -> None:
+    if not file.is_file():
+        siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise StoreError(f"there is no file {file}.{meant(file.name, siblings)}")
+    if _suffix(file) not in (".txt", ".jsonl"):
+        raise StoreError(f"{file}: a corpus is made of .txt and .jsonl files, each of them plain or compressed (.gz)")
+
+
+def _is_text(file: Path) -> bool:
+    """Whether a file is one document, rather than lines of them."""
+    return _suffix(file) == ".txt"
+
+
+def _suffix(file: Path) -> str:
+    """.txt or .jsonl, whether compressed or not."""
+    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix

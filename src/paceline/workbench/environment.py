@@ -1,0 +1,127 @@
+"""What a measurement ran on: versions, processor, threads, memory, command.
+
+    environment(dtype="bfloat16", device="cpu")["cpu"]       # "Intel(R) Xeon(R) ..."
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import __version__
+
+PACKAGES = ("transformers", "tokenizers", "safetensors", "numpy", "numba")
+
+
+def environment(*, dtype: str, device: str) -> dict[str, Any]:
+    """Everything about the machine and the software that could explain a figure."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "paceline": __version__,
+        "git": _git(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory(),
+        "gpu": gpus or None,
+        "device": device,
+        "dtype": dtype,
+        "load": load(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["paceline", *sys.argv[1:]]),
+    }
+
+
+def machine(facts: dict[str, Any]) -> dict[str, Any]:
+    """The part of an environment that must not change in the middle of a run."""
+    fixed = ("paceline", "torch", "transformers", "cpu", "threads", "gpu", "device", "dtype")
+    return {key: facts[key] for key in fixed}
+
+
+def load() -> float | None:
+    """Processes that wanted to run in the last minute; well above one beside a benchmark, it was not alone."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except OSError:
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _git() -> str | None:
+    """The commit of the source this runs from, if it is a checkout; "+" if it was changed."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+@dataclass
+class Peak:
+    """Most memory in bytes while something ran; None where the system does not tell."""
+
+    bytes: int | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Measure the most memory of this process (on a GPU: of its tensors there) between entering and leaving."""
+    peak = Peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        peak.bytes = torch.cuda.max_memory_allocated(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the highest memory so far
+    except OSError:
+        yield peak
+        return
+    yield peak
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak.bytes = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,99 @@
+"""Other engines in the same table and the same run: one registry of peers, named as drafters are.
+
+    name[:checkpoint][,key=value...]
+
+    peer = create_peer("vllm-ngram,k=5", "models/demo", dtype="float32", threads=2, python="env/bin/python",
+                       batch=1, max_context=2048, decode=tokenizer.decode)
+    peer.open()                              # NotInstalled, with what to do, if it is not there
+    peer.answer([tokens], Ask(max_tokens=64))
+
+Every peer gets token ids and gives token ids; none of them tokenises. What this module reads from a peer's class is
+`Config`, a frozen dataclass of its options (see `paceline.draft.spec`), where there are any. An engine is
+imported when its peer is opened, never before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.draft.spec import OptionInfo, options, parse, values
+from paceline.errors import MethodError, meant
+from paceline.workbench.contestant import PEER, Contestant
+from paceline.workbench.peers.setup import Setup
+
+_HERE = "paceline.workbench.peers"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An entry of the table: where its class is, what it is, and what it needs installed ("" for nothing more)."""
+
+    path: str
+    help: str
+    needs: str = ""
+
+
+PEERS = {
+    "transformers": Peer(f"{_HERE}.transformers:Plain", "transformers' generate, one token a forward"),
+    "transformers-lookup": Peer(f"{_HERE}.transformers:Lookup", "transformers' prompt lookup"),
+    "transformers-assisted": Peer(f"{_HERE}.transformers:Assisted", "transformers' assisted generation, :DRAFT_MODEL"),
+    "transformers-early-exit": Peer(f"{_HERE}.transformers:EarlyExit", "transformers, drafting with its first layers"),
+    "transformers-paceline": Peer("paceline.plugins.peers:InTransformers", "our loop behind transformers' generate"),
+    "vllm": Peer(f"{_HERE}.vllm:Plain", "vLLM, one token a forward", "vLLM at --peer-python"),
+    "vllm-ngram": Peer(f"{_HERE}.vllm:Ngram", "vLLM's prompt lookup", "vLLM at --peer-python"),
+    "vllm-suffix": Peer(f"{_HERE}.vllm:Suffix", "vLLM's suffix decoding", "vLLM and arctic-inference at --peer-python"),
+    "vllm-draft": Peer(f"{_HERE}.vllm:Draft", "vLLM with a draft model, :DRAFT_MODEL", "vLLM at --peer-python"),
+    "vllm-head": Peer(f"{_HERE}.vllm:Head", "vLLM with a head of ours, :HEAD", "vLLM at --peer-python"),
+    "vllm-paceline": Peer("paceline.plugins.peers:InVllm", "our drafters in vLLM", "vLLM at --peer-python"),
+    "llama-cpp": Peer(f"{_HERE}.llama_cpp:Plain", "llama.cpp, one token a forward, :FILE.gguf", "llama-cpp-python"),
+    "llama-cpp-lookup": Peer(f"{_HERE}.llama_cpp:Lookup", "llama-cpp-python's lookup, :FILE.gguf", "llama-cpp-python"),
+    "llama-cpp-paceline": Peer(
+        "paceline.plugins.peers:InLlamaCpp", "our drafters in llama.cpp, :FILE.gguf", "llama-cpp-python"
+    ),
+}
+
+
+def parse_peer(spec: str) -> tuple[type[Contestant], Any]:
+    """The class of the peer that `spec` names, and its options (None if it has none).
+
+    Raises MethodError, one line, for a peer, an option or a value that does not exist."""
+    part = parse(spec.strip(), spec)
+    if part.name not in PEERS:
+        guess = meant(part.name.lower(), PEERS)
+        raise MethodError(f"There is no peer {part.name!r}.{guess} Peers: {', '.join(PEERS)}.")
+    peer = _load(part.name)
+    config = getattr(peer, "Config", None)
+    chosen = values(part, config)
+    return peer, None if config is None else config(**chosen)
+
+
+def create_peer(
+    spec: str,
+    model: str,
+    *,
+    dtype: str,
+    threads: int | None,
+    python: str | None,
+    batch: int,
+    max_context: int,
+    decode: Callable[[list[int]], str],
+    device: str = "cpu",
+) -> Contestant:
+    """The peer that `spec` names, not opened yet. The other words are those of `Setup`; dtype is the target's own,
+    not "auto". Raises MethodError for a spec that names no peer."""
+    peer, config = parse_peer(spec)
+    setup = Setup(model, dtype, threads, python, batch, max_context, decode, device)
+    return peer(f"{PEER}{spec.strip()}", setup, config)  # type: ignore[arg-type]
+
+
+def describe(name: str) -> tuple[OptionInfo, ...]:
+    """The options of a peer in the table, for a listing."""
+    return options(getattr(_load(name), "Config", None))
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = PEERS[name].path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

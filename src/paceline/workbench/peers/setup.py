@@ -1,0 +1,117 @@
+"""What every peer of a run is given alike, and what every peer's answer must come down to.
+
+    setup.room(prompt, ask)                # new tokens this prompt may have
+    setup.turn(prompt, tokens, ask, seconds=1.5)
+
+Knows no engine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from paceline.errors import PacelineError, PromptError, meant
+from paceline.target.load import DTYPES, find, read_config
+from paceline.workbench.contestant import Ask, Reply
+
+FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+"""Of a hub repository: all that an engine reads."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One model, one machine.
+
+    model        a folder or a hub id; dtype float32, bfloat16 or float16, the target's own.
+    threads      processor threads; None: the engine's choice.
+    python       the interpreter of another environment, for peers that need one.
+    batch        most prompts answered together.
+    max_context  tokens of prompt and answer that the model's context holds.
+    decode       token ids to text without special tokens; not timed.
+    device       a device word of torch; the target's own, so that nobody has a GPU that others have not.
+    """
+
+    model: str
+    dtype: str
+    threads: int | None
+    python: str | None
+    batch: int
+    max_context: int
+    decode: Callable[[list[int]], str]
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise PacelineError(
+                f"a peer's dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.{meant(self.dtype, DTYPES)}"
+            )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    def room(self, prompt: Sequence[int], ask: Ask) -> int:
+        """Most new tokens after `prompt`; PromptError if its context has no room for any."""
+        if not 0 < len(prompt) < self.max_context:
+            raise PromptError(
+                f"The prompt has {len(prompt)} tokens; this model's context holds {self.max_context} with the answer."
+            )
+        return min(ask.max_tokens, self.max_context - len(prompt))
+
+    def turn(self, prompt: Sequence[int], tokens: list[int], ask: Ask, **rounds: Any) -> Reply:
+        """The record of an answer that is cut already; `rounds` are further fields of the Reply."""
+        if tokens and tokens[-1] in ask.ends:
+            finish = "stop"
+        else:
+            finish = "context" if len(prompt) + ask.max_tokens > self.max_context else "length"
+        return Reply(len(prompt), tokens, self.decode(tokens), finish=finish, **rounds)
+
+
+def cut(tokens: Sequence[int], ends: Collection[int], room: int) -> list[int]:
+    """`tokens` up to the first end, which is kept, and no more than `room`."""
+    kept = list(tokens[:room])
+    return kept[: next((i + 1 for i, token in enumerate(kept) if token in ends), len(kept))]
+
+
+def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:
+    """The first rounds that bring `total` tokens, the last of them shortened if need be."""
+    kept, left = [], total
+    for length in lengths:
+        if left <= 0:
+            break
+        kept.append(min(length, left))
+        left -= length
+    return kept
+
+
+def folder_of(model: str) -> Path:
+    """The folder with a model's configuration and weights, from the hub if need be; ModelError if there is none."""
+    return find(model, FILES).resolve()
+
+
+def weight_bytes(config: PretrainedConfig, dtype: torch.dtype, layers: int | None = None) -> int:
+    """Bytes of weights that a forward reads: all of them, the input embedding only where it is the head as well.
+
+    layers: of the first `layers` layers and the head. Counted on a model without storage."""
+    config = copy.deepcopy(config)
+    if layers is not None:
+        config.get_text_config().num_hidden_layers = layers
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding
+    count = sum(weight.numel() for weight in model.parameters() if tied or weight is not embedding)
+    return int(count * torch.empty(0, dtype=dtype).element_size())
+
+
+def model_bytes(model: str, dtype: torch.dtype, layers: int | None = None) -> int:
+    """`weight_bytes` of a model by name."""
+    return weight_bytes(read_config(folder_of(model)), dtype, layers)

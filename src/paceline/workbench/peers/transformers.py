@@ -1,0 +1,382 @@
+"""transformers' own `generate` as contestants: plain, prompt lookup, a draft model, early exit. All in this process.
+
+One loaded model serves every peer of a run that uses it. A checkpoint's own generation settings do not reach any of
+them: each call gets a configuration made from scratch. Rounds are seen from outside: `generate` hands a streamer the
+tokens of each, and a hook tells how wide the forward before it was.
+
+    Lookup("peer:transformers-lookup", setup, Lookup.Config(tokens=10)).answer([tokens], Ask(max_tokens=64))
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation import BaseStreamer
+from transformers.utils import is_sklearn_available, logging
+
+from paceline.errors import MethodError, ModelError, PacelineError
+from paceline.workbench.contestant import Ask, Contestant, Reply
+from paceline.workbench.peers.setup import Setup, cut, cut_rounds, folder_of, weight_bytes
+
+
+@dataclass(frozen=True)
+class LookupConfig:
+    tokens: int = field(default=10, metadata={"help": "prompt_lookup_num_tokens: most tokens copied"})
+    ngram: int = field(default=2, metadata={"help": "max_matching_ngram_size: longest run of tokens looked up"})
+
+
+@dataclass(frozen=True)
+class DraftingConfig:
+    tokens: int = field(default=20, metadata={"help": "num_assistant_tokens: most tokens drafted a round"})
+    schedule: Literal["constant", "heuristic", "heuristic_transient"] = field(
+        default="constant", metadata={"help": "num_assistant_tokens_schedule: how `tokens` changes with acceptance"}
+    )
+    confidence: float = field(
+        default=0.4, metadata={"help": "assistant_confidence_threshold: drafting stops below it; 0: off"}
+    )
+
+
+@dataclass(frozen=True)
+class AssistedConfig(DraftingConfig):
+    checkpoint: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class EarlyExitConfig(DraftingConfig):
+    layers: int | None = field(default=None, metadata={"help": "assistant_early_exit; none: a quarter of them"})
+
+
+class Plain(Contestant):
+    """One token a forward; several prompts together are padded on the left, as transformers wants them."""
+
+    alone = False
+    """Whether `generate` takes one prompt at a time in this mode."""
+
+    def __init__(self, name: str, setup: Setup, config: Any = None):
+        super().__init__(name, max_batch=1 if self.alone else setup.batch)
+        self.setup, self.config = setup, config
+        self.model: Any = None
+        self._lent = ExitStack()
+
+    def open(self) -> None:
+        if self.setup.threads is not None:
+            torch.set_num_threads(self.setup.threads)
+        self.model = _borrow(self.setup, self.setup.model, "target", self._lent)
+        self.target_bytes = weight_bytes(self.model.config, self.setup.torch_dtype)
+        self.settings = {
+            "engine": f"transformers {transformers.__version__}",
+            "torch": torch.__version__,
+            "dtype": self.setup.dtype,
+            "device": str(self.model.device),
+            "threads": torch.get_num_threads(),
+            "attention": self.model.config._attn_implementation,
+            "cache": "dynamic",
+            **(asdict(self.config) if self.config is not None else {}),
+        }
+
+    def close(self) -> None:
+        self.model = None
+        self._lent.close()
+
+    def wake(self, seconds: float) -> None:
+        token = torch.ones((1, 1), dtype=torch.long, device=self.model.device)
+        began = perf_counter()
+        with torch.inference_mode():
+            while perf_counter() - began < seconds:
+                self.model(token).logits.argmax(-1).tolist()
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+        if len(prompts) > self.max_batch:
+            raise PacelineError(f"{self.name} answers {self.max_batch} at a time, not {len(prompts)}.")
+        rooms = [self.setup.room(prompt, ask) for prompt in prompts]
+        if ask.temperature > 0 and ask.seeds:
+            torch.manual_seed(ask.seeds[0])
+        rounds = _Rounds(perf_counter())
+        with _quiet(), rounds.listening(self.model, self._assistant()), self._mode():
+            ids, mask = padded(prompts, self.model.device)
+            out = self.model.generate(
+                ids,
+                attention_mask=mask,
+                generation_config=GenerationConfig(**how(ask, max(rooms)), **self._wishes()),
+                streamer=rounds,
+                **self._helpers(),
+            )
+            made = out[:, ids.shape[1] :].tolist()
+        seconds = perf_counter() - rounds.began
+        turns = []
+        for prompt, row, room in zip(prompts, made, rooms, strict=True):
+            tokens = cut(row, ask.ends, room)
+            facts = rounds.facts(ids.shape[1], len(tokens))
+            turns.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
+        return turns
+
+    # What the modes of generate() differ in -----------------------------------------------------------------------
+
+    def _wishes(self) -> dict[str, Any]:
+        """Entries of the generation configuration."""
+        return {}
+
+    def _helpers(self) -> dict[str, Any]:
+        """Arguments of generate()."""
+        return {}
+
+    def _assistant(self) -> Any:
+        """The draft model whose forwards count, if it is another than the target."""
+        return None
+
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        """The model as this mode wants it, and as it was afterwards."""
+        yield
+
+
+class Lookup(Plain):
+    """Copies what followed the same few tokens (A. Saxena, Prompt Lookup Decoding, 2023)."""
+
+    Config = LookupConfig
+    alone = True
+
+    def _wishes(self) -> dict[str, Any]:
+        return {"prompt_lookup_num_tokens": self.config.tokens, "max_matching_ngram_size": self.config.ngram}
+
+
+class _WithModel(Plain):
+    """A model drafts. The draft length of the "heuristic" schedule is kept from call to call, in what generate() takes
+    for the drafting model's own configuration."""
+
+    alone = True
+    config: DraftingConfig
+
+    def open(self) -> None:
+        super().open()
+        self.forget()
+
+    def forget(self) -> None:
+        self._drafting = _drafting(self.config)
+
+
+class Assisted(_WithModel):
+    """A smaller model of the same vocabulary drafts (J. Gante, Assisted Generation, 2023)."""
+
+    Config = AssistedConfig
+    config: AssistedConfig
+
+    def open(self) -> None:
+        super().open()
+        self.assistant = _borrow(self.setup, self.config.checkpoint, "assistant", self._lent)
+        theirs, ours = (model.config.get_text_config().vocab_size for model in (self.assistant, self.model))
+        if theirs != ours:
+            raise ModelError(
+                f"{self.name}: the draft model knows {theirs} tokens and the target {ours}; "
+                "it must be one of the same tokenizer"
+            )
+        self.draft_bytes = weight_bytes(self.assistant.config, self.setup.torch_dtype)
+        self.settings["confidence_adapts"] = is_sklearn_available()  # transformers asks for it, silently
+
+    def close(self) -> None:
+        self.assistant = None
+        super().close()
+
+    def _helpers(self) -> dict[str, Any]:
+        return {"assistant_model": self.assistant}
+
+    def _assistant(self) -> Any:
+        return self.assistant
+
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        with _configured(self.assistant, self._drafting):
+            yield
+
+
+class EarlyExit(_WithModel):
+    """The target's own first layers and its head draft (Elhoushi et al., LayerSkip, 2024)."""
+
+    Config = EarlyExitConfig
+    config: EarlyExitConfig
+
+    def open(self) -> None:
+        super().open()
+        depth = self.model.config.get_text_config().num_hidden_layers
+        self.layers = max(1, depth // 4) if self.config.layers is None else self.config.layers
+        if not 0 < self.layers < depth:
+            raise MethodError(f"{self.name}: layers is {self.layers}; the model has {depth}, so 1 to {depth - 1}.")
+        self.draft_bytes = weight_bytes(self.model.config, self.setup.torch_dtype, self.layers)
+        self.settings["layers"] = self.layers
+
+    def _wishes(self) -> dict[str, Any]:
+        return {"assistant_early_exit": self.layers}
+
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        # generate() drafts with this very model, cut short by its configuration; an interrupt would leave it so.
+        config = self.model.config.get_text_config()
+        depth = config.num_hidden_layers
+        try:
+            with _configured(self.model, self._drafting):
+                yield
+        finally:
+            config.num_hidden_layers = depth
+
+
+class _Rounds(BaseStreamer):
+    """Listens to generate(): when the tokens of each round came, and how many tokens its forward was over.
+
+    calls counts forwards that drafted: of the assistant, or of the target itself beyond one a round."""
+
+    def __init__(self, began: float):
+        self.began = began
+        self.times: list[float] = []
+        self.lengths: list[int] = []
+        self.widths: list[int] = []
+        self._prompt = True
+        self._width = self._forwards = self._drafts = 0
+
+    @contextmanager
+    def listening(self, model: Any, assistant: Any) -> Iterator[None]:
+        """Count the forwards of both."""
+        hooks = [model.register_forward_pre_hook(self._forward, with_kwargs=True)]
+        if assistant is not None:
+            hooks.append(assistant.register_forward_pre_hook(self._draft))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _forward(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self._forwards += 1
+        self._width = kwargs["input_ids"].shape[1]
+
+    def _draft(self, module: Any, args: Any) -> None:
+        self._drafts += 1
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt:  # generate() begins with the prompt
+            self._prompt = False
+            return
+        self.times.append(perf_counter() - self.began)
+        self.lengths.append(value.shape[-1] if value.ndim == 2 else 1)  # [1, n] where there are drafts, [B] else
+        self.widths.append(self._width)
+
+    def end(self) -> None:
+        pass
+
+    def facts(self, prompt: int, total: int) -> dict[str, Any]:
+        """What a Reply says of the rounds of a row with `total` new tokens; the first forward was over `prompt` tokens,
+        padding included, and the first draft."""
+        lengths = cut_rounds(self.lengths, total)
+        known = [prompt, *[1] * len(lengths)]
+        nodes = [width - known[i] for i, width in enumerate(self.widths[: len(lengths)])]
+        return {
+            "lengths": lengths,
+            "times": self.times[: len(lengths)],
+            "nodes": nodes,
+            "depths": nodes,
+            "calls": self._drafts + self._forwards - len(self.widths),
+        }
+
+
+def how(ask: Ask, room: int) -> dict[str, Any]:
+    """How to answer, as entries of a generation configuration; nothing is left to a checkpoint's own."""
+    sampling = {"temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p} if ask.temperature > 0 else {}
+    return {
+        "max_new_tokens": room,
+        "do_sample": ask.temperature > 0,
+        "eos_token_id": list(ask.ends) or None,
+        "pad_token_id": next(iter(ask.ends), 0),
+        "repetition_penalty": ask.repetition_penalty,
+        **sampling,
+    }
+
+
+def _drafting(config: DraftingConfig) -> GenerationConfig:
+    """Where generate() looks up how to draft: the drafting model's own generation configuration."""
+    return GenerationConfig(
+        num_assistant_tokens=config.tokens,
+        num_assistant_tokens_schedule=config.schedule,
+        assistant_confidence_threshold=config.confidence,
+    )
+
+
+def padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask, [B, T] each, padded on the left."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    return ids, mask
+
+
+@contextmanager
+def _configured(model: Any, config: GenerationConfig) -> Iterator[None]:
+    before, model.generation_config = model.generation_config, config
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+# Models are loaded once a run ----------------------------------------------------------------------------------------
+
+_LOADED: dict[tuple[str, ...], tuple[Any, int]] = {}
+"""Model and number of peers that use it, by folder, dtype, device and role."""
+
+
+def _borrow(setup: Setup, name: str, role: str, lent: ExitStack) -> Any:
+    """The model `name`, loaded unless another peer has it already; closing `lent` gives it back, and the last one to
+    do so drops it.
+
+    role: a model that is its own draft model is loaded twice, so that the forwards of the two can be distinguished."""
+    key = (str(folder_of(name)), setup.dtype, setup.device, role)
+    if key not in _LOADED:
+        _LOADED[key] = (load_model(key[0], setup.torch_dtype).to(setup.device), 0)
+    model, users = _LOADED[key]
+    _LOADED[key] = (model, users + 1)
+    lent.callback(_give_back, key)
+    return model
+
+
+def _give_back(key: tuple[str, ...]) -> None:
+    model, users = _LOADED.pop(key)
+    if users > 1:
+        _LOADED[key] = (model, users - 1)
+
+
+def load_model(folder: str, dtype: torch.dtype) -> Any:
+    """transformers' own model in `folder`, in evaluation mode, without generation settings of its checkpoint."""
+    try:
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
+        model, report = loaded
+    except Exception as error:  # of many kinds, by many models
+        raise ModelError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:200]}") from error
+    if report["missing_keys"]:
+        raise ModelError(f"{folder} lacks {min(report['missing_keys'])}, which its config.json asks for")
+    model.generation_config = GenerationConfig()
+    return model.eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, no log lines, no warnings of transformers'."""
+    bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()

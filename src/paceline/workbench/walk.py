@@ -1,0 +1,268 @@
+"""Replay recorded answers: draft, accept what the recording confirms, go on after it.
+
+A greedy target accepts a drafted token exactly if it is the next token of its answer. So a drafter that sees tokens
+alone has the same accepted on a recording as with the model.
+
+    tally = Tally()
+    replay(create("sam"), answer, 0, tally)
+    tally.mean_accepted_tokens
+
+The first draft is made after the prompt, as in Spec-Bench's programs. Our engine runs the prompt in a round of its own,
+so its figures hold one more round an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+from numba import njit
+
+from paceline.draft.base import Drafter, stamp
+from paceline.draft.registry import create, describe, names
+from paceline.engine.accept import Accepted
+from paceline.engine.request import Row
+from paceline.engine.round import Round, Segment
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree, IntArray
+from paceline.errors import MethodError, PacelineError
+from paceline.target.base import Facts, Needs
+
+SLACK = 1024
+"""Tokens that a row may have after its recorded answer, so that no draft is cut where the answer happens to end."""
+DEEPEST = SLACK
+"""Histograms count deeper drafts, and larger ones, as this."""
+
+
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """One answer. prompt int64 [p] is everything before it, answer int64 [a] ends with the end token."""
+
+    prompt: IntArray
+    answer: IntArray
+
+
+def _histogram() -> IntArray:
+    return np.zeros(DEEPEST + 1, np.int64)
+
+
+@dataclass
+class Tally:
+    """Counts over answers.
+
+    draft_rounds  rounds with a draft; drafted: nodes drafted; seconds: the drafter's.
+    accepted      int64 [DEEPEST + 1]: accepted[d] rounds accepted exactly d drafted tokens.
+    depths        depths[d] rounds had a draft exactly d deep.
+    sizes         sizes[n] rounds had n nodes to verify, the root included."""
+
+    answers: int = 0
+    new_tokens: int = 0
+    rounds: int = 0
+    draft_rounds: int = 0
+    drafted: int = 0
+    seconds: float = 0.0
+    accepted: IntArray = field(default_factory=_histogram)
+    depths: IntArray = field(default_factory=_histogram)
+    sizes: IntArray = field(default_factory=_histogram)
+
+    def __iadd__(self, other: Tally) -> Tally:
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
+        return self
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """New tokens a round, the target's own included (Spec-Bench's definition, pooled over all rounds)."""
+        return self.new_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def draft_rate(self) -> float:
+        """Share of rounds with a draft."""
+        return self.draft_rounds / self.rounds if self.rounds else 0.0
+
+    @property
+    def verified_per_round(self) -> float:
+        """Nodes that the target verifies in a round, roots included."""
+        return (self.drafted + self.rounds) / self.rounds if self.rounds else 0.0
+
+    @property
+    def verified_per_token(self) -> float:
+        """Nodes that the target verifies for each new token, roots included; plain decoding is 1."""
+        return (self.drafted + self.rounds) / self.new_tokens if self.new_tokens else 0.0
+
+    @property
+    def draft_us_per_round(self) -> float:
+        """Microseconds that the drafter spends on a round, all of its work from a row's start to its end."""
+        return 1e6 * self.seconds / self.rounds if self.rounds else 0.0
+
+    def accepted_by_depth(self) -> list[float]:
+        """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
+        reached = self.depths[::-1].cumsum()[::-1]
+        survived = self.accepted[::-1].cumsum()[::-1]
+        deepest = int(np.flatnonzero(reached).max(initial=0))
+        return [float(survived[d] / reached[d]) for d in range(1, deepest + 1)]
+
+
+def replayable(spec: str, target: Facts) -> Drafter:
+    """The drafter that `spec` names, bound; MethodError if it needs more than tokens."""
+    drafter = create(spec)
+    drafter.bind(target)
+    needs = drafter.needs
+    wants = {
+        "hidden states": bool(needs.hidden_layers),
+        "its best logits": needs.top_k > 0,
+        "layers to run itself": needs.resume_layer is not None,
+        "a call in the middle of its forward": needs.callback_layer is not None,
+    }
+    if any(wants.values()):
+        raise MethodError(
+            f"{spec} asks the target for {' and '.join(what for what, wanted in wants.items() if wanted)}, and a "
+            f"recording holds tokens only. Without a checkpoint these can be replayed: {', '.join(judged(target)[0])}."
+        )
+    if drafter.times_rounds:
+        raise MethodError(
+            f"{spec} drafts by how long rounds take, and a recording has no rounds. Replay the drafters that it "
+            "chooses from, or give it a table of `paceline tune` (its option table)."
+        )
+    return drafter
+
+
+def judged(target: Facts) -> tuple[list[str], dict[str, str]]:
+    """Methods that get through a short replay without a checkpoint: those that a recording can judge, and why it cannot
+    judge the others."""
+    reasons = {}
+    for name in tokens_only(target):
+        drafter = create(name)
+        drafter.bind(target)
+        reasons[name] = "the time that rounds take" if drafter.times_rounds else drafter.wants
+    return [name for name, why in reasons.items() if not why], {name: why for name, why in reasons.items() if why}
+
+
+def tokens_only(target: Facts) -> list[str]:
+    """Methods that can be replayed as they are, without a checkpoint."""
+    return [name for name in names() if describe(name).checkpoint != "required" and _gets_through(name, target)]
+
+
+def _gets_through(name: str, target: Facts) -> bool:
+    drafter = create(name)
+    try:
+        drafter.bind(target)
+        if drafter.needs == Needs():
+            replay(drafter, RecordedAnswer(np.zeros(4, np.int64), np.zeros(4, np.int64)), 0, Tally())
+            return True
+    except PacelineError:
+        pass
+    return False
+
+
+class Walk:
+    """A row whose answer is recorded: a greedy target's verdict on drafts, without the target.
+
+    id: no two rows of a drafter share one."""
+
+    def __init__(self, id: int, recorded: RecordedAnswer):
+        self.text = np.concatenate([recorded.prompt, recorded.answer])
+        params = SamplingParams(max_tokens=len(recorded.answer) + SLACK, seed=0)
+        self.row = Row(id, recorded.prompt, params, max_context=len(self.text) + 2 * SLACK)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the row has the whole answer."""
+        return len(self.row) >= len(self.text)
+
+    def accept(self, tree: DraftTree, tally: Tally) -> Accepted:
+        """Extend the row by what the recording confirms of `tree` and by one token more; ValueError for a tree that
+        does not begin with the row's last token."""
+        at = len(self.row)
+        probe = _NO_PROBES if tree.probe is None else tree.probe
+        count, node = _walk(tree.tokens, tree.parent, probe, self.text, at, tally.accepted, tally.depths, tally.sizes)
+        if count < 0:
+            raise ValueError(f"{tree.source} proposed a tree whose root is not the row's last token")
+        tally.rounds += 1
+        tally.drafted += len(tree) - 1
+        tally.draft_rounds += len(tree) > 1
+        path = [node]
+        while path[-1] > 0:
+            path.append(int(tree.parent[path[-1]]))
+        accepted = Accepted(path[::-1], self.text[at : at + count + 1].tolist())
+        self.row.extend(accepted.tokens)
+        return accepted
+
+
+def replay(drafter: Drafter, recorded: RecordedAnswer, id: int, tally: Tally) -> None:
+    """Replay one answer, and add what became of the drafts to `tally`.
+
+    The row is dropped at its end as an engine does it, so that a drafter that learns from finished requests does."""
+    walk = Walk(id, recorded)
+    began = perf_counter()
+    drafter.start(walk.row)
+    tally.seconds += perf_counter() - began
+    while not walk.is_over:
+        step(drafter, [walk], tally)
+    drop(drafter, walk, tally)
+    tally.new_tokens += len(recorded.answer)
+    tally.answers += 1
+
+
+def step(drafter: Drafter, walks: Sequence[Walk], tally: Tally) -> list[DraftTree]:
+    """A round of one or more rows; returns the trees, cut to what the rows may draft."""
+    rows = [walk.row for walk in walks]
+    began = perf_counter()
+    trees = stamp(drafter.propose(rows), drafter)
+    tally.seconds += perf_counter() - began
+    trees = [tree.clipped(row.max_draft) for tree, row in zip(trees, rows, strict=True)]
+    accepted = [walk.accept(tree, tally) for walk, tree in zip(walks, trees, strict=True)]
+    if type(drafter).observe is not Drafter.observe:
+        # No verdict: there is no target, and a drafter that asks for more than tokens gets an error.
+        round = Round(rows, trees, [Segment.tree(0, tree) for tree in trees], accepted=accepted)
+        began = perf_counter()
+        drafter.observe(round)
+        tally.seconds += perf_counter() - began
+    return trees
+
+
+def drop(drafter: Drafter, walk: Walk, tally: Tally) -> None:
+    """The row has ended."""
+    walk.row.finish_reason = "stop"
+    began = perf_counter()
+    drafter.drop(walk.row)
+    tally.seconds += perf_counter() - began
+
+
+_NO_PROBES = np.empty(0, np.bool_)
+
+
+@njit(cache=True)
+def _walk(tokens, parent, probe, text, at, accepted, depths, sizes):  # type: ignore[no-untyped-def]
+    """(tokens accepted, node reached) of the tree along `text[at:]`; (-1, 0) if the root is not text[at - 1].
+
+    Parents come before their children, so one pass over the nodes is enough; of two children with the right token the
+    first is taken, as in `accept`. Adds the round to the three histograms."""
+    n = len(tokens)
+    if tokens[0] != text[at - 1]:
+        return -1, 0
+    depth = np.zeros(n, np.int64)
+    node, kept, deepest = 0, 0, 0
+    for child in range(1, n):
+        above = parent[child]
+        depth[child] = depth[above] + 1
+        deepest = max(deepest, depth[child])
+        if above == node and at + kept < len(text) and tokens[child] == text[at + kept]:
+            if len(probe) > 0 and probe[child]:
+                continue
+            node = child
+            kept += 1
+    last = len(accepted) - 1
+    accepted[min(kept, last)] += 1
+    depths[min(deepest, last)] += 1
+    sizes[min(n, last)] += 1
+    return kept, node
+
+
+def warm_up() -> None:
+    """Compile the walk, or load it from the cache of earlier runs."""
+    one = DraftTree.chain(0, [0])
+    counts = _histogram()
+    _walk(one.tokens, one.parent, _NO_PROBES, one.tokens, 1, counts, counts, counts)

@@ -1,0 +1,103 @@
+"""Every drafter of the registry for one random target: what those with a checkpoint read lies in folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.draft.neural.checkpoint import TargetFacts, save_drafter
+from paceline.draft.neural.networks import Switches
+from paceline.draft.registry import describe, names
+from paceline.engine.sampling import SamplingParams
+from paceline.train.kangaroo import no_adapter
+from tests import models, native
+from tests.draft.eagles import forgetful, knowing_head
+from tests.draft.head_worlds import HEADS
+from tests.draft.head_worlds import World as Heads
+from tests.draft.stores import corpus
+from tests.plain import Answer, decode
+
+EXIT = 2
+SPECS = {
+    "rest": "rest:{corpus}",
+    "model": "model:{model}",
+    "s2d": "s2d:{model},exits=2,4",
+    "mirror": "mirror:{model},where=line",
+    "kangaroo": "kangaroo:{kangaroo}",
+    "medusa": "medusa:{medusa}",
+    "hydra": "hydra:{hydra}",
+    "amphista": "amphista:{amphista}",
+    "eagle": "eagle:{eagle}",
+    "eagle3": "eagle3:{eagle3}",
+}
+"""Of drafters with a checkpoint; {name}: a folder that `Folders` makes."""
+NETWORKS: dict[str, dict[str, Any]] = {
+    "medusa": {},
+    "hydra": {"layers": 1, "prefix": False},
+    "amphista": {"switches": Switches(heads=HEADS)},
+}
+FACTS = {
+    "hydra": {"tied": True, "hydra_num_layers": 1, "hydra_head_arch": "mlp"},
+    "amphista": {"network": asdict(Switches(heads=HEADS))},
+}
+SILENT = ("none", "grammar")
+"""They draft nothing for ordinary requests."""
+
+
+def specs() -> dict[str, str]:
+    """A spec for every drafter of the registry."""
+    for name in names():
+        if describe(name).checkpoint == "required":
+            assert name in SPECS, f"give {name} a checkpoint in SPECS"
+    return {name: SPECS.get(name, name) for name in names()}
+
+
+class Folders(Heads):
+    """A target whose layers add little, so that drafts are accepted, and what drafters for it read.
+
+    share  how much the target's layers add, of what they would."""
+
+    def __init__(self, folder: Path, share: float = 0.02):
+        self.folder, self._made = folder, dict[str, str]()
+        self.model = forgetful(models.model("llama2", num_hidden_layers=4, tie_word_embeddings=False), share)
+        with torch.no_grad():
+            self.model.lm_head.weight *= 8  # surer of itself, as its heads then are
+        self.target = native.of(self.model)
+        rng = np.random.default_rng(1)
+        self.prompts = [rng.integers(4, models.VOCAB_SIZE, n).tolist() for n in (23, 5, 1, 12)]
+        self._answers: dict[str, list[Answer]] = {}
+
+    def answers(self, params: SamplingParams | Sequence[SamplingParams]) -> list[Answer]:
+        """What transformers writes, token by token and without a cache; worked out once."""
+        if (key := repr(params)) not in self._answers:
+            each = [params] * len(self.prompts) if isinstance(params, SamplingParams) else params
+            self._answers[key] = [
+                decode(self.model, prompt, one, eos=(models.EOS,))
+                for prompt, one in zip(self.prompts, each, strict=True)
+            ]
+        return self._answers[key]
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self._made:
+            self._made[name] = str(self._make(name, self.folder / name))
+        return self._made[name]
+
+    def _make(self, name: str, at: Path) -> object:
+        if name in NETWORKS:
+            return self.save(self.module(name, **NETWORKS[name]), name, at, FACTS.get(name, {})).partition(":")[2]
+        if name == "model":
+            self.model.save_pretrained(at)
+        elif name == "corpus":
+            answers = self.answers(SamplingParams(max_tokens=24, ignore_eos=True))
+            corpus(at, ["".join(map(chr, answer.tokens)) for answer in answers])
+        elif name == "kangaroo":
+            facts = TargetFacts.of(self.target)
+            save_drafter(at, name, config={"exit_layer": EXIT}, tensors=no_adapter(self.model), target=facts)
+        else:
+            knowing_head(at, name, self.model)
+        return at

@@ -1,0 +1,146 @@
+"""The cost model: times learned from rounds and read from a file, and the nodes that pay at them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.draft.cost import DEFAULT_SIZE, RoundTimes, best_size, best_sizes, choose, term_names, time_forwards
+from tests import native
+from tests.draft.head_worlds import World
+
+
+def times_of(**terms: float) -> RoundTimes:
+    """A fixed table of these terms, in milliseconds; the others are 0."""
+    full = {name: terms.get(name, 0.0) for name in term_names()}
+    return RoundTimes.from_json({"forward_ms": full, "drafting_us": {}})
+
+
+# Times ----------------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_learned_from_rounds() -> None:
+    rng, times = np.random.default_rng(0), RoundTimes()
+
+    def truth(rows: int, nodes: int, widest: int, prompt: int) -> float:
+        return 1e-3 * (1.5 + 0.02 * rows + 0.05 * max(nodes + prompt - 12, 0) + 0.004 * rows * widest)
+
+    for _ in range(600):
+        rows = int(rng.choice([1, 4, 16]))
+        sizes = rng.integers(1, 12, rows)
+        prompt = int(rng.integers(0, 60)) if rng.random() < 0.2 else 0
+        shape = rows, int(sizes.sum()), int(sizes.max()), prompt
+        spike = 20 if rng.random() < 0.02 else 1
+        times.note(*shape, truth(*shape) * rng.normal(1, 0.03) * spike)
+    for shape in ((1, 1, 1, 0), (1, 10, 10, 0), (4, 30, 9, 0), (16, 16, 1, 0), (16, 100, 8, 40)):
+        assert times.seconds(*shape) == pytest.approx(truth(*shape), rel=0.15)
+
+
+def test_a_batch_that_never_drafted_guesses_low_what_a_node_costs() -> None:
+    times = RoundTimes()
+    for _ in range(64):
+        times.note(8, 8, 1, 0, 4e-3)
+    assert times.seconds(8, 8, 1) == pytest.approx(4e-3, rel=0.02)
+    assert 0 < times.slope(8, 8) < 0.05 * 4e-3
+
+
+def test_times_survive_a_file(tmp_path: Path) -> None:
+    times = RoundTimes()
+    for n in range(64):
+        times.note(1, 1 + n % 9, 1 + n % 9, 0, 1e-3 + 2e-5 * (n % 9))
+    again = RoundTimes.from_json(json.loads(json.dumps({**times.to_json()})))
+    assert again.seconds(1, 5, 5) == pytest.approx(times.seconds(1, 5, 5), rel=1e-3)
+    before = again.seconds(2, 9, 5)
+    again.note(2, 9, 5, 0, 1.0)
+    assert again.is_fixed
+    assert again.seconds(2, 9, 5) == before
+
+
+def test_forwards_are_read_between_and_after_their_sizes() -> None:
+    times = RoundTimes.of_forwards({1: 20, 16: 25, 64: 40})
+    assert times.of(1)[[0, 1, 16, 40, 64, 112]] == pytest.approx([20, 20, 25, 32.5, 40, 55])
+    assert RoundTimes.of_forwards({1: 3.0}).of(1)[[1, 50]] == pytest.approx([3, 3])
+    assert RoundTimes.of_forwards({1: 5, 2: 9, 4: 6}).of(1)[[2, 3, 100]] == pytest.approx([9, 7.5, 6]), "never down"
+
+
+# The choice -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_choice_is_the_best_of_all_prefixes() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = int(rng.integers(1, 9))
+        times = times_of(round=1.5, row=0.02, token_after_0=0.03, token_after_12=0.05)
+        drafts = [np.cumprod(rng.uniform(0.3, 1, int(rng.integers(1, 9)))) for _ in range(rows)]
+        rate = rows / times.seconds(rows, rows, 1)
+        choice = choose(drafts, rows, times, rate)
+        line = np.sort(np.concatenate(drafts))[::-1]
+
+        def net(k: int) -> float:
+            return float(line[:k].sum()) - rate * times.seconds(rows, rows + k, 1)  # noqa: B023
+
+        assert net(choice.nodes) == pytest.approx(max(map(net, range(len(line) + 1))))
+        assert sum((draft >= choice.threshold).sum() for draft in drafts) == choice.nodes
+
+
+def test_drafts_shrink_as_the_batch_grows_down_to_none() -> None:
+    times = times_of(round=2.0, row=0.01, token_after_0=0.02, token_after_12=0.08)
+    draft, sizes = 0.6 ** np.arange(1.0, 17.0), []
+    for rows in (1, 2, 4, 8, 16, 32, 128):
+        choice = choose([draft] * rows, rows, times, rows / times.seconds(rows, rows, 1))
+        sizes.append(choice.nodes / rows)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] >= 6
+    assert sizes[-1] == 0
+
+
+def test_the_first_draft_pays_for_making_the_round_uneven() -> None:
+    smooth = times_of(round=2.0, token_after_0=0.01)
+    uneven = times_of(round=2.0, token_after_0=0.01, row_if_uneven=0.1)
+    assert uneven.seconds(8, 8, 1) == smooth.seconds(8, 8, 1)
+    rate, few, many = 8 / smooth.seconds(8, 8, 1), [np.array([0.5, 0.2])], [np.array([0.5, 0.2])] * 8
+    assert choose(few, 8, smooth, rate).nodes == 2
+    assert choose(few, 8, uneven, rate).nodes == 0
+    assert choose(many, 8, uneven, rate).nodes > 0
+
+
+def test_a_wide_row_pays_for_the_padding_of_all() -> None:
+    flat = times_of(round=2.0, row=0.01, token_after_0=0.001)
+    padded = times_of(round=2.0, row=0.01, token_after_0=0.001, row_times_widest=0.02)
+    draft = 0.9 ** np.arange(1.0, 21.0)
+    wide = choose([draft], 16, flat, 5e3)
+    assert choose([draft], 16, padded, 5e3).nodes < wide.nodes
+
+
+# The size that pays ---------------------------------------------------------------------------------------------------
+
+
+def test_the_size_that_pays() -> None:
+    assert best_size([0, 0.5, 0.6], RoundTimes.of_forwards({1: 1.0, 2: 1.1, 3: 1.9})) == 1
+    assert best_size([0, 0.5, 0.6], RoundTimes.of_forwards({1: 1.0, 2: 1.01, 3: 1.02})) == 2
+    assert best_size([0, 0.1, 0.2], RoundTimes.of_forwards({1: 1.0, 2: 2.0, 3: 3.0})) == 0
+    assert best_size([0, 0.5, 0.6], RoundTimes.of_forwards({1: 1.0, 2: 1.0, 3: 1.0}), drafting=0.7) == 0
+    assert best_size([0.01 * n for n in range(99)], RoundTimes()) == DEFAULT_SIZE
+
+
+def test_rows_that_are_verified_together_share_what_pays() -> None:
+    sure, unsure = [0.9, 0.8, 0.7], [0.3, 0.1]
+    assert best_sizes([unsure, sure], RoundTimes.of_forwards({1: 1.0, 64: 1.001})) == [2, 3]
+    assert best_sizes([unsure, sure], RoundTimes.of_forwards({2: 1.0, 5: 1.01, 6: 9.0})) == [0, 3]
+    assert best_sizes([unsure, sure], RoundTimes.of_forwards({2: 1.0, 5: 1.01, 6: 9.0}), fixed=2) == [0, 1]
+    assert best_sizes([unsure, sure], RoundTimes.of_forwards({1: 1.0, 64: 64.0})) == [0, 0]
+    assert best_sizes([[0.01] * 99], RoundTimes.of_forwards({1: 1.0, 64: 1.0})) == [63]
+    assert best_sizes([[0.1] * 30, sure], RoundTimes()) == [29, 3]  # DEFAULT_SIZE for each, the likeliest of all first
+    assert best_sizes([], RoundTimes.of_forwards({1: 1.0})) == []
+
+
+def test_verifying_is_timed_and_changes_nothing() -> None:
+    target = native.of(World().model)
+    times = time_forwards(target)
+    assert times.known
+    assert (times.of(1)[[1, 2, 4, 8, 16, 32, 64, 4000]] > 0).all()
+    assert target.length(target.add_row(4)) == 0
+    assert not time_forwards(object()).known  # type: ignore[arg-type]

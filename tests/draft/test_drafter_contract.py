@@ -1,0 +1,297 @@
+"""What every drafter of the registry must do, whatever it drafts with. What is special of a method is in its own file.
+
+The oracle is transformers, one forward over the whole text for every token, without a cache and without our engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.draft.base import Drafter
+from paceline.draft.fallback import Fallback
+from paceline.draft.neural import pending
+from paceline.draft.neural.vocab import Vocabulary, save_vocabulary
+from paceline.draft.registry import create, describe, names
+from paceline.engine.engine import Engine
+from paceline.engine.request import Row
+from paceline.engine.sampling import SamplingParams
+from paceline.engine.tree import DraftTree
+from paceline.errors import MethodError, PacelineError
+from tests import drafters, models, native
+from tests.draft.folders import SILENT, SPECS, Folders, specs
+from tests.preempting import preempt_often
+
+NEW = 12
+GREEDY = SamplingParams(max_tokens=NEW)
+SAMPLED = [SamplingParams(max_tokens=NEW, temperature=0.8, top_p=0.95, seed=seed) for seed in range(4)]
+PENALISED = SamplingParams(max_tokens=NEW, repetition_penalty=1.3)
+SAMPLED_PENALISED = [replace(one, repetition_penalty=1.1, top_k=40) for one in SAMPLED]
+
+MODELS = ("model", "s2d", "kangaroo", "eagle", "eagle3")
+"""They draft token by token: any stop rule, chains and trees."""
+HEADS = ("medusa", "hydra", "amphista")
+STATES = ("kangaroo", "eagle", "eagle3", *HEADS)
+"""They read the target's states."""
+EVERY = {
+    **specs(),
+    **{f"{name}, chain": f"{SPECS[name]},tree=0,stop=heuristic" for name in MODELS},
+    **{f"{name}, tree": f"{SPECS[name]},tree=9,width=3,stop=fixed,draft=4" for name in MODELS},
+    **{f"{name}, one node": f"{SPECS[name]},tree=1" for name in (*MODELS, *HEADS)},
+    **{f"{name}, adaptive": f"{SPECS[name]},stop=adaptive" for name in MODELS},
+    "s2d, mixed": "s2d:{model},exits=1,2,4,thresholds=0.3,0.2,stop=heuristic",
+    "model, context": "model:{model},context=6",
+    "mirror, early exit": "mirror:{model},where=line,source=both,miss=empty",
+    "prompt-lookup, transformers": "prompt-lookup,variant=transformers",
+}
+DRAWN = {
+    "mirror": "mirror:{model},where=line",
+    **{name: f"{SPECS[name]},tree=0,stop=fixed,draft=3" for name in MODELS},
+}
+"""Their drafts are drawn from a distribution, so that seeds give other samples than plain decoding's."""
+GUESSED = {name: spec for name, spec in EVERY.items() if name.split(",")[0] not in DRAWN} | {
+    **{f"{name}, best": f"{spec},sample=best" for name, spec in DRAWN.items() if name != "mirror"},
+    **{name: EVERY[name] for name in EVERY if name.endswith(", tree")},
+}
+"""Their drafts are point masses, whatever the temperature."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """A target whose layers count, so that a wrong key or value shows."""
+    return Folders(tmp_path_factory.mktemp("drafters"), share=0.25)
+
+
+def made(folders: Folders, spec: str) -> Drafter:
+    return create(spec.format_map(folders))
+
+
+def answered(folders: Folders, drafter: Drafter, params: Any, **options: Any) -> tuple[Engine, list[list[int]], int]:
+    """The engine, what it writes, and how many tokens were drafted; the request brings what some drafters want."""
+    each = [params] * len(folders.prompts) if isinstance(params, SamplingParams) else params
+    each = [replace(one, prediction=tuple(a.tokens)) for one, a in zip(each, folders.answers(params), strict=True)]
+    engine = Engine(folders.target, drafter, **options)
+    out = engine.generate(folders.prompts, each)
+    return engine, [done.tokens for done in out], sum(done.stats.draft_tokens for done in out)
+
+
+def expected(folders: Folders, params: Any) -> list[list[int]]:
+    return [answer.tokens for answer in folders.answers(params)]
+
+
+# Losslessness --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_greedy_text_is_the_targets_in_any_batch(folders: Folders, name: str) -> None:
+    """Alone, with rows joining and leaving and prompts in pieces, and all at once."""
+    drafted = 0
+    for params, batch, chunk in ((GREEDY, 1, 512), (GREEDY, 2, 8), (PENALISED, 8, 512)):
+        _, tokens, count = answered(folders, made(folders, EVERY[name]), params, max_batch=batch, prefill_chunk=chunk)
+        assert tokens == expected(folders, params)
+        drafted += count
+    assert drafted > 0 or name in (*SILENT, "past-answer")  # that has seen no answer yet
+
+
+@pytest.mark.parametrize("name", GUESSED)
+def test_samples_with_guessed_drafts_are_plain_ones_seed_for_seed(folders: Folders, name: str) -> None:
+    drafter = made(folders, GUESSED[name])
+    for params, batch in ((SAMPLED, 1), (SAMPLED_PENALISED, 3)):
+        assert answered(folders, drafter, params, max_batch=batch)[1] == expected(folders, params)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_drafts_are_the_rows_own_and_the_seeds(folders: Folders, name: str) -> None:
+    def answer(batch: int, every: int = 1000) -> list[list[int]]:
+        engine = preempt_often(Engine(folders.target, made(folders, DRAWN[name]), max_batch=batch), every)
+        out = engine.generate(folders.prompts, SAMPLED_PENALISED)
+        assert sum(done.stats.draft_tokens for done in out) > 0
+        return [done.tokens for done in out]
+
+    assert answer(1) == answer(4) == answer(4, every=3)
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+
+class Watching(Fallback):
+    """Checks every tree of a drafter against its row."""
+
+    def __init__(self, inner: Drafter):
+        super().__init__([inner])
+        self.inner, self.drafted = inner, set[int]()
+
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:  # type: ignore[override]
+        trees = self.inner.propose(rows)
+        assert len(trees) == len(rows)
+        for row, tree in zip(rows, trees, strict=True):
+            assert tree.tokens[0] == row.last_token
+            assert tree.max_depth <= max(row.max_draft, 0), "no deeper than the row has room for"
+            assert not tree.num_drafted or tree.source
+            inner_nodes = set(tree.parent.tolist()) - {-1, 0}
+            ends = self.inner.end_tokens(row)
+            if self.inner.weight_bytes:
+                assert not any(int(tree.tokens[node]) in ends for node in inner_nodes), "nothing after an end"
+            self.drafted |= set(tree.tokens[1:].tolist())
+        return trees
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_drafts_fit_the_row_whatever_ends_it(folders: Folders, name: str) -> None:
+    """Budgets that end inside a draft, end tokens inside one, and the end of the context."""
+    watching = Watching(made(folders, EVERY[name]))
+    free = folders.answers(replace(GREEDY, ignore_eos=True))
+    end = max({t for one in free for t in one.tokens[2:]}, key=lambda t: sum(t in one.tokens for one in free))
+    for budget in (1, 2, 5):
+        params = SamplingParams(max_tokens=budget, stop_token_ids=(end,))
+        assert answered(folders, watching, params)[1] == expected(folders, params)
+    long = [(folders.prompts[0] * 6)[: models.MAX_CONTEXT - 5], folders.prompts[1]]
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    alone = Engine(folders.target).generate(long, params)
+    out = Engine(folders.target, watching).generate(long, params)
+    assert [(done.tokens, done.finish_reason) for done in out] == [(one.tokens, one.finish_reason) for one in alone]
+    assert out[0].finish_reason == "context"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rows_that_are_preempted_are_run_again(folders: Folders, name: str) -> None:
+    engine = preempt_often(Engine(folders.target, made(folders, EVERY[name]), max_batch=3), every=2)
+    out = engine.generate(folders.prompts, GREEDY)
+    assert [done.tokens for done in out] == expected(folders, GREEDY)
+
+
+class Idle(drafters.Oracle):
+    """Drafts only in some rounds, and several tokens then."""
+
+    def _draft(self, row: Row) -> DraftTree:
+        return super()._draft(row) if drafters.dice(5, row).random() < 0.4 else DraftTree.root(row.last_token)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rows_that_another_drafter_drafted_meanwhile(
+    folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what waits for a head is read in small pieces."""
+    answers = {
+        tuple(prompt): [*prompt, *one] for prompt, one in zip(folders.prompts, expected(folders, GREEDY), strict=True)
+    }
+    for chunk in (pending.CHUNK, 3):
+        monkeypatch.setattr(pending, "CHUNK", chunk)
+        both = Fallback([Idle(answers, error=0.3, branches=1), made(folders, EVERY[name])])
+        for batch in (1, 3):
+            assert answered(folders, both, GREEDY, max_batch=batch, prefill_chunk=8)[1] == expected(folders, GREEDY)
+
+
+def held(part: Any, depth: int = 4) -> int:
+    """Entries of all dictionaries that a drafter or its parts hold by row, and rows in its caches."""
+    if depth == 0 or (isinstance(part, torch.Tensor | np.ndarray | str | Drafter) and depth < 4):
+        return 0
+    if isinstance(part, dict):
+        return sum(isinstance(key, int) for key in part) + sum(held(value, depth - 1) for value in part.values())
+    if isinstance(part, list | tuple):
+        return sum(held(value, depth - 1) for value in part) if len(part) < 100 else 0
+    if hasattr(part, "held") and hasattr(part, "_kv"):
+        return len(part.held)
+    return held(vars(part), depth) if hasattr(part, "__dict__") and not isinstance(part, type) else 0
+
+
+@pytest.mark.parametrize("name", [*SPECS, *(f"{name}, tree" for name in MODELS)])
+def test_rows_that_have_left_leave_nothing_behind(folders: Folders, name: str) -> None:
+    drafter = made(folders, EVERY[name])
+    engine, first, _ = answered(folders, drafter, GREEDY, max_batch=3)
+    after = held(drafter)
+    engine.add(folders.prompts[0], GREEDY)
+    engine.step()
+    during = held(drafter)
+    for row in list(engine.rows):
+        engine.abort(row)
+    while engine.has_work:
+        engine.step()
+    second = [done.tokens for done in engine.generate(folders.prompts, GREEDY)]
+    assert first == second
+    assert held(drafter) == after
+    assert during > after or name == "rest", "the test sees what is held of a row"
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_text_that_a_head_reads_in_pieces_is_drafted_for_alike(
+    folders: Folders, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No drafted token depends on the pieces in which prompt and states were read."""
+    rounds = []
+    for chunk, prefill in ((pending.CHUNK, 512), (7, 16)):
+        monkeypatch.setattr(pending, "CHUNK", chunk)
+        engine = Engine(folders.target, made(folders, EVERY[name]), prefill_chunk=prefill)
+        rounds.append([done.stats.accepted for done in engine.generate(folders.prompts, GREEDY)])
+    assert rounds[0] == rounds[1]
+
+
+# Options -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*MODELS, *HEADS])
+def test_with_a_small_vocabulary_nothing_else_is_drafted(folders: Folders, name: str, tmp_path: Path) -> None:
+    keep = torch.from_numpy(np.unique(np.concatenate(expected(folders, GREEDY)))[::2].astype(np.int64))
+    save_vocabulary(tmp_path / "few.safetensors", Vocabulary(keep))
+    variants = ["tree=6", "tree=0,stop=fixed"] if name in MODELS else ["tree=6"]
+    for options in variants:
+        spec = f"{SPECS[name]},{options},vocab={tmp_path / 'few.safetensors'}"
+        watching = Watching(made(folders, spec))
+        assert answered(folders, watching, GREEDY)[1] == expected(folders, GREEDY)
+        assert watching.drafted
+        assert watching.drafted <= set(keep.tolist())
+        whole = made(folders, SPECS[name])
+        whole.bind(folders.target)
+        assert watching.inner.weight_bytes < whole.weight_bytes
+
+
+@pytest.mark.parametrize("name", names())
+def test_wrong_specs_are_refused_in_one_line(folders: Folders, name: str) -> None:
+    info = describe(name)
+    checkpoint = f":{folders[SPECS[name].split('{')[1].split('}')[0]]}" if name in SPECS else ""
+    wrong = [(f"{name}{checkpoint},no_such_option=1", f"{name} has no option 'no_such_option'")]
+    if info.checkpoint == "required":
+        wrong.append((name, f"{name} needs a checkpoint: write {name}:PATH"))
+    elif info.checkpoint == "no":
+        wrong.append((f"{name}:somewhere", f"{name} takes no checkpoint"))
+    for option in info.options:
+        spec = f"{name}{checkpoint},{option.name}"
+        if option.choices and "str" not in option.type and "int" not in option.type:
+            wrong.append((f"{spec}=unheard-of", f"{name}: {option.name} is 'unheard-of'; it must be"))
+        elif option.type == "int":
+            wrong.append((f"{spec}=many", f"{name}: {option.name} is 'many'; it must be a whole number"))
+            wrong.append((f"{spec}=-7", f"{option.name} is -7"))
+        elif option.type == "bool":
+            wrong.append((f"{spec}=perhaps", f"{name}: {option.name} is 'perhaps'; it must be true or false"))
+    for spec, says in wrong:
+        with pytest.raises(MethodError) as error:
+            create(spec).bind(folders.target)
+        assert says in str(error.value), spec
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_checkpoint_that_is_not_there_or_of_another_target_is_refused_in_one_line(
+    folders: Folders, name: str
+) -> None:
+    other = native.of(models.model("llama2", hidden_size=48, num_attention_heads=4, head_dim=12, seed=9))
+    cases = [(SPECS[name].replace("{", "/nowhere/{"), folders.target)]
+    if name in STATES:
+        cases.append((SPECS[name], other))
+    for spec, target in cases:
+        with pytest.raises(PacelineError) as error:
+            made(folders, spec).bind(target)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_drafter_with_weights_says_how_many_bytes_a_forward_reads(folders: Folders, name: str) -> None:
+    drafter = made(folders, SPECS[name])
+    drafter.bind(folders.target)
+    assert (0 < drafter.weight_bytes <= folders.target.weight_bytes * 2) == (name != "rest")
