@@ -154,6 +154,20 @@ def test_seeds_make_samples_that_differ_and_repeat(model: Path) -> None:
     assert len(set(samples())) == 3
 
 
+def test_a_request_that_nobody_waits_for_leaves_the_batch(model: Path) -> None:
+    async def leave() -> None:
+        backend = Local(str(model), batch=1, dtype="float32")
+        task = asyncio.create_task(backend.complete(Request(turns("the cat"), Decoding(3000, 0.0), "answer")))
+        while not backend.engine.rows:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        while backend.engine.rows:
+            await asyncio.sleep(0.01)
+        await backend.close()
+
+    asyncio.run(asyncio.wait_for(leave(), 60))
+
+
 def test_a_prompt_that_is_too_long_fails_alone(model: Path) -> None:
     backend = Local(str(model), batch=1, dtype="float32")
     with pytest.raises(CompletionError, match="context"):
