@@ -20,10 +20,11 @@ from paceline.errors import MethodError, StoreError
 from tests.draft.rows import row, tokens
 from tests.fakes import TableTarget
 
-ALONE = ["sam", "suffix", "suffix,shape=tree", "hierarchy", "blend", "prompt-lookup,variant=transformers,past={past}"]
-"""{past}: tokens of finished requests."""
+LOOKUP = "prompt-lookup,variant=transformers,past={past}"
 POOL = "ngram-pool,window=0,level=3,past={past}"
-TEXTS = [*(f"{spec},past={{past}}" if "past" not in spec else spec for spec in ALONE), POOL]
+ALONE = ("sam", "sam+suffix", "suffix", "suffix,shape=tree", "hierarchy", "blend")
+TEXTS = [*(f"{spec},past={{past}}" for spec in ALONE), LOOKUP, POOL]
+"""{past}: tokens of finished requests."""
 WITH_CORPUS = [
     "sam,corpus={corpus}", "sam,corpus={corpus},shape=chain", "suffix,corpus={corpus}", "hierarchy,corpus={corpus}",
     "blend,corpus={corpus}", "rest:{corpus}",
