@@ -3,7 +3,7 @@
     export(answers, Path("run/spec-bench"), model="demo", dtype="bfloat16", temperature=0.0, suite=suite)
 
 What speed.py and equal.py take from a file is in Xia et al. 2024, arXiv 2401.07851, and its repository
-(hemingkx/Spec-Bench). Knows nothing of engines; figures of our own are in `metrics.py`.
+(hemingkx/Spec-Bench). Figures of our own are in `metrics.py`.
 """
 
 from __future__ import annotations

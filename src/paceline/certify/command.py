@@ -157,7 +157,7 @@ def _messages(prompt: Prompt) -> Messages:
 
 
 def _spell(certificate: dict[str, Any], target: Target) -> None:
-    """Put texts beside the token ids of what diverged."""
+    """Add the texts of the token ids that diverged."""
     assert target.tokenizer is not None
     for one in certificate["greedy"]["shown"]:
         one["before_text"] = target.tokenizer.decode(one["before"])

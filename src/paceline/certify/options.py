@@ -37,7 +37,9 @@ class Subject:
         "paceline", "paceline, transformers, vllm, llama-cpp:FILE.gguf (with --draft), or a peer of `bench`."
     )
     endpoint: str | None = option(None, "URL[#model] of an OpenAI-compatible server instead, up to /v1.")
-    reference: str | None = option(None, "A server of the same model without drafts. [default: its log-probabilities]")
+    reference: str | None = option(
+        None, "A server of the same model without drafts. [default: its own log-probabilities]"
+    )
     prompts: Sequence[Any] | None = None
     scope: Scope = field(default_factory=Scope)
     batch: int = option(8, "Most requests at once.", least=1)

@@ -67,7 +67,8 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 EXTRAS = {
     **dict.fromkeys(("accelerate", "datasets", "matplotlib"), "train"),
     **dict.fromkeys(("openai", "tenacity", "httpx2", "yaml", "markdown_it"), "eval"),
-    **dict.fromkeys(("PIL", "skia", "peft", "scipy", "sklearn"), "vision"),
+    **dict.fromkeys(("PIL", "skia", "peft", "sklearn"), "vision"),
+    "scipy": "certify",
     "diffusers": "diffusion",
     "ray": "ray",
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "llguidance"), "serve"),

@@ -179,7 +179,9 @@ class Compared:
             f"there the tokens are {_around(plain, at)} plainly and {_around(drafted, at)} with drafts",
         ]
         if not self.job.params.is_greedy:
-            lines.append("a drafter that samples its drafts keeps the distribution of answers, not a seed's tokens")
+            lines.append(
+                "a drafter that samples its drafts keeps the distribution of answers, not a seed's very tokens"
+            )
         elif blocks:
             lines.append(
                 "inputs are rounded to eight bits, so two nearly equal logits can swap; --exact rules that out"

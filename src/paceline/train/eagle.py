@@ -10,7 +10,7 @@ EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted; at
 the head's distribution over its own, smaller vocabulary is drawn to the target's over the same tokens, and a later step
 weighs 0.8 of the one before. Positions whose best token the draft vocabulary lacks are not learnt. The vocabulary is
 counted on the answers; its head begins with the target's rows and learns. What is written is a checkpoint of the
-`speculators` format, which vLLM reads too (docs/serve-with-vllm.md).
+`speculators` format, which vLLM reads too (docs/vllm.md).
 
     paceline train eagle models/demo --data answers.jsonl --out build/eagle
     paceline train eagle3 models/demo --data answers.jsonl --out build/eagle3

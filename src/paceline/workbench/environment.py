@@ -56,7 +56,7 @@ def machine(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def load() -> float | None:
-    """Processes that wanted to run in the last minute; well above one beside a benchmark, it was not alone."""
+    """Load average of one minute: well above a benchmark's own threads, other processes ran."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:

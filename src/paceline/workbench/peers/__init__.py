@@ -41,7 +41,7 @@ PEERS = {
     "transformers-lookup": Peer(f"{_HERE}.transformers:Lookup", "transformers' prompt lookup"),
     "transformers-assisted": Peer(f"{_HERE}.transformers:Assisted", "transformers' assisted generation, :DRAFT_MODEL"),
     "transformers-early-exit": Peer(f"{_HERE}.transformers:EarlyExit", "transformers, drafting with its first layers"),
-    "transformers-paceline": Peer("paceline.plugins.peers:InTransformers", "our loop behind transformers' generate"),
+    "transformers-paceline": Peer("paceline.plugins.peers:InTransformers", "our loop in transformers' generate"),
     "vllm": Peer(f"{_HERE}.vllm:Plain", "vLLM, one token a forward", "vLLM at --peer-python"),
     "vllm-ngram": Peer(f"{_HERE}.vllm:Ngram", "vLLM's prompt lookup", "vLLM at --peer-python"),
     "vllm-suffix": Peer(f"{_HERE}.vllm:Suffix", "vLLM's suffix decoding", "vLLM and arctic-inference at --peer-python"),

@@ -4,8 +4,6 @@ vLLM pins its torch and its transformers, so it cannot live beside ours. `vllm_w
 answers lines of JSON; it times its own `generate`, so that the pipe costs nobody anything.
 
     Ngram("peer:vllm-ngram", setup, Ngram.Config()).answer([tokens], Ask(max_tokens=64))
-
-Knows nothing of vLLM but the words of its configuration; vllm_worker.py has the rest.
 """
 
 from __future__ import annotations
