@@ -90,7 +90,7 @@ class Transcriber:
         """A conversation in tokens; without turns if its answer ended before there was a token to draft.
         ConversationError if the template refuses its messages."""
         if exchange.tokens is not None:
-            prompt, answer = exchange.tokens
+            prompt, answer = exchange.tokens[0] or (), exchange.tokens[1]
             text, begin = np.array([*prompt, *answer], np.int64), max(len(prompt), 1)  # a draft goes on from a token
             turns = [RecordedAnswer(text[:begin], text[begin:])] if len(text) > begin else []
             return Transcript(exchange.category, turns)
