@@ -120,8 +120,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
-        for module in ("auto", "load.candidate"):
-            monkeypatch.setattr(f"paceline.draft.{module}.perf_counter", lambda: self.now)
+        monkeypatch.setattr("paceline.draft.auto.perf_counter", lambda: self.now)
 
 
 def drafted(history: History, clock: Slow, node_ms: float, beside_ms: float = 0.0) -> float:
