@@ -295,15 +295,12 @@ ALLOWED = {
     "cost/beside.py": {"paceline.draft.mirror", "mirror:"},
     # training a method's checkpoint: its command, its recipe
     "train/__main__.py": {"kangaroo", "medusa", "hydra", "amphista", "eagle", "eagle3"},
-    "train/eagle.py": {"paceline.draft.eagle"},
-    "train/eagle3.py": {"paceline.draft.eagle3", "eagle3"},
-    "train/medusa.py": {"paceline.draft.medusa"},
-    "train/hydra.py": {"paceline.draft.hydra"},
+    "train/eagle.py": {"paceline.draft.eagle", "paceline.draft.eagle3", "eagle3"},
+    "train/heads.py": {"paceline.draft.medusa", "paceline.draft.hydra"},
     "train/amphista.py": {"paceline.draft.amphista"},
     "train/export.py": {"medusa"},
     "train/kangaroo.py": {"paceline.draft.kangaroo"},
-    "train/s2d.py": {"s2d"},
-    "train/thresholds.py": {"paceline.draft.s2d"},
+    "train/s2d.py": {"s2d", "paceline.draft.s2d"},
     # what vLLM calls its own
     "bench/peers/vllm.py": {"medusa", "eagle3"},
 }
