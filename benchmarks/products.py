@@ -1,4 +1,4 @@
-"""A layer's matrix products by oneDNN and by our panels (target/products.py), by the number of rows.
+"""A layer's matrix products by oneDNN and by our panels (target/kernels/products.py), by the number of rows.
 
     python benchmarks/products.py                                # widths of models/demo, as often as it has layers
     python benchmarks/products.py --hidden 1536 --mlp 5312       # of 1B parameters; six layers, more than caches hold

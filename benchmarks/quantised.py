@@ -1,4 +1,4 @@
-"""A model's matrix products in bfloat16 and in blocks of eight and four bits (target/integer.py), by number of rows.
+"""A model's matrix products in bfloat16 and in blocks of eight and four bits (target/kernels/integer.py), by number of rows.
 
     python benchmarks/quantised.py                        # six layers and a head of 1B parameters' width, two threads
     python benchmarks/quantised.py --threads 1

@@ -5,7 +5,7 @@ against loops (zoo/README.md has the others).
 
 Doesn't know: tokenizers, models, which source a text is from.
 
-    python -m pytest tests/train/zoo/test_clean.py
+    python -m pytest tests/zoo/test_clean.py
 """
 
 import re

@@ -93,10 +93,13 @@ def _job(index: int, line: bytes, params: SamplingParams, where: str, expected: 
             raise PromptError(f"unknown key {key!r}.{meant(key, known)} Keys: {', '.join(known)}.")
     if ("prompt" in fields) == ("messages" in fields):
         raise PromptError('exactly one of "prompt" and "messages" is wanted')
-    one = conversation(fields)
-    if any(set(message) != {"role", "content"} for message in fields.get("messages", ())):
-        raise PromptError('"messages" must be a list of {"role": "user", "content": "text"}')
-    prompt: str | Messages = _text(fields["prompt"], "prompt") if "prompt" in fields else list(one.messages)
+    prompt: str | Messages
+    if "prompt" in fields:
+        prompt = _text(fields["prompt"], "prompt")
+    else:
+        prompt = list(conversation(fields).messages)
+        if any(set(message) != {"role", "content"} for message in fields["messages"]):
+            raise PromptError('"messages" must be a list of {"role": "user", "content": "text"}')
     own = {key: fields[key] for key in SamplingParams.option_names() if key in fields}
     if "logit_bias" in own:
         own["logit_bias"] = _logit_bias(own["logit_bias"])

@@ -295,7 +295,7 @@ class StateCache:
         """The cache of these rows and the target of that fingerprint, made now if it is not there."""
         folder.mkdir(parents=True, exist_ok=True)
         every = [row for ids, _ in rows.values() for row in ids]
-        numbers = {_key(row): number for number, row in enumerate(every)}
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(map(_key, every)))}  # equal rows once
         digest = hashlib.sha256(b"".join([fingerprint.encode(), *numbers])).hexdigest()[:16]
         return cls(folder / f"states-{digest}.bin", run, numbers, len(every[0]), width)
 
