@@ -16,7 +16,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.train.draft import DistilLoss
 from paceline.train.drafter import open_teacher
-from paceline.train.llama import DRAFT, ModelConfig
+from paceline.workbench.llama import DRAFT, ModelConfig
 from zoo.lm import Job, new_model, run_stage
 from zoo.text import chat_rows
 from zoo.tokenizer import DOCUMENT, token_id

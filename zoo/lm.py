@@ -24,7 +24,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from paceline.train.data import Document, Mixture, Rows, Source, first_batch, lay_end_to_end, row_counts
-from paceline.train.llama import ModelConfig, new_llama, save_llama
+from paceline.workbench.llama import ModelConfig, new_llama, save_llama
 from paceline.train.log import read_log
 from paceline.train.loop import Stream, train
 from paceline.train.loss import LmLoss

@@ -18,8 +18,8 @@ from paceline.train.data import parse_sources
 from paceline.train.draft import DraftConfig, train_draft
 from paceline.train.drafter import open_teacher
 from paceline.train.generated import generated_rows
-from paceline.train.llama import ModelConfig
 from paceline.train.plan import LoopConfig
+from paceline.workbench.llama import ModelConfig
 from tests import models
 
 SHAPE = ModelConfig(hidden=64, layers=1, heads=1, kv_heads=1, intermediate=64)

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline.errors import PacelineError
 from paceline.train.data import Source
-from paceline.train.llama import ModelConfig
 from paceline.train.plan import LoopConfig, Progress, learning_rate, share_done
+from paceline.workbench.llama import ModelConfig
 from zoo.lm import Job, chat, pretrain
 from zoo.text import DataConfig
 from zoo.tokenizer import train_tokenizer

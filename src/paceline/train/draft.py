@@ -26,7 +26,7 @@ from paceline.train import options
 from paceline.train.agreement import agreement, lines, logits_of
 from paceline.train.attention import use_blocks
 from paceline.train.drafter import Lesson, LessonConfig, pad_token
-from paceline.train.llama import DRAFT, ModelConfig, new_llama, save_llama
+from paceline.workbench.llama import DRAFT, ModelConfig, new_llama, save_llama
 from paceline.train.loss import autocast_dtype, chunked_distillation
 from paceline.train.plan import LoopConfig
 
