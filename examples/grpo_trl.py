@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
 from paceline.rollout import RolloutStore
-from paceline.rollout.demo.start import policy
+from paceline.rollout.demo.grpo import policy
 from paceline.rollout.demo.task import ALPHABET, SPECIAL
 from paceline.rollout.trl import RolloutReuse
 

@@ -13,8 +13,8 @@ import torch
 
 from paceline.cli import main
 from paceline.rollout.demo import grpo
+from paceline.rollout.demo.grpo import policy, supervised
 from paceline.rollout.demo.run import plans, results
-from paceline.rollout.demo.start import policy, supervised
 from paceline.rollout.demo.task import EOS, MAX_NEW, TASKS, Problem, decode, encode, problems
 
 
@@ -87,10 +87,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tiny: None, tmp_path: Path)
 
 
 def test_a_stopped_start_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.rollout.demo import start
-
-    monkeypatch.setattr(start, "BATCH", 2)
-    monkeypatch.setattr(start, "SAVE_EVERY", 1)
+    monkeypatch.setattr(grpo, "START_BATCH", 2)
+    monkeypatch.setattr(grpo, "SAVE_EVERY", 1)
     whole = supervised("sums", 0, 3, tmp_path / "whole", lambda *_: None)
 
     def stop(done: int, *_: object) -> None:
@@ -107,7 +105,7 @@ def test_a_stopped_start_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_command_does_it_all_and_goes_on(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.rollout.demo.start.BATCH", 2)
+    monkeypatch.setattr("paceline.rollout.demo.grpo.START_BATCH", 2)
     rules = ["--rules", "vanilla,plain:0.5", "--epochs", "2", "--seeds", "1", "--start-steps", "1"]
     command = ["rollout", "demo", *rules, "--out", str(tmp_path), "--json"]
     assert main(command) == 0

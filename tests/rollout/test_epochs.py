@@ -38,7 +38,7 @@ def step(model: Any, epoch: int) -> None:
 
 
 @torch.no_grad()
-def law_of(model: Any) -> np.ndarray:
+def distribution_of(model: Any) -> np.ndarray:
     """Probability of every answer of two symbols, [SYMBOLS * SYMBOLS], by transformers."""
     model.eval()
     first = model(torch.tensor([PROMPT])).logits[0, -1].double().softmax(-1)
@@ -48,8 +48,8 @@ def law_of(model: Any) -> np.ndarray:
 
 
 def kept(old: np.ndarray, new: np.ndarray, rule: str) -> float:
-    """The share of old tokens that stand, by the laws of two epochs: a place keeps y with probability min(1, p / q), or
-    by `one-hot` with p. An answer's second place counts only where its first stands."""
+    """The share of old tokens that stand, by the distributions of two epochs: a place keeps y with probability
+    min(1, p / q), or by `one-hot` with p. An answer's second place counts only where its first stands."""
     q1, p1 = (law.reshape(SYMBOLS, -1).sum(1) for law in (old, new))
     q2, p2 = old.reshape(SYMBOLS, -1) / q1[:, None], new.reshape(SYMBOLS, -1) / p1[:, None]
     first, second = (q1 * p1, q2 * p2) if rule == "one-hot" else (np.minimum(q1, p1), np.minimum(q2, p2))
@@ -58,7 +58,7 @@ def kept(old: np.ndarray, new: np.ndarray, rule: str) -> float:
 
 def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], float]:
     """Of the hypothesis that an epoch's answers are the policy's, for every epoch; and by how much the reuse of the
-    last one differs from what the laws say."""
+    last one differs from what the distributions say."""
     policy = Policy(model, "past-answer", eos_token_ids=(), max_batch=500)
     store, values, excess, old = RolloutStore(), [], 0.0, None
     for epoch in range(EPOCHS):
@@ -66,7 +66,7 @@ def p_values(model: Any, rule: str, frozen: bool = False) -> tuple[list[float], 
             options = {"version": 0 if frozen else epoch, "seed": 7}
             rollouts = rollout(engine, [PROMPT], store, copies=COPIES, params=SAMPLED, rule=rule, **options)  # type: ignore[arg-type]
         counts = Counter(answer.tokens[0] * SYMBOLS + answer.tokens[1] for answer in rollouts.answers)
-        law = law_of(model)
+        law = distribution_of(model)
         excess, old = 0.0 if old is None else rollouts.figures.reuse - kept(old, law, rule), law
         expected = law * COPIES
         often = expected >= 5

@@ -1,4 +1,4 @@
-"""The law of every rule, enumerated: exact ones are exact, and the published one is as wrong as its formula says."""
+"""Every rule's distribution, enumerated: exact ones are exact, the published one is as wrong as its formula says."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def world() -> SimpleNamespace:
     ids=["residual", "residual, best 2", "residual, best 1", "residual, no best", "one-hot"],
 )
 def test_exact_rules_have_the_new_policys_law(world: SimpleNamespace, rule: RolloutRule, top: int) -> None:
-    assert toys.total_variation(world.old_law, world.new_law) > 0.1, "nothing to correct"
+    assert toys.total_variation(world.old_distribution, world.new_distribution) > 0.1, "nothing to correct"
     law, reused = toys.rolled_out(world.old, world.new, rule, top)
-    assert toys.total_variation(law, world.new_law) < 1e-12
+    assert toys.total_variation(law, world.new_distribution) < 1e-12
     assert reused > 0.3
     assert rule.lossless
 
@@ -33,7 +33,7 @@ def test_exact_rules_have_the_new_policys_law(world: SimpleNamespace, rule: Roll
 @pytest.mark.parametrize(("rule", "top"), [(Residual(), 4), (Residual(), 2), (OneHot(), 0)])
 def test_they_have_it_through_acceptance_too(world: SimpleNamespace, rule: RolloutRule, top: int) -> None:
     law = toys.through_acceptance(world.old, world.new, rule, top, length=2)
-    assert toys.total_variation(law, toys.shortened(world.new_law, 2)) < 1e-12
+    assert toys.total_variation(law, toys.shortened(world.new_distribution, 2)) < 1e-12
 
 
 def test_more_best_tokens_keep_more_of_the_old_answer(world: SimpleNamespace) -> None:
@@ -47,14 +47,14 @@ def test_the_published_rule_is_as_wrong_as_its_formula_says(world: SimpleNamespa
     rule = PlainNotLossless(lenience)
     law, reused = toys.rolled_out(world.old, world.new, rule, 0)
     assert toys.total_variation(law, toys.formula(world.old, world.new, lenience)) < 1e-12
-    wrong = toys.total_variation(law, world.new_law)
+    wrong = toys.total_variation(law, world.new_distribution)
     if lenience == 0:
         assert wrong < 1e-12
         assert reused == 0
     else:
         assert wrong > 0.02
     if lenience == math.inf:
-        assert toys.total_variation(law, world.old_law) < 1e-12
+        assert toys.total_variation(law, world.old_distribution) < 1e-12
     assert not rule.lossless
     assert "not lossless" in rule.name
 
@@ -62,7 +62,7 @@ def test_the_published_rule_is_as_wrong_as_its_formula_says(world: SimpleNamespa
 def test_residual_without_the_residual_is_told_apart(world: SimpleNamespace) -> None:
     """The enumeration would notice a rule that draws from p after a rejection: the plain one is that rule."""
     law, _ = toys.rolled_out(world.old, world.new, PlainNotLossless(1.0), 4)
-    assert toys.total_variation(law, world.new_law) > 0.02
+    assert toys.total_variation(law, world.new_distribution) > 0.02
 
 
 def test_names_and_leniences() -> None:

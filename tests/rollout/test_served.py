@@ -65,11 +65,11 @@ def served(policy: TableTarget, old: Entry | None, rule: ServedRule, branches: B
     )
 
 
-def law_over_a_server(world: SimpleNamespace, rule: ServedRule) -> tuple[toys.Law, float]:
-    """The law of an answer of LENGTH tokens, and the mean number of reused ones."""
-    law: toys.Law = defaultdict(float)
+def distribution_over_a_server(world: SimpleNamespace, rule: ServedRule) -> tuple[toys.Distribution, float]:
+    """The distribution of an answer of LENGTH tokens, and the mean number of reused ones."""
+    law: toys.Distribution = defaultdict(float)
     reused = 0.0
-    for tokens, weight in toys.shortened(world.old_law, LENGTH).items():
+    for tokens, weight in toys.shortened(world.old_distribution, LENGTH).items():
         entry = toys.entry_of(world.old, tokens, rule.asked)
 
         def one(branches: Branches, entry: Entry = entry) -> tuple[tuple[int, ...], int]:
@@ -91,15 +91,15 @@ def world() -> SimpleNamespace:
     "rule", [ServedRule("one-hot"), *(ServedRule("residual", top=top) for top in (1, 2, 3, 4))], ids=str
 )
 def test_exact_rules_are_exact_over_a_server(world: SimpleNamespace, rule: ServedRule) -> None:
-    law, reused = law_over_a_server(world, rule)
-    assert toys.total_variation(law, toys.shortened(world.new_law, LENGTH)) < 1e-12
+    law, reused = distribution_over_a_server(world, rule)
+    assert toys.total_variation(law, toys.shortened(world.new_distribution, LENGTH)) < 1e-12
     assert reused > 0.2
     assert rule.lossless
 
 
 def test_the_published_rule_is_not(world: SimpleNamespace) -> None:
-    law, _ = law_over_a_server(world, ServedRule("plain"))
-    assert toys.total_variation(law, toys.shortened(world.new_law, LENGTH)) > 0.01
+    law, _ = distribution_over_a_server(world, ServedRule("plain"))
+    assert toys.total_variation(law, toys.shortened(world.new_distribution, LENGTH)) > 0.01
     assert not ServedRule("plain").lossless
 
 

@@ -70,7 +70,7 @@ def test_a_file_keeps_everything_bit_for_bit(tmp_path: Path) -> None:
         array, read = getattr(one, name), getattr(back, name)
         assert array.dtype == read.dtype
         assert np.array_equal(array, read)
-    assert (back.version, back.visit, back.finished, back.law) == (7, 4, True, "a law")
+    assert (back.version, back.visit, back.finished, back.sampling) == (7, 4, True, "a law")
     np.testing.assert_allclose(back.logprobs, np.log(0.5), rtol=1e-6)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.rollout import RolloutStore
-from paceline.rollout.demo.start import policy
+from paceline.rollout.demo.grpo import policy
 from paceline.rollout.store import Key, digest
 from tests.paths import REPOSITORY
 

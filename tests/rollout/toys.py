@@ -1,4 +1,4 @@
-"""Small policies with known distributions, and the law of a rollout worked out by enumeration."""
+"""Small policies with known distributions, and the distribution of a rollout worked out by enumeration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from paceline.engine.accept import accept
 from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import DraftTree
-from paceline.rollout.bins import OldToken
-from paceline.rollout.rules import RolloutRule, Trail
-from paceline.rollout.store import Entry, Key, digest, law
+from paceline.rollout.rules import OldToken, Reuse, RolloutRule
+from paceline.rollout.store import Entry, Key, digest, sampling_text
 from tests.fakes import TableTarget
 from tests.lossless_enumeration import Branches, BranchingRandom, outcomes
 
 VOCAB, LENGTH = 4, 5
 PROMPT = [0, 1]
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH)
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 def policies(drift: float, seed: int = 3) -> tuple[TableTarget, TableTarget]:
@@ -40,9 +39,9 @@ def policies(drift: float, seed: int = 3) -> tuple[TableTarget, TableTarget]:
     )
 
 
-def law_of(policy: TableTarget) -> Law:
+def distribution_of(policy: TableTarget) -> Distribution:
     """Probability of every answer."""
-    answers: Law = {(): 1.0}
+    answers: Distribution = {(): 1.0}
     for _ in range(LENGTH):
         answers = {
             (*answer, token): before * p
@@ -64,20 +63,20 @@ def entry_of(policy: TableTarget, tokens: Sequence[int], top: int) -> Entry:
         0,
         0,
         False,
-        law(SAMPLED),
+        sampling_text(SAMPLED),
     )
 
 
-def rolled_out(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int) -> tuple[Law, float]:
-    """The law of a rollout by `new` whose old answer is drawn from `old`, and the mean number of reused tokens.
+def rolled_out(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int) -> tuple[Distribution, float]:
+    """A rollout by `new` whose old answer is drawn from `old`: its distribution, and the mean number of reused tokens.
 
     Place by place, with the rule's own decision at each: while the answer is the old one, the next old token is drawn
     from the old policy; after another token all that follows is the new policy's."""
-    result: Law = defaultdict(float)
+    result: Distribution = defaultdict(float)
     reused = 0.0
-    kept: Law = {(): 1.0}
+    kept: Distribution = {(): 1.0}
     for place in range(LENGTH):
-        longer: Law = defaultdict(float)
+        longer: Distribution = defaultdict(float)
         for prefix, weight in kept.items():
             p = new.probabilities_after([*PROMPT, *prefix], SAMPLED)
             q = old.probabilities_after([*PROMPT, *prefix], SAMPLED)
@@ -102,14 +101,14 @@ def decisions(rule: RolloutRule, p: torch.Tensor, offer: OldToken, place: int) -
 
     def one(branches: Branches) -> tuple[int, bool]:
         walker: Any = SimpleNamespace(request=SimpleNamespace(random=BranchingRandom(branches)), position=place)
-        trail = Trail(Key(b"", 0), None)
-        return rule.choose(p, offer, walker, trail), trail.left
+        reuse = Reuse(Key(b"", 0), None)
+        return rule.choose(p, offer, walker, reuse), reuse.left
 
     return outcomes(one)
 
 
-def go_on(policy: TableTarget, prefix: tuple[int, ...], weight: float, result: Law) -> None:
-    """Add the law of what a policy writes after `prefix`."""
+def go_on(policy: TableTarget, prefix: tuple[int, ...], weight: float, result: Distribution) -> None:
+    """Add the distribution of what a policy writes after `prefix`."""
     if len(prefix) == LENGTH:
         result[prefix] += weight
         return
@@ -117,20 +116,20 @@ def go_on(policy: TableTarget, prefix: tuple[int, ...], weight: float, result: L
         go_on(policy, (*prefix, token), weight * p, result)
 
 
-def through_acceptance(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int, length: int) -> Law:
-    """The law of the first `length` tokens, enumerated through `accept` as the engine calls it: the first token after
-    the prompt, then drafts of the old answer."""
-    result: Law = defaultdict(float)
+def through_acceptance(old: TableTarget, new: TableTarget, rule: RolloutRule, top: int, length: int) -> Distribution:
+    """The distribution of the first `length` tokens, enumerated through `accept` as the engine calls it: one token
+    after the prompt, then drafts of the old answer."""
+    result: Distribution = defaultdict(float)
     params = replace(SAMPLED, max_tokens=length)
-    for tokens, weight in shortened(law_of(old), length).items():
+    for tokens, weight in shortened(distribution_of(old), length).items():
         entry = entry_of(old, tokens, top)
 
         def one(branches: Branches, entry: Entry = entry) -> tuple[int, ...]:
             row = Row(0, PROMPT, params, max_context=64)
             row.random = BranchingRandom(branches)
-            trail = rule.begin(row, Key(digest(PROMPT), 0), entry)
+            reuse = rule.begin(row, Key(digest(PROMPT), 0), entry)
             while row.finish_reason is None:
-                draft = entry.tokens[row.num_new :] if row.num_new and not trail.left else []
+                draft = entry.tokens[row.num_new :] if row.num_new and not reuse.left else []
                 tree = DraftTree.chain(row.last_token, draft).clipped(row.max_draft)
                 text = row.tokens.tolist()
                 after = [new.logits_after([*text, *tree.tokens[1 : n + 1].tolist()]) for n in range(len(tree))]
@@ -143,26 +142,26 @@ def through_acceptance(old: TableTarget, new: TableTarget, rule: RolloutRule, to
     return dict(result)
 
 
-def shortened(law: Law, length: int) -> Law:
-    """The law of the first tokens."""
-    short: Law = defaultdict(float)
+def shortened(law: Distribution, length: int) -> Distribution:
+    """The distribution of the first tokens."""
+    short: Distribution = defaultdict(float)
     for tokens, weight in law.items():
         short[tokens[:length]] += weight
     return dict(short)
 
 
-def total_variation(one: Law, other: Law) -> float:
+def total_variation(one: Distribution, other: Distribution) -> float:
     """Half the sum of the differences."""
     return sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys()) / 2
 
 
-def formula(old: TableTarget, new: TableTarget, lenience: float) -> Law:
-    """The law of the plain rule by its formula: at each place min(q, l p) is kept, and what is missing to 1 is drawn
-    from p; all that follows a rejection is the new policy's."""
-    result: Law = defaultdict(float)
-    kept: Law = {(): 1.0}
+def formula(old: TableTarget, new: TableTarget, lenience: float) -> Distribution:
+    """The distribution of the plain rule by its formula: at each place min(q, l p) is kept, and what is missing to 1 is
+    drawn from p; all that follows a rejection is the new policy's."""
+    result: Distribution = defaultdict(float)
+    kept: Distribution = {(): 1.0}
     for _ in range(LENGTH):
-        longer: Law = {}
+        longer: Distribution = {}
         for prefix, weight in kept.items():
             q = old.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
             p = new.probabilities_after([*PROMPT, *prefix], SAMPLED).tolist()
@@ -177,6 +176,8 @@ def formula(old: TableTarget, new: TableTarget, lenience: float) -> Law:
 
 
 def world() -> SimpleNamespace:
-    """Old and new policy with their laws."""
+    """Old and new policy with their distributions."""
     old, new = policies(0.35)
-    return SimpleNamespace(old=old, new=new, old_law=law_of(old), new_law=law_of(new))
+    return SimpleNamespace(
+        old=old, new=new, old_distribution=distribution_of(old), new_distribution=distribution_of(new)
+    )

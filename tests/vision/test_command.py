@@ -44,23 +44,8 @@ def test_build_run_audit_report(tmp_path: Path, capsys) -> None:
 
 
 def test_pairs_beside_the_six(tmp_path: Path, capsys) -> None:
-    assert (
-        main(
-            [
-                "eval",
-                "vision",
-                "build",
-                str(tmp_path / "p"),
-                "--subsets",
-                "plain,classes",
-                "--cases",
-                "20",
-                "--size",
-                "64",
-            ]
-        )
-        == 0
-    )
+    wanted = ["--subsets", "plain,classes", "--cases", "20", "--size", "64"]
+    assert main(["eval", "vision", "build", str(tmp_path / "p"), *wanted]) == 0
     lines = [json.loads(line) for line in (tmp_path / "p/plain/pairs.jsonl").read_text().splitlines()]
     assert {len(line["objects"]) for line in lines} == {1, 2, 3}
     assert all(

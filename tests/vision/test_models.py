@@ -99,12 +99,8 @@ def test_the_matching_head_scores_as_transformers_does(folder) -> None:
 def test_names() -> None:
     assert read_model("random,seed=3")[1].seed == 3
     name, options = read_model("endpoint:http://localhost:8000/v1,model=a/b,ask=yesno,blind=yes")
-    assert (name, options.checkpoint, options.model, options.ask) == (
-        "endpoint",
-        "http://localhost:8000/v1",
-        "a/b",
-        "yesno",
-    )
+    assert name == "endpoint"
+    assert (options.checkpoint, options.model, options.ask) == ("http://localhost:8000/v1", "a/b", "yesno")
     assert options.blind
     assert options.cases == 50
     for spec, message in (

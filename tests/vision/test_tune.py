@@ -1,5 +1,7 @@
 """The loss and the training: what it must do to gradients, and that it learns to count."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -113,8 +115,8 @@ CONFIG = TuneOptions(steps=4, batch=8, cases=2, lr=1e-3, warmup=2)
 def test_mu_0_is_plain_clip(sets, tmp_path) -> None:
     cases, plain, _ = sets
     one, other = _tiny(), _tiny()
-    tune(one, plain, cases, TuneOptions(**{**CONFIG.__dict__, "mu": 0.0}), tmp_path / "a.pt")
-    tune(other, plain, None, TuneOptions(**{**CONFIG.__dict__, "mu": 0.0}), tmp_path / "b.pt")
+    tune(one, plain, cases, replace(CONFIG, mu=0.0), tmp_path / "a.pt")
+    tune(other, plain, None, replace(CONFIG, mu=0.0), tmp_path / "b.pt")
     assert torch.equal(_weights(one), _weights(other))
 
 
@@ -133,14 +135,14 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(sets, tmp_path) -> 
     tune(again, plain, cases, CONFIG, tmp_path / "halved.pt")
     assert torch.equal(_weights(whole), _weights(again))
     with pytest.raises(PacelineError, match=r"another run \(mu differ"):
-        tune(_tiny(), plain, cases, TuneOptions(**{**CONFIG.__dict__, "mu": 0.5}), tmp_path / "halved.pt")
+        tune(_tiny(), plain, cases, replace(CONFIG, mu=0.5), tmp_path / "halved.pt")
 
 
 def test_adapters_are_merged(sets, tmp_path) -> None:
     pytest.importorskip("peft")
     cases, plain, _ = sets
     towers, before = _tiny(), _tiny()
-    tune(towers, plain, cases, TuneOptions(**{**CONFIG.__dict__, "lora": 2}), tmp_path / "lora.pt")
+    tune(towers, plain, cases, replace(CONFIG, lora=2), tmp_path / "lora.pt")
     assert [*towers.model.state_dict()] == [*before.model.state_dict()]
     changed = {n for n, p in towers.model.state_dict().items() if not torch.equal(p, before.model.state_dict()[n])}
     assert changed

@@ -61,15 +61,15 @@ def demo(
     """
     import torch
 
-    from paceline.pages.rollout import write_page
     from paceline.rollout.demo import run
-    from paceline.rollout.demo.start import STEPS
+    from paceline.rollout.demo.grpo import START_STEPS
+    from paceline.rollout.demo.page import write_page
 
     if threads is not None:
         torch.set_num_threads(threads)
     wanted = run.plans(task, [rule.strip() for rule in rules.split(",")], range(seeds), epochs, draft)
     with _progress(as_json) as report:
-        rows = run.run(wanted, start_steps or STEPS, out, report)
+        rows = run.run(wanted, start_steps or START_STEPS, out, report)
     whole = run.write_results(out, rows)
     write_page(out / "report.html", whole)
     if as_json:

@@ -1,63 +1,78 @@
 """Rules that decide each token of a rollout with the help of an old answer to the same prompt.
 
-    vanilla    draws from the policy; the old answer is not looked at
-    residual   keeps an old token y with probability min(1, p(y) / q(y)), else draws from what p has more of than q
-               (`bins.py`); needs the old policy's best tokens. The default
-    one-hot    draws a token from p and goes on in the old answer while it is the same: y is kept with probability p(y);
+    vanilla    draws from the policy and ignores the old answer
+    residual   keeps an old token y with probability min(1, p(y) / q(y)), else draws from normalise(max(0, p - q));
+               needs the old policy's best tokens. The default
+    one-hot    draws a token from p and continues the old answer while it is the same: y is kept with probability p(y);
                needs the old tokens alone
     coupled    takes argmax(log p + g) with Gumbel noise g that belongs to the prompt's copy and the position, and is
                the same in every epoch; needs the old tokens alone
     plain      the rule of SPEC-RL (Liu et al. 2025, arXiv 2509.23232, section 3): keeps y with probability
                min(1, lenience * p(y) / q(y)), else draws from p. NOT lossless, at any lenience
 
-The old answer proposes at every place while all tokens before are its own, whether a drafter has drafted it or not: a
-draft decides only how many places one forward decides. After the first other token, tokens are drawn from p.
+p is the policy's distribution now, q the one that the old answer was drawn from. The old answer proposes at every place
+while all tokens before are its own, whether a drafter has drafted it or not: a draft decides only how many places one
+forward decides. After the first other token, tokens are drawn from p.
+
+The residual rule (Leviathan et al. 2023) needs q at every token. With the M best tokens of q and their probabilities it
+is applied to bins: each of the M tokens is one, and all other tokens together are one, the tail. The bin of y is drawn
+from q's bins, so the rule on bins gives a bin drawn from p's; inside the tail the token is drawn from p afresh. So the
+token is drawn from p, whatever M is. If the M tokens hold all of q's mass this is the usual rule.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.engine.accept import LOSSLESS, Cursor, Rule, follow, target_distributions
 from paceline.engine.request import Row
-from paceline.engine.sampling import distributions, is_compiled
+from paceline.engine.sampling import RowRandom, distributions, is_compiled
 from paceline.engine.tree import DraftTree
 from paceline.errors import PacelineError, meant
-from paceline.rollout.bins import OldToken, decide
 from paceline.rollout.store import Entry, Key
 
 log = logging.getLogger("paceline")
 
 TOP = 20
-"""Best tokens kept of each place for `residual`: as many as vLLM reports by default."""
-
-
+"""Best tokens that are stored of each place for `residual`: as many as vLLM reports by default."""
 BLOCK = 1 << 16
-"""Numbers of the distributions of a draft's places that are worked out together. A place at a time costs ten times as
-much where there are few tokens; all at once would be wasted where a row leaves its old answer early."""
+"""Probabilities of a draft's places that are computed together. One place at a time costs ten times as much where there
+are few tokens; all at once would be wasted where a row leaves its old answer early."""
+ROUNDING = 1e-6
+"""Largest tail that comes of rounding, where the best tokens are all tokens."""
 
 
-class Laws:
+class OldToken(NamedTuple):
+    """An old answer's token at one place, its probability then, and the M best tokens of that time [M], [M]."""
+
+    token: int
+    prob: float
+    top_ids: NDArray[np.int32]
+    top_probs: NDArray[Any]
+
+
+class Distributions:
     """The policy's distributions after the nodes first..last-1 of a draft, and their best tokens.
 
     probs  [last - first, V]; top_ids, top_probs [last - first, top], NumPy; not there if `top` is 0."""
 
-    def __init__(self, walker: Cursor, top: int):
-        params, node, logits = walker.request.params, walker.node, walker.logits
-        self.tree, self.first = walker.tree, node
+    def __init__(self, cursor: Cursor, top: int):
+        params, node, logits = cursor.request.params, cursor.node, cursor.logits
+        self.tree, self.first = cursor.tree, node
         if is_compiled(logits) and not params.shifts_logits:
             count = max(1, BLOCK // logits.shape[-1])
             self.probs: Any = distributions(logits[node : node + count], params)
         else:
-            self.probs = torch.stack(list(target_distributions([walker])))
+            self.probs = torch.stack(list(target_distributions([cursor])))
         on_processor = self.probs.device.type == "cpu"
         self._numbers = self.probs.numpy() if on_processor else self.probs  # NumPy reads one number faster
         if top:
@@ -65,7 +80,7 @@ class Laws:
             self.top_ids, self.top_probs = best.indices.numpy(force=True), best.values.numpy(force=True)
 
     def has(self, tree: DraftTree, node: int) -> bool:
-        """Whether that node's distribution is here."""
+        """Whether the distribution after this node is one of them."""
         return self.tree is tree and self.first <= node < self.first + len(self.probs)
 
     def of(self, node: int, token: int) -> float:
@@ -74,12 +89,13 @@ class Laws:
 
 
 @dataclass(eq=False)
-class Trail:
-    """A row's way along its old answer, and what is written down of its new one.
+class Reuse:
+    """How far a row follows its old answer, and what is recorded of its new one.
 
-    visit    how many answers to its copy of the prompt came before.
-    reused   tokens of the old answer that were kept, from its first on.
+    visit    number of earlier answers to its copy of the prompt.
+    reused   tokens of the old answer that stand, from its first on; left: whether another token has followed them.
     looked   places where the old answer proposed; drift: the sum of |p - q| of its tokens there.
+    probs, top_ids, top_probs   of each decided token, as in `Entry`.
     """
 
     key: Key
@@ -92,13 +108,13 @@ class Trail:
     probs: list[float] = field(default_factory=list)
     top_ids: list[Any] = field(default_factory=list)
     top_probs: list[Any] = field(default_factory=list)
-    laws: Laws | None = None
+    distributions: Distributions | None = None
 
-    def laws_at(self, walker: Cursor, top: int) -> Laws:
-        """Distributions that have the one where the walker stands."""
-        if self.laws is None or not self.laws.has(walker.tree, walker.node):
-            self.laws = Laws(walker, top)
-        return self.laws
+    def distributions_at(self, cursor: Cursor, top: int) -> Distributions:
+        """Distributions that include the one at the cursor."""
+        if self.distributions is None or not self.distributions.has(cursor.tree, cursor.node):
+            self.distributions = Distributions(cursor, top)
+        return self.distributions
 
     def proposal(self, position: int) -> OldToken | None:
         """The old answer's token at an output position; None after it was left, or where it ends."""
@@ -110,104 +126,105 @@ class Trail:
 
 
 class RolloutRule:
-    """An acceptance rule of the engine (`paceline.engine.accept.Rule`) for rows that have begun with `begin`; all other
-    rows are decided by the rule `others`.
+    """An acceptance rule of the engine (`paceline.engine.accept.Rule`) for the rows of `begin`. The rule `others`
+    decides all other rows.
 
-    top  best tokens to keep of each place."""
+    top  best tokens to record of each place."""
 
     name = ""
     lossless = True
-    looks_back = True
-    """Whether it looks at old answers."""
-    same_law = False
-    """Whether old probabilities count, so that they must be of the law that is sampled now."""
+    uses_old = True
+    """Whether it uses old answers."""
+    compares = False
+    """Whether it compares old probabilities, so that they must be of the same temperature and filters as now."""
 
     def __init__(self, top: int = 0):
         self.top = top
         self.others: Rule = LOSSLESS
-        self._trails: dict[int, Trail] = {}
+        self._reuse: dict[int, Reuse] = {}
 
-    def begin(self, row: Row, key: Key, old: Entry | None) -> Trail:
+    def begin(self, row: Row, key: Key, old: Entry | None) -> Reuse:
         """Decide `row`'s tokens from here on, with `old` as the old answer."""
         visit = old.visit + 1 if old is not None else 0
-        self._trails[row.id] = Trail(key, old if self.looks_back else None, visit)
-        return self._trails[row.id]
+        self._reuse[row.id] = Reuse(key, old if self.uses_old else None, visit)
+        return self._reuse[row.id]
 
     def end(self, row: Row) -> None:
         """Forget a row."""
-        self._trails.pop(row.id, None)
+        self._reuse.pop(row.id, None)
 
-    def decide(self, walkers: Sequence[Cursor]) -> list[Cursor]:
+    def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
         """As `Rule.decide`."""
-        others = [w for w in walkers if w.request.id not in self._trails]
-        ours = [w for w in walkers if w.request.id in self._trails]
-        laws = [self._trails[w.request.id].laws_at(w, self.top) for w in ours]  # errors come before any change
+        others = [w for w in cursors if w.request.id not in self._reuse]
+        ours = [w for w in cursors if w.request.id in self._reuse]
+        # All distributions first: errors come before any change.
+        known = [self._reuse[w.request.id].distributions_at(w, self.top) for w in ours]
         stepped = self.others.decide(others) if others else []
-        return [*stepped, *(w for w, of in zip(ours, laws, strict=True) if follow(w, self._step(w, of)))]
+        return [*stepped, *(w for w, of in zip(ours, known, strict=True) if follow(w, self._step(w, of)))]
 
-    def _step(self, walker: Cursor, laws: Laws) -> int:
-        """Decide a token and write it down."""
-        trail, at, node = self._trails[walker.request.id], walker.node - laws.first, walker.node
-        old, p = trail.proposal(walker.position), laws.probs[at]
+    def _step(self, cursor: Cursor, known: Distributions) -> int:
+        """Decide a token and record it."""
+        reuse, at, node = self._reuse[cursor.request.id], cursor.node - known.first, cursor.node
+        old, p = reuse.proposal(cursor.position), known.probs[at]
         if old is None:
-            token = self.draw(p, walker, trail)
+            token = self.draw(p, cursor, reuse)
         else:
-            trail.looked += 1
-            trail.drift += abs(laws.of(node, old.token) - old.prob)
-            token = self.choose(p, old, walker, trail)
-            if token == old.token and not trail.left:
-                trail.reused += 1
+            reuse.looked += 1
+            reuse.drift += abs(known.of(node, old.token) - old.prob)
+            token = self.choose(p, old, cursor, reuse)
+            if token == old.token and not reuse.left:
+                reuse.reused += 1
             else:
-                trail.left = True
-        trail.probs.append(laws.of(node, token))
+                reuse.left = True
+        reuse.probs.append(known.of(node, token))
         if self.top:
-            trail.top_ids.append(laws.top_ids[at])
-            trail.top_probs.append(laws.top_probs[at])
+            reuse.top_ids.append(known.top_ids[at])
+            reuse.top_probs.append(known.top_probs[at])
         return token
 
-    def draw(self, p: torch.Tensor, walker: Cursor, trail: Trail) -> int:
-        """A token where no old one is proposed."""
-        return walker.request.random.choose(p, walker.position)
+    def draw(self, p: torch.Tensor, cursor: Cursor, reuse: Reuse) -> int:
+        """A token where no old one is proposed, and the default where one is."""
+        return cursor.request.random.choose(p, cursor.position)
 
-    def choose(self, p: torch.Tensor, old: OldToken, walker: Cursor, trail: Trail) -> int:
+    def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         """A token where the old answer proposes one."""
-        return self.draw(p, walker, trail)
+        return self.draw(p, cursor, reuse)
 
 
 class Vanilla(RolloutRule):
     """Every token is drawn from the policy."""
 
-    name, looks_back = "vanilla", False
+    name, uses_old = "vanilla", False
 
 
 class OneHot(RolloutRule):
-    """A token drawn from p is the old one with probability p(y), and else distributed as p without y: the rule for
+    """A token drawn from p is the old one with probability p(y), and otherwise distributed as p without y: the rule for
     point masses needs no more than the draw."""
 
     name = "one-hot"
 
 
 class Residual(RolloutRule):
-    """See `paceline.rollout.bins`."""
+    """See `paceline.rollout.rules`."""
 
     name = "residual"
-    same_law = True
+    compares = True
 
     def __init__(self, top: int = TOP):
         super().__init__(top)
 
-    def choose(self, p: torch.Tensor, old: OldToken, walker: Cursor, trail: Trail) -> int:
+    def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         """See the class."""
         if not len(old.top_ids):
-            return self.draw(p, walker, trail)  # written by a rule that keeps no best tokens: exact as `one-hot` is
-        return decide(p, old, walker.request.random, walker.position)
+            return self.draw(p, cursor, reuse)  # of a rule that records no best tokens: exact as `one-hot` is
+        return decide(p, old, cursor.request.random, cursor.position)
 
 
 class Coupled(RolloutRule):
     """Shared noise: argmax(log p + g) is distributed as p for any fixed p, and changes only where p does. Every epoch
     alone is exact; epochs depend on each other.
 
-    seed  of the noise. It must stay the same as long as old answers are to be met again."""
+    seed  of the noise. Another seed reuses no old answers."""
 
     name = "coupled"
 
@@ -215,21 +232,21 @@ class Coupled(RolloutRule):
         super().__init__()
         self.seed = seed
 
-    def draw(self, p: torch.Tensor, walker: Cursor, trail: Trail) -> int:
-        """The token that wins the race of exponential clocks with rates p, which is the Gumbel maximum."""
-        words = [self.seed, *np.frombuffer(trail.key.digest, "<u4").tolist(), trail.key.copy, walker.position]
+    def draw(self, p: torch.Tensor, cursor: Cursor, reuse: Reuse) -> int:
+        """The first of exponential clocks with rates p, which is the Gumbel maximum."""
+        words = [self.seed, *np.frombuffer(reuse.key.digest, "<u4").tolist(), reuse.key.copy, cursor.position]
         times = np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).standard_exponential(len(p))
         rates = p.double().numpy(force=True)
         return int(np.argmax(rates / times))
 
 
 class PlainNotLossless(RolloutRule):
-    """SPEC-RL's published rule: it does not keep the policy's distribution, also at lenience 1.
+    """SPEC-RL's published rule: it does not keep the policy's distribution, not even at lenience 1.
 
     lenience  above 1 keeps more of the old answer; 0 keeps nothing, infinity everything."""
 
     lossless = False
-    same_law = True
+    compares = True
 
     def __init__(self, lenience: float = 1.0):
         if not lenience >= 0:
@@ -239,21 +256,70 @@ class PlainNotLossless(RolloutRule):
         self.name = f"plain, lenience {lenience:.4g}, not lossless"
         _warn(self.name)
 
-    def choose(self, p: torch.Tensor, old: OldToken, walker: Cursor, trail: Trail) -> int:
+    def choose(self, p: torch.Tensor, old: OldToken, cursor: Cursor, reuse: Reuse) -> int:
         """See the class."""
-        kept = math.isinf(self.lenience) or walker.request.random.keep(
+        kept = math.isinf(self.lenience) or cursor.request.random.keep(
             min(1.0, self.lenience * float(p[old.token]) / old.prob)
         )
         if kept:
             return old.token
-        trail.left = True  # also where the draw is the old token again
-        return self.draw(p, walker, trail)
+        reuse.left = True  # also where the draw is the old token again
+        return self.draw(p, cursor, reuse)
 
 
 @cache
 def _warn(name: str) -> None:
-    """Once for each rule: a trainer makes thousands of calls."""
+    """Warn once for each rule, because a trainer makes thousands of calls."""
     log.warning("rollouts by the rule %r: answers do not have the policy's distribution", name)
+
+
+def decide(p: torch.Tensor, old: OldToken, random: RowRandom, position: int) -> int:
+    """The residual rule: the token at output position `position`, distributed as p [V] if the old one was as q."""
+    is_listed = bool((old.top_ids == old.token).any())
+    if is_listed and random.keep(min(1.0, float(p[old.token]) / old.prob)):
+        return old.token
+    ids = torch.from_numpy(old.top_ids.astype(np.int64)).to(p.device)
+    q = torch.from_numpy(old.top_probs).to(p)
+    # A list that ends with probability 0 holds all of q; its rounding is no tail.
+    q_tail = 0.0 if len(ids) == len(p) or float(q[-1]) == 0 else max(0.0, 1 - float(q.sum()))
+    tail = p.index_fill(0, ids, 0.0)
+    p_tail = float(tail.sum())
+    if not is_listed and random.keep(min(1.0, p_tail / max(q_tail, old.prob))):
+        return random.choose(tail, position)
+    share = max(0.0, p_tail - q_tail) / p_tail if p_tail > 0 else 0.0
+    rest = (tail * share).index_copy(0, ids, (p[ids] - q).clamp_min(0))
+    # If p equals q, only rounding rejects; then p itself is the residual.
+    return random.choose(rest if float(rest.sum()) > 0 else p, position)
+
+
+def decide_between(
+    p: Mapping[int, float], q: Mapping[int, float], token: int, random: RowRandom
+) -> int | frozenset[int]:
+    """The residual rule where p too is known by its best tokens alone: the bins are then the tokens that are in both
+    lists, which depend on the two policies and not on y.
+
+    Returns the token; or, if it is of the tail, the tokens that it is not: draw it from the new policy without those.
+
+    p, q   probabilities of the best tokens of the new and of the old policy at this place. Which tokens are listed must
+           not depend on the old answer.
+    token  the old answer's."""
+    shared = sorted(p.keys() & q.keys())
+    p_tail, q_tail = (_tail(known, shared) for known in (p, q))
+    if token in shared:
+        if random.keep(min(1.0, p[token] / q[token])):
+            return token
+    elif q_tail <= 0 or random.keep(min(1.0, p_tail / q_tail)):
+        return frozenset(shared)
+    gains = torch.tensor([*(max(0.0, p[i] - q[i]) for i in shared), max(0.0, p_tail - q_tail)], dtype=torch.float64)
+    if float(gains.sum()) <= 0:  # nothing but rounding was rejected
+        return token
+    choice = random.draft(gains)
+    return shared[choice] if choice < len(shared) else frozenset(shared)
+
+
+def _tail(known: Mapping[int, float], shared: Sequence[int]) -> float:
+    tail = 1 - sum(known[i] for i in shared)
+    return tail if tail > ROUNDING else 0.0
 
 
 RULES = ("residual", "one-hot", "coupled", "plain", "vanilla")

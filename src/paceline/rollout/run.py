@@ -1,13 +1,13 @@
-"""Rollouts of a batch of prompts: old answers are verified, the rest is generated, and the store has the new answers.
+"""Rollouts of a batch of prompts: verifies old answers, generates the rest, and stores the new answers.
 
     engine = Engine(model, draft="past-answer,first=8+sam,past=65536", max_batch=512)
     store = RolloutStore("runs/answers.rollouts")
     rollouts = engine.rollout(prompts, store, copies=8, params=SamplingParams(temperature=1.0, max_tokens=1024))
     rollouts[0].tokens, rollouts[0].logprobs, rollouts.figures.reuse
 
-A row's randomness is made of the seed, its prompt, its copy's number, the policy's version and how many answers it has
-had. So it is fresh in every epoch, the same for any order of prompts and any number of processes, and after a resume it
-is never that of the answer that is in the store.
+A row's seed is made of the caller's seed, the prompt, the copy's number, the policy's version and the number of earlier
+answers. So it is fresh in every epoch and the same for any order of prompts and any number of processes, and after a
+resume it is never the seed of the answer in the store.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paceline.engine.request import Row
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError
-from paceline.rollout.rules import RolloutRule, Trail, rule_of
-from paceline.rollout.store import Entry, Key, RolloutStore, digest, law, numbered
+from paceline.rollout.rules import Reuse, RolloutRule, rule_of
+from paceline.rollout.store import Entry, Key, RolloutStore, digest, numbered, sampling_text
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
@@ -39,10 +39,10 @@ log = logging.getLogger("paceline")
 class Rollout(NamedTuple):
     """One answer.
 
-    tokens    the end token included. logprobs float [n]: of each token under the policy, temperature and filters
-              applied; for reused tokens too it is the policy of now.
-    reused    tokens that are the old answer's, from the first on; old: tokens of the old answer, 0 if there was none.
-    finished  it ended by itself; else it was cut.
+    tokens    the end token included. logprobs float [n]: of each token, reused ones too, under the policy now, after
+              temperature and filters.
+    reused    number of tokens from the old answer, from the first on; old: tokens of the old answer, 0 if none.
+    finished  whether it ended by itself; otherwise it was cut.
     """
 
     key: Key
@@ -64,11 +64,11 @@ class Rollout(NamedTuple):
 class Figures:
     """Sums over rollouts.
 
-    tokens        of all answers; reused of them are old, and `decoded` are new.
-    old_tokens    of the old answers to these prompts; offered: how many there were; full: those reused whole.
+    tokens        of all answers; `reused` of them are old, and `decoded` are new.
+    old_tokens    of the old answers to these prompts; offered: number of those answers; full: those reused whole.
     looked        places where an old token was compared; drift: the sum of |p - q| there.
-    rounds        forwards of the target in which the answers grew, added up over rows.
-    seconds       from the first forward to the last, verification included; cpu_seconds of this process likewise.
+    rounds        forwards of the target in which an answer grew, summed over rows.
+    seconds       from the first forward to the last, verification included; cpu_seconds: of this process.
     """
 
     answers: int = 0
@@ -139,10 +139,10 @@ def rollout(
     keys: Sequence[Key] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Rollouts:
-    """Answer every prompt `copies` times, with the last answers in `store` where they stand, and put the new ones in.
+    """Answer every prompt `copies` times: reuse the last answers in `store` as far as they stand, store the new ones.
 
-    params    temperature must be above 0; `seed` of it does not count.
-    rule      as in `paceline.rollout.rules`; lenience is of the rule plain alone, which is not lossless.
+    params    temperature must be above 0; its own `seed` is ignored.
+    rule      as in `paceline.rollout.rules`; only the rule plain, which is not lossless, takes a lenience.
     version   of the policy: a number that grows when the weights change.
     seed      of all randomness.
     keys      one for each prompt, where the caller numbers the copies; then `copies` must be 1.
@@ -165,13 +165,13 @@ def rollout(
     before = rule.others = engine.rule
     engine.rule = rule
     rows: list[Row] = []
-    trails: list[Trail] = []
+    reuses: list[Reuse] = []
     try:
         for prompt, key, old in zip(given, keys, olds, strict=True):
             row = engine.add(prompt, replace(params, seed=_seed_of(seed, key, version, old)))
             rows.append(row)
-            trails.append(rule.begin(row, key, old))
-            row.past = _NOTHING if (past := trails[-1].old) is None else past.tokens.astype(np.int64)
+            reuses.append(rule.begin(row, key, old))
+            row.past = _NOTHING if (past := reuses[-1].old) is None else past.tokens.astype(np.int64)
         for delta in engine.follow(rows):
             if delta.row.error:
                 raise PacelineError(delta.row.error)
@@ -183,12 +183,12 @@ def rollout(
             engine.abort(row)
             rule.end(row)
     figures = Figures(seconds=perf_counter() - begun, cpu_seconds=process_time() - cpu)
-    answers = [_answer(row, trail) for row, trail in zip(rows, trails, strict=True)]
+    answers = [_answer(row, reuse) for row, reuse in zip(rows, reuses, strict=True)]
     dtype = np.float64 if engine.target.dtype == torch.float64 else np.float32  # as distributions are
-    of_now = law(params)
-    store.put((t.key, _entry(row, t, version, of_now, dtype)) for row, t in zip(rows, trails, strict=True))
-    for row, trail, answer in zip(rows, trails, answers, strict=True):
-        figures += _figures(row, trail, answer)
+    now = sampling_text(params)
+    store.put((r.key, _entry(row, r, version, now, dtype)) for row, r in zip(rows, reuses, strict=True))
+    for row, reuse, answer in zip(rows, reuses, answers, strict=True):
+        figures += _figures(row, reuse, answer)
     if figures.reused and not any(row.stats.draft_tokens for row in rows):
         log.warning("old answers were verified token by token: the engine's drafter does not propose them")
     return Rollouts(answers, rule.name, rule.lossless, figures)
@@ -198,13 +198,15 @@ _NOTHING: IntArray = np.empty(0, np.int64)
 
 
 def _usable(old: Entry | None, rule: RolloutRule, params: SamplingParams, vocab_size: int) -> Entry | None:
-    """The old answer if this policy can be asked about it. PacelineError if its probabilities are of another law."""
+    """The old answer, if it is not empty and of this vocabulary. PacelineError if the rule compares its probabilities
+    and they are of another temperature or other filters."""
     if old is None or not len(old) or max(old.tokens.max(), old.top_ids.max(initial=0)) >= vocab_size:
         return None
-    if rule.same_law and old.law != (now := law(params)):
+    if rule.compares and old.sampling != (now := sampling_text(params)):
         raise PacelineError(
-            f"The store's answers were sampled with {_changes(old.law, now)}: their probabilities are of another law, "
-            f"and the rule {rule.name} compares them. Keep these parameters, begin a new store, or use one-hot."
+            f"The store's answers were sampled with {_changes(old.sampling, now)}: their probabilities are of another "
+            f"distribution, and the rule {rule.name} compares them. Keep these parameters, begin a new store, or use "
+            "one-hot."
         )
     return old
 
@@ -215,30 +217,29 @@ def _changes(then: str, now: str) -> str:
 
 
 def _seed_of(seed: int, key: Key, version: int, old: Entry | None) -> int:
-    """See the module's docstring."""
     visit = old.visit + 1 if old is not None else 0
     words = [seed, *np.frombuffer(key.digest, "<u4").tolist(), key.copy, version, visit]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
-def _entry(row: Row, trail: Trail, version: int, law: str, dtype: type) -> Entry:
-    count, width = row.num_new, len(trail.top_ids[0]) if trail.top_ids else 0
-    ids = np.array(trail.top_ids[:count], np.int32).reshape(count, width)
-    best: Any = np.array(trail.top_probs[:count], dtype).reshape(count, width)
-    probs: Any = np.array(trail.probs[:count], dtype)
+def _entry(row: Row, reuse: Reuse, version: int, sampling: str, dtype: type) -> Entry:
+    count, width = row.num_new, len(reuse.top_ids[0]) if reuse.top_ids else 0
+    ids = np.array(reuse.top_ids[:count], np.int32).reshape(count, width)
+    best: Any = np.array(reuse.top_probs[:count], dtype).reshape(count, width)
+    probs: Any = np.array(reuse.probs[:count], dtype)
     tokens = row.new_tokens.astype(np.int32)
-    return Entry(tokens, probs, ids, best, version, trail.visit, row.finish_reason == "stop", law)
+    return Entry(tokens, probs, ids, best, version, reuse.visit, row.finish_reason == "stop", sampling)
 
 
-def _answer(row: Row, trail: Trail) -> Rollout:
+def _answer(row: Row, reuse: Reuse) -> Rollout:
     # What was decided after the end of the answer does not count.
-    reused, old = min(trail.reused, row.num_new), 0 if trail.old is None else len(trail.old)
+    reused, old = min(reuse.reused, row.num_new), 0 if reuse.old is None else len(reuse.old)
     prompt, tokens = row.tokens[: row.prompt_length].tolist(), row.new_tokens.tolist()
-    logprobs = np.log(np.array(trail.probs[: row.num_new]))
-    return Rollout(trail.key, prompt, tokens, logprobs, reused, old, row.finish_reason == "stop", row.text)
+    logprobs = np.log(np.array(reuse.probs[: row.num_new]))
+    return Rollout(reuse.key, prompt, tokens, logprobs, reused, old, row.finish_reason == "stop", row.text)
 
 
-def _figures(row: Row, trail: Trail, answer: Rollout) -> Figures:
+def _figures(row: Row, reuse: Reuse, answer: Rollout) -> Figures:
     return Figures(
         answers=1,
         tokens=len(answer.tokens),
@@ -246,7 +247,7 @@ def _figures(row: Row, trail: Trail, answer: Rollout) -> Figures:
         old_tokens=answer.old,
         offered=int(answer.old > 0),
         full=int(answer.is_full_reuse),
-        looked=trail.looked,
-        drift=trail.drift,
+        looked=reuse.looked,
+        drift=reuse.drift,
         rounds=row.stats.rounds,
     )

@@ -1,11 +1,11 @@
-"""Rollouts with reuse through a server that generates and scores, such as vLLM's: nothing of it is replaced.
+"""Rollouts with reuse through a server that generates and scores, such as vLLM's, unchanged.
 
-One request scores prompt and old answer; the rule is applied to what it reports; the rest is generated from prompt and
-kept prefix, with what is left of the budget. The server's scores are of temperature 1 without filters, so that is the
-only law there is here.
+One request scores prompt and old answer; the rule decides by the scores; the rest is generated from the prompt and the
+accepted prefix, with what is left of the budget. A server scores at temperature 1 without filters, so answers are drawn
+at temperature 1 too.
 
-    residual   bins of the best tokens of both policies (`bins.decide_between`); one more request scores the new answer,
-               for the next epoch
+    residual   bins of the best tokens of both policies (`rules.decide_between`); one more request scores the new
+               answer for the next epoch
     one-hot    keeps y with probability p(y); after a rejection one token is drawn with y banned
     plain      the published rule, not lossless; one more request as for residual
 """
@@ -15,36 +15,37 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from paceline.engine.sampling import RowRandom
 from paceline.errors import PacelineError
-from paceline.rollout.bins import decide_between
+from paceline.rollout.rules import decide_between
 from paceline.rollout.store import Entry
 
 BANNED = -100.0
-"""Added to the logit of a token that must not come."""
-LAW = "temperature=1.0, as a server scores"
+"""Added to the logits of banned tokens."""
+SAMPLING = "temperature=1.0, as a server scores"
 
 
 class Scored(NamedTuple):
-    """What a server says of one place: the best tokens' probabilities, and the probability of the token that is there
-    (None where it is not among them)."""
+    """A server's scores of one place: the best tokens' probabilities, and the probability of the token that is there
+    (None if it is not among them)."""
 
     best: Mapping[int, float]
     token: float | None
 
 
 class Server(Protocol):
-    """What is asked of a server. All at temperature 1."""
+    """A server's scoring and generation, both at temperature 1."""
 
     async def score(self, tokens: Sequence[int], begin: int, top: int) -> list[Scored]:
         """Every token from place `begin` on, with the `top` best of each place; top 0: only the token's own."""
 
     async def generate(self, tokens: Sequence[int], count: int, banned: Sequence[int]) -> list[int]:
-        """At most `count` tokens more, an end token included, without those that are banned."""
+        """At most `count` more tokens, an end token included, none of them banned."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ServedRule:
         return self.top if self.name == "residual" else 0
 
     def decide(self, place: Scored, old: Entry, i: int, random: RowRandom) -> int | frozenset[int]:
-        """The token at place i of the answer; or the tokens that it is not, where the policy has to draw it."""
+        """The token at place i of the answer; or the tokens that it is not, if the policy has to draw it."""
         token = int(old.tokens[i])
         if self.name == "residual":
             q = dict(zip(old.top_ids[i].tolist(), old.top_probs[i].tolist(), strict=True))
@@ -88,7 +89,7 @@ class ServedRule:
 
 
 class ServedRollout(NamedTuple):
-    """An answer, how many of its tokens are the old one's, and what to put into the store."""
+    """An answer, the number of its tokens that are the old answer's, and its entry for the store."""
 
     tokens: list[int]
     reused: int
@@ -106,11 +107,12 @@ async def answer(
     random: RowRandom,
     version: int,
 ) -> ServedRollout:
-    """Answer `prompt` with at most `budget` tokens, with the old answer where it stands.
+    """Answer `prompt` with at most `budget` tokens, reusing the old answer as far as it stands.
 
-    ends     the tokens that end an answer. random: this row's, never used before."""
+    ends    the tokens that end an answer.
+    random  of this row, not used before."""
     if old is not None and rule.name == "residual" and not old.top_ids.size:
-        old = None  # it was written by a rule that keeps less
+        old = None  # of a rule that records no best tokens
     tokens: list[int] = []
     reused = 0
     if old is not None:
@@ -141,16 +143,12 @@ async def _entry(
     version: int,
     visit: int,
 ) -> Entry:
-    """The new answer as the next epoch needs it; scored, unless the rule asks for no old probabilities."""
+    """The new answer for the next epoch; scored, unless the rule needs no old probabilities."""
     scored = [] if rule.name == "one-hot" else await server.score([*prompt, *tokens], len(prompt), rule.asked)
-    best = [sorted(place.best.items(), key=_second, reverse=True)[: rule.asked] for place in scored]
+    best = [sorted(place.best.items(), key=itemgetter(1), reverse=True)[: rule.asked] for place in scored]
     width = len(best[0]) if best else 0
     ids: Any = np.array([[i for i, _ in pairs] for pairs in best], np.int32).reshape(len(tokens), width)
     top = np.array([[p for _, p in pairs] for pairs in best]).reshape(len(tokens), width)
     probs = np.array([math.nan if place.token is None else place.token for place in scored] or [math.nan] * len(tokens))
     finished = bool(ends.intersection(tokens[-1:]))
-    return Entry(np.array(tokens, np.int32), probs, ids, top, version, visit, finished, LAW)
-
-
-def _second(pair: tuple[int, float]) -> float:
-    return pair[1]
+    return Entry(np.array(tokens, np.int32), probs, ids, top, version, visit, finished, SAMPLING)

@@ -1,4 +1,11 @@
-"""What is kept of a rollout, and what it is kept under. Plain NumPy; knows no engine and no file."""
+"""The store of rollouts: the last answer to every copy of every prompt, in memory or in a file that processes share.
+
+    store = RolloutStore("runs/answers.rollouts", capacity=1 << 30)
+    store.put([(key, entry)])
+    store.get(key, version=7)
+
+The file holds whole records at any moment, also after kill -9. Knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +31,28 @@ from paceline.engine.tree import IntArray
 from paceline.errors import PacelineError, StoreError
 from paceline.jsonl import write_whole
 
+log = logging.getLogger("paceline")
+
+CAPACITY = 1 << 30
+"""Bytes: about 6 million tokens with the 20 best of each place, 130 million without."""
 OVERHEAD = 256
-"""Bytes that an entry takes beside its arrays, about: the objects that hold them."""
+"""Bytes of an entry's objects, about, in addition to its arrays."""
+MAGIC = b"paceline rollouts 1\n"
+HEAD = len(MAGIC) + 33
+"""Bytes before the first record: what the file is, and which one."""
+FRAME = struct.Struct("<II")
+"""Length of a record in bytes, and its CRC-32."""
 
 
 class Key(NamedTuple):
-    """A prompt, by a digest of its token ids, and which of its copies in a group this is, from 0."""
+    """The digest of a prompt's token ids, and the number of its copy in a group, from 0."""
 
     digest: bytes
     copy: int
 
 
 def digest(prompt: Sequence[int] | IntArray) -> bytes:
-    """16 bytes that stand for a prompt's token ids."""
+    """16 bytes that identify a prompt's token ids."""
     return hashlib.blake2b(np.asarray(prompt, "<i8").tobytes(), digest_size=16).digest()
 
 
@@ -51,8 +67,8 @@ def numbered(digests: Sequence[bytes]) -> list[Key]:
     return keys
 
 
-def law(params: SamplingParams) -> str:
-    """The parameters that turn logits into the distribution that is drawn from, as a text; equal texts, equal laws."""
+def sampling_text(params: SamplingParams) -> str:
+    """The parameters that turn logits into a distribution, as a text: with equal texts equal logits give equal ones."""
     values: dict[str, Any] = {name: getattr(params, name) for name in WARPING}
     values["logit_bias"] = sorted(dict(params.logit_bias).items())
     values["bad_words"] = sorted(tuple(word) for word in params.bad_words)
@@ -61,16 +77,15 @@ def law(params: SamplingParams) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The last answer to one copy of a prompt.
+    """A stored rollout: the last answer to one copy of a prompt.
 
     tokens     int32 [n], the end token included if there was one.
-    probs      float [n]: the probability of each token under the policy that this answer counts as drawn from, after
-               temperature and filters.
+    probs      float [n]: the probability of each token under the policy of `version`, after temperature and filters.
     top_ids    int32 [n, M]: that policy's M most probable tokens at each place; top_probs float [n, M]. M may be 0.
     version    of the policy, as the caller counts.
-    visit      how many answers to this copy came before it.
-    finished   it ended by itself; else it was cut at the most tokens there may be.
-    law        see `law`.
+    visit      number of earlier answers to this copy.
+    finished   whether it ended by itself; otherwise it was cut at `max_tokens`.
+    sampling   see `sampling_text`.
     """
 
     tokens: NDArray[np.int32]
@@ -80,7 +95,7 @@ class Entry:
     version: int
     visit: int
     finished: bool
-    law: str
+    sampling: str
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -97,21 +112,85 @@ class Entry:
         return OVERHEAD + sum(array.nbytes for array in arrays)
 
 
-# A file of rollouts that several processes append to: whole records, also after kill -9.
+class RolloutStore:
+    """Entries by key; beyond the capacity the least recently put entry is dropped first.
 
-log = logging.getLogger("paceline")
+    path      a file for them, which processes may share; made if it is not there.
+    capacity  most bytes of entries in memory; the file grows to twice as much before it is rewritten.
+    max_age   `get` ignores entries whose policy is more versions old than this; None: it ignores none.
 
-MAGIC = b"paceline rollouts 1\n"
-HEAD = len(MAGIC) + 33
-"""Bytes before the first record: what the file is, and which one."""
-FRAME = struct.Struct("<II")
-"""Length of a record in bytes, and its CRC-32."""
+    Raises StoreError if the file is not a store."""
+
+    def __init__(self, path: str | Path | None = None, *, capacity: int = CAPACITY, max_age: int | None = None):
+        if capacity < 1 or (max_age is not None and max_age < 0):
+            raise PacelineError(f"capacity is {capacity} and max_age {max_age}; give 1 or more, and 0 or more or None.")
+        self.capacity, self.max_age = capacity, max_age
+        self.nbytes = 0
+        self._entries: dict[Key, Entry] = {}
+        self._file = SharedFile(Path(path)) if path is not None else None
+        self.refresh()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the entries."""
+        return self._file is not None
+
+    def get(self, key: Key, version: int | None = None) -> Entry | None:
+        """The last answer, unless it is older than `max_age` at policy version `version`."""
+        entry = self._entries.get(key)
+        if entry is None or version is None or self.max_age is None:
+            return entry
+        return entry if version - entry.version <= self.max_age else None
+
+    def put(self, items: Iterable[tuple[Key, Entry]]) -> None:
+        """Replace the answers of these keys. They are in the file, if there is one, when this returns."""
+        items = list(items)
+        if self._file is not None:
+            with self._file.locked() as file:
+                self._take(file.news())
+                file.append(items)
+                self._take(items)
+                if file.size > 2 * self.capacity:
+                    file.rewrite(self._entries.items())
+        else:
+            self._take(items)
+
+    def refresh(self) -> None:
+        """Read what other processes have put into the file."""
+        if self._file is not None:
+            with self._file.locked() as file:
+                self._take(file.news())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The entries, for a checkpoint: one tensor of bytes."""
+        return {"records": torch.frombuffer(bytearray(encoded(self._entries.items())), dtype=torch.uint8)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace all entries by those of a checkpoint."""
+        self._entries, self.nbytes = {}, 0
+        self._take(decoded(state["records"].numpy().tobytes()))
+        if self._file is not None:
+            with self._file.locked() as file:
+                file.news()
+                file.rewrite(self._entries.items())
+
+    def _take(self, items: Iterable[tuple[Key, Entry]]) -> None:
+        for key, entry in items:
+            before = self._entries.pop(key, None)  # so that the new one is the last
+            self.nbytes += entry.nbytes - (before.nbytes if before is not None else 0)
+            self._entries[key] = entry
+        while self.nbytes > self.capacity:
+            oldest = next(iter(self._entries))
+            self.nbytes -= self._entries.pop(oldest).nbytes
 
 
 class SharedFile:
-    """Records at `path`; read and written inside `with file.locked() as locked` alone.
+    """A file of records that several processes append to, only inside `with file.locked() as locked`.
 
-    head, read  the file's head when this process last read it, and the bytes that it has read."""
+    head, read  the file's head when this process last read it, and the number of bytes that it has read."""
 
     def __init__(self, path: Path):
         self.path, self.head, self.read = path, b"", 0
@@ -123,7 +202,7 @@ class SharedFile:
 
     @contextmanager
     def locked(self) -> Iterator[Locked]:
-        """The file, for this process alone."""
+        """The file, locked for this process."""
         import fcntl  # not on Windows, where everything else of the package works
 
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -137,7 +216,7 @@ class SharedFile:
 
 
 class Locked:
-    """What can be done with the file while it is locked."""
+    """Operations on the file while it is locked."""
 
     def __init__(self, file: SharedFile, raw: BinaryIO):
         self._file, self._raw = file, raw
@@ -148,7 +227,7 @@ class Locked:
         return os.fstat(self._raw.fileno()).st_size
 
     def news(self) -> list[tuple[Key, Entry]]:
-        """The records that this process has not read. Cuts off an unfinished one at the end."""
+        """The records that this process has not read. Cuts off an unfinished record at the end."""
         begin = self._begin()
         self._raw.seek(begin)
         records, end = _whole(memoryview(self._raw.read()), 0)
@@ -159,7 +238,7 @@ class Locked:
         return records
 
     def _begin(self) -> int:
-        """How far this process has read; after the head in a file that is new, or that was written anew."""
+        """The byte up to which this process has read; the end of the head in a file that is new or rewritten."""
         self._raw.seek(0)
         head = self._raw.read(HEAD)
         if not MAGIC.startswith(head[: len(MAGIC)]):
@@ -192,7 +271,7 @@ class Locked:
 
 
 def _new_head() -> bytes:
-    """A file's first bytes, different for each file: one that was written anew is read from its beginning."""
+    """A file's first bytes, different for each file, so that a rewritten file is read from its beginning."""
     return MAGIC + uuid4().hex.encode() + b"\n"
 
 
@@ -234,7 +313,7 @@ def _encoded(key: Key, entry: Entry) -> bytes:
         "version": entry.version,
         "visit": entry.visit,
         "finished": entry.finished,
-        "law": entry.law,
+        "law": entry.sampling,
         "arrays": [[array.dtype.str, *array.shape] for array in arrays],
     }
     body = json.dumps(facts).encode() + b"\n" + b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
@@ -251,84 +330,3 @@ def _decoded(body: memoryview) -> tuple[Key, Entry]:
         at += arrays[-1].nbytes
     entry = Entry(*arrays, facts["version"], facts["visit"], facts["finished"], facts["law"])  # type: ignore[call-arg, arg-type]
     return Key(bytes.fromhex(facts["digest"]), facts["copy"]), entry
-
-
-# RolloutStore: the last answer to every copy of every prompt, at most so many bytes of them. Knows no engine.
-
-CAPACITY = 1 << 30
-"""Bytes: about 6 million tokens with the 20 best of each place, 130 million without."""
-
-
-class RolloutStore:
-    """Entries by key, the least recently put forgotten first.
-
-    path      a file to keep them in; made if it is not there.
-    capacity  most bytes of entries in memory; the file has up to twice as much before it is written anew.
-    max_age   entries whose policy is more versions old than this are not given out; None: all are.
-
-    Raises StoreError if the file is not a store."""
-
-    def __init__(self, path: str | Path | None = None, *, capacity: int = CAPACITY, max_age: int | None = None):
-        if capacity < 1 or (max_age is not None and max_age < 0):
-            raise PacelineError(f"capacity is {capacity} and max_age {max_age}; give 1 or more, and 0 or more or None.")
-        self.capacity, self.max_age = capacity, max_age
-        self.nbytes = 0
-        self._entries: dict[Key, Entry] = {}
-        self._file = SharedFile(Path(path)) if path is not None else None
-        self.refresh()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes see what is put here."""
-        return self._file is not None
-
-    def get(self, key: Key, version: int | None = None) -> Entry | None:
-        """The last answer, unless it is older than `max_age` at policy version `version`."""
-        entry = self._entries.get(key)
-        if entry is None or version is None or self.max_age is None:
-            return entry
-        return entry if version - entry.version <= self.max_age else None
-
-    def put(self, items: Iterable[tuple[Key, Entry]]) -> None:
-        """Replace the answers of these keys. With a file they are in it when this returns, whole."""
-        items = list(items)
-        if self._file is not None:
-            with self._file.locked() as file:
-                self._take(file.news())
-                file.append(items)
-                self._take(items)
-                if file.size > 2 * self.capacity:
-                    file.rewrite(self._entries.items())
-        else:
-            self._take(items)
-
-    def refresh(self) -> None:
-        """Take in what other processes have put into the file."""
-        if self._file is not None:
-            with self._file.locked() as file:
-                self._take(file.news())
-
-    def state_dict(self) -> dict[str, Any]:
-        """The entries, for a checkpoint: one tensor of bytes."""
-        return {"records": torch.frombuffer(bytearray(encoded(self._entries.items())), dtype=torch.uint8)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Forget everything and take the entries of a checkpoint."""
-        self._entries, self.nbytes = {}, 0
-        self._take(decoded(state["records"].numpy().tobytes()))
-        if self._file is not None:
-            with self._file.locked() as file:
-                file.news()
-                file.rewrite(self._entries.items())
-
-    def _take(self, items: Iterable[tuple[Key, Entry]]) -> None:
-        for key, entry in items:
-            before = self._entries.pop(key, None)  # so that the new one is the last
-            self.nbytes += entry.nbytes - (before.nbytes if before is not None else 0)
-            self._entries[key] = entry
-        while self.nbytes > self.capacity:
-            oldest = next(iter(self._entries))
-            self.nbytes -= self._entries.pop(oldest).nbytes

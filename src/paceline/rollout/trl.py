@@ -128,7 +128,7 @@ def sampling_of(trainer: Any) -> SamplingParams:
 
 
 def _refuse(trainer: Any) -> None:
-    """PacelineError for settings under which old and new probabilities would not be of the law that is sampled."""
+    """PacelineError for settings under which the probabilities would not be of the distribution that is sampled."""
     given = trainer.args.generation_kwargs
     if given:
         raise PacelineError(

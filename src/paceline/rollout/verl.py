@@ -36,11 +36,11 @@ def opened(path: str) -> RolloutStore:
 
 
 class RolloutReuseLoop(AgentLoopBase):
-    """One turn: a prompt, and an answer that keeps what stands of the last one.
+    """One turn: a prompt, and an answer that reuses the last one as far as it stands.
 
     store           a path that all agent-loop workers see.
     rule, lenience  residual, one-hot or plain; plain is not lossless and alone takes a lenience.
-    top             best tokens that are kept of each place, for residual.
+    top             best tokens that are stored of each place, for residual.
     seed            of the rules' randomness.
     """
 
@@ -63,7 +63,7 @@ class RolloutReuseLoop(AgentLoopBase):
         budget = self.rollout_config.response_length
         prompt = list(await self.ct_build_initial_tokens(list(kwargs["raw_prompt"])))
         server = VerlServer(self.server_manager, sampling_params)
-        if not _is_plain_law(sampling_params):
+        if not _is_unfiltered(sampling_params):
             if _is_training(sampling_params, self.rollout_config):
                 raise PacelineError(
                     "verl's servers score at temperature 1 without filters, and these rollouts are sampled otherwise "
@@ -132,7 +132,7 @@ class VerlServer:
         return await self._client.generate(self._id, prompt_ids=list(tokens), sampling_params=params)
 
 
-def _is_plain_law(params: dict[str, Any]) -> bool:
+def _is_unfiltered(params: dict[str, Any]) -> bool:
     filters = params.get("top_p", 1.0) == 1.0 and params.get("top_k", -1) in (-1, 0)
     return params.get("temperature", 1.0) == 1.0 and filters and params.get("repetition_penalty", 1.0) == 1.0
 

@@ -1,4 +1,4 @@
-"""All runs of the demo, one after another: every seed's start, then every rule from it. Stopped anywhere, it goes on.
+"""All runs of the demo, one after another: for every seed its start, then every rule from it. A stopped run goes on.
 
 DIR/start-*.pt   supervised starts      DIR/sums-RULE-SEED.pt  a run after its last whole epoch
 DIR/results.json what `results` returns, when all is done
@@ -18,13 +18,12 @@ import torch
 from paceline.errors import PacelineError
 from paceline.jsonl import check_folder, write_whole
 from paceline.rollout.demo import grpo
-from paceline.rollout.demo.grpo import Plan, Run
-from paceline.rollout.demo.start import supervised
+from paceline.rollout.demo.grpo import Plan, Run, supervised
 from paceline.rollout.demo.task import TASKS
 from paceline.rollout.rules import rule_of
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done of it, and those there are."""
+"""Called with what is going on, its steps done, and all its steps."""
 
 
 def plans(task: str, rules: Sequence[str], seeds: Sequence[int], epochs: int, draft: str) -> list[Plan]:
@@ -38,14 +37,14 @@ def plans(task: str, rules: Sequence[str], seeds: Sequence[int], epochs: int, dr
 
 
 def run(wanted: Sequence[Plan], start_steps: int, folder: Path, progress: Progress) -> list[dict[str, Any]]:
-    """Do what is not done yet; a record for every epoch of every run."""
+    """Do what is not done yet; returns a record for every epoch of every run."""
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed, of_seed in groupby(wanted, key=lambda plan: plan.seed):
         first, *_ = of_seed_plans = list(of_seed)
 
-        def of_start(done: int, steps: int, _: str, seed: int = seed) -> None:
+        def of_start(done: int, steps: int, seed: int = seed) -> None:
             progress(f"start, seed {seed}", done, steps)
 
         start = supervised(first.task, seed, start_steps, folder, of_start)
@@ -105,13 +104,13 @@ def _result(rule: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_results(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """results.json, and what is in it: `results`, and every epoch of every run."""
+    """Write results.json; returns its content: `results`, and every epoch of every run."""
     whole = {"results": results(rows), "epochs": list(rows)}
     write_whole(folder / "results.json", json.dumps(whole, indent=1, allow_nan=False) + "\n")
     return whole
 
 
 def rule_label(rule: str) -> str:
-    """How tables call a rule."""
+    """A rule's name in tables."""
     name, _, log_lenience = rule.partition(":")
     return f"plain, e^{log_lenience or 0} (not lossless)" if name == "plain" else name

@@ -68,7 +68,7 @@ def _summed(rows: Rows) -> Rows:
     """With running sums of tokens and seconds over the epochs of each run."""
     sums: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     out = []
-    for row in sorted(rows, key=_epoch):
+    for row in sorted(rows, key=lambda row: int(row["epoch"])):
         so_far = sums[row["rule"], row["seed"]]
         so_far[0] += row["decoded"]
         so_far[1] += row["cpu_seconds"]
@@ -88,10 +88,6 @@ def _shares(rows: Rows) -> Rows:
         for row in rows
         if row["old_tokens"]
     ]
-
-
-def _epoch(row: dict[str, Any]) -> int:
-    return int(row["epoch"])
 
 
 def _table(results: Rows) -> str:
