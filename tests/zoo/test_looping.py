@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.engine.engine import Engine
-from paceline.errors import PromptError
+from paceline.errors import PacelineError
 from tests.fakes import TableTarget
 from zoo.looping import MT_BENCH, count_loops, read_prompts, run, table
 
@@ -38,7 +38,7 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     assert [m[-1]["content"] for m in read_prompts(path)] == ["first", "other", "text", "hi"]
     assert [m[-1]["content"] for m in read_prompts(path, MT_BENCH)] == ["first", "text", "hi"]
     path.write_text('{"question": "?"}')
-    with pytest.raises(PromptError, match='line 1: a line is an object with "messages", "prompt" or "turns"'):
+    with pytest.raises(PacelineError, match="line 1: no response"):
         read_prompts(path)
     with pytest.raises(SystemExit):
         run(["no/such/model", "--prompts", str(tmp_path / "none.jsonl")])
