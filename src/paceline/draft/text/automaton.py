@@ -41,8 +41,8 @@ class Match(NamedTuple):
     recent: int
 
 
-# Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found by
-# an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
+# Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found
+# by an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
 LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = range(7)
 _FROM, SYMBOL, TO, NEXT = range(4)
 _STATES, _EDGES, LAST, _FOUND = range(4)

@@ -305,7 +305,7 @@ def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: 
 
 @njit(cache=True)
 def _tree(text, states, targets, blocks, edges, state, size, width, depth, ends):  # type: ignore[no-untyped-def]
-    """FrozenAutomaton.tree, best first. The waiting nodes are few, so the best one is searched; ties keep their order."""
+    """FrozenAutomaton.tree, best first. The waiting nodes are few, so the best one is searched; ties keep order."""
     waiting = np.empty(((size + 1) * width, 4), np.int64)  # token, state, parent, depth
     chance = np.empty(len(waiting))
     taken = np.zeros(depth + 1, np.int64)
