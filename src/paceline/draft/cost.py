@@ -306,7 +306,7 @@ def read_table(path: str, fingerprint: str) -> dict[str, Any]:
 # The nodes that pay --------------------------------------------------------------------------------------------------
 
 
-class Choice(NamedTuple):
+class Cut(NamedTuple):
     """Nodes whose probability is at least `threshold` pay.
 
     tokens  that they are expected to bring. nodes: their number. price: tokens that one more would have to bring."""
@@ -319,7 +319,7 @@ class Choice(NamedTuple):
 
 def choose(
     drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1
-) -> Choice:
+) -> Cut:
     """The nodes that pay, in a round of `rows` rows. drafts: for each, the acceptance probabilities of its nodes.
 
     Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and lengthens the
@@ -346,8 +346,8 @@ def choose(
     taken = best + 1 if best >= 0 and gains[best] > 0 else 0
     price = rate * (times.slope(rows, begin + taken) + times.pad)
     if not taken:
-        return Choice(2.0, 0.0, 0, price)
-    return Choice(float(likely[best]), float(tokens[best]), taken, price)
+        return Cut(2.0, 0.0, 0, price)
+    return Cut(float(likely[best]), float(tokens[best]), taken, price)
 
 
 def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:

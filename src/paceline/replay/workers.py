@@ -222,8 +222,9 @@ class Variant:
 def sweep(specs: Sequence[str], what: str | None) -> list[Variant]:
     """The drafters to replay: in place of each that has the option, one for each of its values.
 
-    what  "option=value,value,..."; None: nothing is swept. Raises PacelineError if no drafter has the option, MethodError for
-    a drafter that does not exist."""
+    what  "option=value,value,..."; None: nothing is swept.
+
+    Raises PacelineError if no drafter has the option, MethodError for a drafter that does not exist."""
     if what is None:
         return [Variant(spec, spec) for spec in specs]
     option, equals, listed = what.partition("=")
