@@ -125,17 +125,17 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
         last = counts[LAST]
         end = states[last, LENGTH] + 1
         new = _state(states, counts, end, end, end)
-        p, found = last, _NOWHERE
+        p, place = last, _NOWHERE
         while p >= 0:
-            found = _locate(states, edges, table, p, token)
-            if found != _NOWHERE:
+            place = _locate(states, edges, table, p, token)
+            if place != _NOWHERE:
                 break
             _add(states, edges, table, counts, p, token, new)
             p = states[p, LINK]
         if p < 0:
             link = 0
         else:
-            link = _target(states, edges, p, found)
+            link = _target(states, edges, p, place)
             if states[p, LENGTH] + 1 != states[link, LENGTH]:
                 link = _split(states, edges, table, counts, p, token, link)
         states[new, LINK] = link
@@ -152,15 +152,15 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
 def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-untyped-def]
     """SuffixAutomaton.transfer."""
     for token in tokens:
-        found = _locate(states, edges, table, state, token)
-        while found == _NOWHERE and state > 0:
+        place = _locate(states, edges, table, state, token)
+        while place == _NOWHERE and state > 0:
             state = np.int64(states[state, LINK])
             length = np.int64(states[state, LENGTH])
-            found = _locate(states, edges, table, state, token)
-        if found == _NOWHERE:
+            place = _locate(states, edges, table, state, token)
+        if place == _NOWHERE:
             state, length = np.int64(0), np.int64(0)
         else:
-            state, length = _target(states, edges, state, found), length + 1
+            state, length = _target(states, edges, state, place), length + 1
     return state, length
 
 
@@ -177,13 +177,13 @@ def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untype
     states[copy, LINK] = states[q, LINK]
     states[q, LINK] = copy
     while p >= 0:
-        found = _locate(states, edges, table, p, token)
-        if found == _NOWHERE or _target(states, edges, p, found) != q:
+        place = _locate(states, edges, table, p, token)
+        if place == _NOWHERE or _target(states, edges, p, place) != q:
             break
-        if found == _HERE:
+        if place == _HERE:
             states[p, TARGET] = copy
         else:
-            edges[found, TO] = copy
+            edges[place, TO] = copy
         p = states[p, LINK]
     return copy
 
@@ -217,9 +217,9 @@ def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _target(states, edges, state, found):  # type: ignore[no-untyped-def]
-    """Where the edge that `_locate` found leads."""
-    return np.int64(states[state, TARGET] if found == _HERE else edges[found, TO])
+def _target(states, edges, state, place):  # type: ignore[no-untyped-def]
+    """The state to which the edge at `place` leads, as `_locate` returns it."""
+    return np.int64(states[state, TARGET] if place == _HERE else edges[place, TO])
 
 
 @njit

@@ -242,16 +242,16 @@ class SuffixArray(Speculator):
 @njit(cache=True)
 def _longest(text, ends, positions, key, least):  # type: ignore[no-untyped-def]
     """SuffixArray.longest, by bisection: a suffix of n tokens occurs only if that of n - 1 tokens does."""
-    found, place, below, above = 0, 0, least - 1, len(key)
+    matched, place, below, above = 0, 0, least - 1, len(key)
     while below < above:
         length = (below + above + 1) // 2
         suffix = key[len(key) - length :]
         lo = _first(text, ends, positions, suffix, 0, len(positions), 0)
         if lo < len(positions) and _compare(text, ends, positions[lo], suffix) == 0:
-            found, place, below = length, lo, length
+            matched, place, below = length, lo, length
         else:
             above = length - 1
-    return found, place, _end_of(text, ends, positions, key[len(key) - found :], place) if found else 0
+    return matched, place, _end_of(text, ends, positions, key[len(key) - matched :], place) if matched else 0
 
 
 @njit(cache=True)
