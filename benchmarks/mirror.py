@@ -5,7 +5,7 @@
 
 `time` runs plain decoding and plain speculation with two threads, plain speculation with one, and mirror with one for
 each side, in turn; and from the parts of a round, measured over the same prompts, it says beforehand what the latency
-law expects (paceline.cost.beside). Prompts as in benchmarks/recycling.py; greedy. `--as-large 1B` widens the target
+model expects (paceline.cost.draft_device). Prompts as in benchmarks/recycling.py; greedy. `--as-large 1B` widens the target
 with zeros to that many parameters, and the draft in proportion.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from paceline import Engine, SamplingParams
 from paceline.bench.large import Enlargement, large_folder, parse_size
 from paceline.bench.large_draft import large_draft_model
-from paceline.cost.beside import measure
+from paceline.cost.draft_device import measure
 from paceline.cost.mirror import pays_from
 from paceline.target.load import load, load_tokenizer
 from recycling import read_prompts
@@ -45,12 +45,12 @@ def hits(model: str, draft: str, prompts: list[list[int]], new: int, layers: lis
 
 
 def timed(model: str, draft: str, prompts: list[list[int]], new: int, ahead: str, repeats: int) -> None:
-    """What the law says beforehand, and a line a contestant."""
+    """What the latency model expects, and a line a contestant."""
     target = load(model)
     answer = measure(target, load_tokenizer(model), f"{draft},{ahead}", prompts, max_tokens=new)
-    expected = answer.here or answer.law
+    expected = answer.here or answer.latency
     print(
-        f"law: forward {1e3 * expected.after:.1f} ms, branches {1e3 * expected.ahead:.1f}, a window "
+        f"expected: forward {1e3 * expected.after:.1f} ms, branches {1e3 * expected.ahead:.1f}, a window "
         f"{1e3 * expected.fresh:.1f}, hit rate {expected.hit:.2f}, both at once take {expected.together:.2f} times as "
         f"long: a round {1e3 * expected.round:.1f} ms against {1e3 * expected.plain_round:.1f}, {expected.speedup:.2f} "
         f"times plain speculation's speed with one thread; pays from {pays_from(expected) or float('nan'):.2f} times "

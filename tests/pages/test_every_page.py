@@ -20,7 +20,7 @@ from paceline.bench.report import read_run
 from paceline.evals.align.page import page as align_page
 from paceline.evals.vision.evaluate import run as run_vision
 from paceline.evals.vision.report import write_page
-from paceline.pages import replay
+from paceline.replay import page as replay
 from paceline.rollout.demo import page as rollout
 
 pytestmark = needs_chromium

@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from paceline.pages.replay import page
+from paceline.replay.page import page
 from paceline.replay.report import OVERALL
 
 VOID = {"meta", "br"}

@@ -49,7 +49,7 @@ def predict(asked: PredictOptions) -> int:
     paceline predict MODEL --draft DRAFT --on H100-SXM
     paceline predict MODEL --draft DRAFT --on H100-SXM --beside L4 --table tune.json
     """
-    from paceline.cost.mirror import law_on, size_that_pays
+    from paceline.cost.mirror import latency_on, size_that_pays
 
     model, draft, on, beside = asked.model, asked.draft, asked.on, asked.beside or asked.on
     sizes = _size(model), _size(draft)
@@ -58,22 +58,22 @@ def predict(asked: PredictOptions) -> int:
     settings: dict[str, Any] = {
         "hit": rate, "window": asked.window, "branches": asked.branches, "context": asked.context
     }  # fmt: skip
-    law = law_on(*machines, *sizes, **settings)
+    latency = latency_on(*machines, *sizes, **settings)
     pays = size_that_pays(*machines, *sizes, **settings)
     if asked.as_json:
         facts = {
-            "model": model, "draft": draft, "on": on, "beside": beside, **settings, "law": vars(law),
-            "round": law.round, "plain_round": law.plain_round, "speedup": law.speedup,
+            "model": model, "draft": draft, "on": on, "beside": beside, **settings, "law": vars(latency),
+            "round": latency.round, "plain_round": latency.plain_round, "speedup": latency.speedup,
             "parameters": sizes[0].parameters, "pays_from_parameters": pays,
         }  # fmt: skip
         print(json.dumps(facts))
         return 0
     print(
-        f"{model} on {on}: {1e3 * law.after:.2f} ms a forward of {asked.window + 1} tokens; {draft} on {beside}: "
-        f"{1e3 * law.ahead:.2f} ms for {asked.branches} windows ahead, {1e3 * (law.late or 0):.2f} ms for one after a "
-        f"miss ({1 - rate:.0%} of rounds)\n"
-        f"a round: {1e3 * law.round:.2f} ms; plain speculation on {on} alone: {1e3 * law.plain_round:.2f} ms; "
-        f"{law.speedup:.2f} times as fast with two devices"
+        f"{model} on {on}: {1e3 * latency.after:.2f} ms a forward of {asked.window + 1} tokens; {draft} on {beside}: "
+        f"{1e3 * latency.ahead:.2f} ms for {asked.branches} windows ahead, {1e3 * (latency.late or 0):.2f} ms for one "
+        f"after a miss ({1 - rate:.0%} of rounds)\n"
+        f"a round: {1e3 * latency.round:.2f} ms; plain speculation on {on} alone: {1e3 * latency.plain_round:.2f} ms; "
+        f"{latency.speedup:.2f} times as fast with two devices"
     )
     here = sizes[0].parameters / 1e6
     print(

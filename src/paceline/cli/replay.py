@@ -115,7 +115,7 @@ def replay(asked: ReplayOptions) -> int:
         "results": report.results(cost),
     }
     if asked.html is not None:
-        from paceline.pages.replay import page
+        from paceline.replay.page import page
 
         write_whole(asked.html, page(facts, [variant.base for variant in variants]))
     if asked.as_json:

@@ -73,8 +73,7 @@ def serve(
     """
     import uvicorn
 
-    from paceline.draft.choice import Choice
-    from paceline.draft.fallback import Fallback
+    from paceline.draft.fallback import Choice, Fallback
     from paceline.draft.grammar import Forced
     from paceline.draft.prediction import Prediction
     from paceline.draft.registry import create

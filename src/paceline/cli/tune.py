@@ -100,7 +100,7 @@ def tune(asked: TuneOptions) -> int:
             Console(stderr=True).print(f"interrupted; {out} was not written", soft_wrap=True)
             return 130
         if asked.beside is not None:
-            from paceline.cost.beside import measure
+            from paceline.cost.draft_device import measure
 
             prompts = [answer.prompt.tolist() for answer in answers[:MOST_MIRROR_PROMPTS]]
             measured = measure(tuning.target, tuning.tokenizer, asked.beside, prompts, stopped=tuning.stopped)
@@ -183,6 +183,6 @@ def _report(predicted: Speeds, is_measured: Speeds, table: dict[str, Any], out: 
         console.print(f"{batch} at once, predicted and measured: {pairs}", markup=False, soft_wrap=True)
     console.print(f"\n{said}", markup=False, soft_wrap=True)
     if "beside" in table:
-        from paceline.cost.beside import advice as mirror_advice
+        from paceline.cost.draft_device import advice as mirror_advice
 
         console.print(f"\n{mirror_advice(table['beside'])}", markup=False, soft_wrap=True)

@@ -1,13 +1,13 @@
 """The latency model of `mirror`, which drafts while the target runs: what a second device saves, and from which size
 of the target on it pays.
 
-Bhendawade et al. 2025 (arXiv 2510.13161), with the term that the paper leaves out: a window that was not drafted ahead
-is drafted while the target waits; and with one for two sides that share caches and memory, as the cores of a processor
-do. Times are in seconds; `beside.py` measures them.
+Bhendawade et al. 2025 (arXiv 2510.13161), with two more terms: a window that was not drafted ahead is drafted while the
+target waits, and two sides that share caches and memory, as the cores of a processor do, slow each other down. Times
+are in seconds; `draft_device.py` measures them.
 
-    law = Law(before=0.02, after=0.02, ahead=0.03, fresh=0.012, hit=0.6)
-    law.round, law.plain_round, law.speedup
-    law_on(Machine(DEVICES["H100-SXM"]), Machine(DEVICES["L4"]), target, draft, hit=0.5)      # before buying either
+    latency = LatencyModel(before=0.02, after=0.02, ahead=0.03, fresh=0.012, hit=0.6)
+    latency.round, latency.plain_round, latency.speedup
+    latency_on(Machine(DEVICES["H100-SXM"]), Machine(DEVICES["L4"]), target, draft, hit=0.5)      # from datasheets
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from paceline.cost.model import Machine, Size, forward_seconds
 
 
 @dataclass(frozen=True)
-class Law:
+class LatencyModel:
     """A round of mirror, and what it would be without a second device.
 
-    before  the target's forward up to the candidates: 0 if they are the draft's own, which are there at once.
-    after   the rest of it: the time in which drafting is hidden.
-    ahead   drafting all branches. fresh: drafting one window.
-    hit     share of rounds whose window had been drafted ahead.
-    proxy   reading candidates off the target's middle layer. rendezvous: the question and the answer.
-    late    drafting one window after a miss, where the second device takes another time for it; None: `fresh`.
+    before    the target's forward until candidates are known: 0 if they are the draft's own.
+    after     the rest of the forward: the time in which drafting is hidden.
+    ahead     drafting all branches. fresh: drafting one window.
+    hit       share of rounds whose window had been drafted ahead.
+    proxy     reading candidates off the target's middle layer. rendezvous: the question and the answer.
+    late      drafting one window after a miss, where the second device needs another time for it; None: `fresh`.
     together  how many times as long either side takes while both work: 1 on devices that share nothing, 2 if they only
-            take turns."""
+              take turns."""
 
     before: float
     after: float
@@ -42,14 +42,14 @@ class Law:
 
     @property
     def exposed(self) -> float:
-        """Drafting that the target waits for, in the mean, and what it loses while both work."""
+        """Mean time that the target waits for drafting, and that it loses while both work."""
         late = self.fresh if self.late is None else self.late
         crowded = (self.together - 1) * min(self.ahead, self.after)
         return max(0.0, self.ahead - self.after) + crowded + (1 - self.hit) * late
 
     @property
     def round(self) -> float:
-        """A round of mirror, in the mean: the target, what it waits for, and the two meetings."""
+        """Mean time of a round of mirror."""
         return self.before + self.proxy + self.after + self.exposed + self.rendezvous
 
     @property
@@ -62,44 +62,45 @@ class Law:
         """Over plain speculation with the same windows: tokens a round have the same distribution."""
         return self.plain_round / self.round
 
-    def times_larger(self, factor: float) -> Law:
+    def times_larger(self, factor: float) -> LatencyModel:
         """The same draft with a target that takes `factor` times as long."""
         return replace(self, before=self.before * factor, after=self.after * factor, proxy=self.proxy * factor)
 
 
-def pays_from(law: Law, gain: float = 1.0, most: float = 1e6) -> float | None:
+def pays_from(latency: LatencyModel, gain: float = 1.0, most: float = 1e6) -> float | None:
     """The factor by which the target must be slower for a speed-up above `gain`; None if no size is enough.
 
     The larger the target, the better drafting is hidden, but the less there is to hide: the gain rises until all
     branches fit into the forward, and falls after that."""
-    peak = law.ahead / law.after if law.after else most  # drafting ahead is just hidden
+    peak = latency.ahead / latency.after if latency.after else most  # drafting ahead is just hidden
     candidates = [10 ** (step / 50) for step in range(-150, 301)] + [peak]
-    good = [factor for factor in sorted(candidates) if factor <= most and law.times_larger(factor).speedup > gain]
+    good = [factor for factor in sorted(candidates) if factor <= most and latency.times_larger(factor).speedup > gain]
     return good[0] if good else None
 
 
-def law_on(
-    machine: Machine, beside: Machine, target: Size, draft: Size, *, hit: float, window: int = 5, branches: int = 24,
-    context: int = 0, rendezvous: float = 50e-6,
-) -> Law:  # fmt: skip
+def latency_on(
+    machine: Machine, draft_machine: Machine, target: Size, draft: Size, *, hit: float, window: int = 5,
+    branches: int = 24, context: int = 0, rendezvous: float = 50e-6,
+) -> LatencyModel:  # fmt: skip
     """The latency model by datasheets: `target` on one machine and `draft` on another, which share nothing; one row.
 
     Drafting ahead runs the window's last token, and then all `branches` together, a token a step; without a second
     device the draft would run on the target's."""
     after = forward_seconds(target, machine, window + 1, context=context) + machine.step + machine.extra
-    token, branch = (forward_seconds(draft, beside, n, context=context) + beside.step for n in (1, branches))
+    token, branch = (
+        forward_seconds(draft, draft_machine, n, context=context) + draft_machine.step for n in (1, branches)
+    )
     fresh = window * (forward_seconds(draft, machine, 1, context=context) + machine.step)
-    return Law(0.0, after, token + window * branch, fresh, hit, rendezvous=rendezvous, late=window * token)
+    return LatencyModel(0.0, after, token + window * branch, fresh, hit, rendezvous=rendezvous, late=window * token)
 
 
 def size_that_pays(
-    machine: Machine, beside: Machine, target: Size, draft: Size, gain: float = 1.0, **law: float
+    machine: Machine, draft_machine: Machine, target: Size, draft: Size, gain: float = 1.0, **settings: float
 ) -> float | None:
     """Parameters of the smallest target, of the family of `target`, for which drafting on a second device gives more
-    than `gain`; None if no size does."""
+    than `gain`; None if no size does. settings: those of `latency_on`."""
     for step in range(-100, 101):
-        factor = 10 ** (step / 25)
-        size = replace(target, parameters=target.parameters * factor)
-        if law_on(machine, beside, size, draft, **law).speedup > gain:  # type: ignore[arg-type]
+        size = replace(target, parameters=target.parameters * 10 ** (step / 25))
+        if latency_on(machine, draft_machine, size, draft, **settings).speedup > gain:  # type: ignore[arg-type]
             return size.parameters
     return None

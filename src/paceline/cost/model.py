@@ -1,11 +1,9 @@
 """The cost model: from accepted lengths and the time of a forward to a speed-up, on this machine or on another.
 
-Plain numbers in, plain numbers out; knows no engine, no drafter and no file.
-
     predict(rounds, size, Machine(DEVICES["H100-SXM"]))                    # recorded rounds on another machine
 
-Words: a round is a draft and one forward of the target that verifies it. Nodes are the tokens of that forward, the
-last committed one included. Costs without a unit are in plain decoding steps; a speed-up is over plain decoding.
+A round is a draft and the forward of the target that verifies it. Nodes are the tokens of that forward, the last
+committed one included. Costs without a unit are in plain decoding steps; a speed-up is over plain decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-# Tokens and speed-up -----------------------------------------------------------------------------------------
+# Tokens and speed-up -------------------------------------------------------------------------------------------------
 
 
 def chain_tokens(acceptance: Sequence[float]) -> float:
@@ -49,7 +47,7 @@ def memory_bound_speedup(tokens: float, calls: float, draft_bytes: float, target
 
 
 def round_cost(tokens: float, speedup: float) -> float:
-    """R: cost of a round, in plain decoding steps. Tokens carry over from machine to machine, R from text to text."""
+    """R: cost of a round, in plain decoding steps. Tokens a round depend on the text, R on the machine."""
     return tokens / speedup
 
 
@@ -58,7 +56,7 @@ def round_cost(tokens: float, speedup: float) -> float:
 
 @dataclass(frozen=True)
 class Device:
-    """From the datasheet: bandwidth in bytes a second, dense 16-bit flops a second, memory in bytes."""
+    """Figures of a datasheet: bandwidth in bytes a second, dense 16-bit flops a second, memory in bytes."""
 
     name: str
     bandwidth: float
@@ -90,11 +88,11 @@ DEVICES = _devices(
 
 @dataclass(frozen=True)
 class Machine:
-    """A device with the part of its figures that programs reach, and its host. Times are in seconds.
+    """A device, the share of its figures that programs reach, and its host. Times are in seconds.
 
-    bandwidth_share, compute_share  of the datasheet's figures. compute_share None: 0.40 for up to 8 tokens, because
-              kernels are not built for so few, rising to 0.60 from 64.
-    step      the host's time for every forward of the target; extra: for every round that speculates
+    bandwidth_share, compute_share  of the datasheet's figures. compute_share None: 0.40 up to 8 tokens, for which
+              kernels are not built, rising to 0.60 at 64 tokens.
+    step      the host's time for each forward of the target; extra: for each round with a draft
               (sampling, masks, moving keys and values, waiting for the device).
     error     share by which a prediction may be off, in either direction."""
 
@@ -107,11 +105,11 @@ class Machine:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that are reached."""
+        """Bytes a second that programs reach."""
         return self.bandwidth_share * self.device.bandwidth
 
     def flops(self, tokens: float) -> float:
-        """Flops a second that are reached in a forward over `tokens` tokens."""
+        """Flops a second that programs reach in a forward over `tokens` tokens."""
         if self.compute_share is not None:
             return self.compute_share * self.device.flops
         few, many = 8, 64
@@ -123,9 +121,9 @@ class Machine:
 class Size:
     """What a forward of a model moves and computes.
 
-    parameters  read in a forward: all but the input embedding; an output head that is tied to it counts, once.
-    weight_bytes, cache_bytes  bytes of a parameter; bytes of keys and values of one token.
-    layers, width  for attention; width is that of all query heads together."""
+    parameters    read in a forward: all but the input embedding; an output head that is tied to it counts, once.
+    width         of all query heads together.
+    cache_bytes   of the keys and values of one token. weight_bytes: of one parameter."""
 
     parameters: float
     layers: int
@@ -158,8 +156,7 @@ class Size:
 
 
 def roofline(memory: float, compute: float) -> float:
-    """Seconds of an operation that reads for `memory` and computes for `compute` seconds: the longer of the two, with
-    a smooth passage where they are equal."""
+    """Seconds of an operation that reads for `memory` and computes for `compute` seconds: a smooth maximum of both."""
     return (memory**4 + compute**4) ** 0.25
 
 
@@ -181,7 +178,7 @@ def forward_seconds(size: Size, machine: Machine, nodes: float, *, batch: int = 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Recorded rounds of one request after another, summed up.
+    """Recorded rounds, summed up, of requests that ran one after another.
 
     tokens  new tokens; sizes: {nodes verified: number of rounds}; draft_seconds: the drafter's, on the host."""
 
@@ -198,8 +195,8 @@ class Rounds:
 def speedup_from_rounds(rounds: Rounds, forward: Callable[[Floats], Floats], drafting: float | None = None) -> float:
     """Predicted speed-up: the time of a plain round for every token, over the time of these rounds; 1 without rounds.
 
-    forward   time of rounds by the nodes they verify, without drafting, in any unit; drafting: all of it, in the same
-              unit. None: `rounds.draft_seconds`, and forward gives seconds."""
+    forward   maps the nodes of rounds to their times without drafting, in any unit.
+    drafting  time of all drafting in the same unit; None: `rounds.draft_seconds`, where `forward` gives seconds."""
     if not rounds.count:
         return 1.0
     sizes = np.array(list(rounds.sizes), float)
@@ -216,16 +213,9 @@ class Prediction(NamedTuple):
     high: float
 
 
-def predict(
-    rounds: Rounds,
-    size: Size,
-    machine: Machine,
-    *,
-    batch: int = 1,
-    context: int = 0,
-) -> Prediction:
-    """The speed-up of recorded rounds on `machine`, from their tokens, tree sizes and drafting time; forwards take what
-    `forward_seconds` says."""
+def predict(rounds: Rounds, size: Size, machine: Machine, *, batch: int = 1, context: int = 0) -> Prediction:
+    """The speed-up of recorded rounds on `machine`, from their tokens, tree sizes and drafting time, with forwards by
+    `forward_seconds`."""
     plain = forward_seconds(size, machine, 1, batch=batch, context=context) + machine.step
 
     def forward(nodes: Floats) -> Floats:

@@ -1,15 +1,15 @@
-"""How likely the nodes of a draft are to be accepted, learned from what became of earlier drafts.
+"""The probability that the nodes of a draft are accepted, learned from earlier drafts.
 
     acceptance = Acceptance()
-    values = acceptance.values(tree, row.id)        # for every drafted node: the probability that it is accepted
+    values = acceptance.values(tree, row.id)        # the probability of every drafted node
     acceptance.note(row.id, tree, path, length, limit)
 
-A draft survives from depth to depth. The share that survives a step is learned by depth and by the length of the draft,
-which for drafters that copy tells how long their match was. Drafts that were cut say nothing of what is deeper than the
-cut, so cutting does not bias the shares (Kaplan and Meier 1958). A row may do better or worse than all rows together:
-its probabilities are those of all rows ** multiplier, where multiplier = rejections of the row / rejections expected of
-it, both with a Gamma prior (Vaupel et al. 1979). Siblings share a step by their rank. A tree with `chances` from its
-drafter uses these in place of shares and ranks. Everything fades, so that a new kind of text counts soon.
+A draft survives from depth to depth. The share that survives a step is learned by depth and by the length of the draft
+(with drafters that copy, the length depends on the match). A draft that was cut counts only down to the cut, so cutting
+does not bias the shares (Kaplan and Meier 1958). A row's probabilities are those of all rows ** multiplier, where
+multiplier = observed / expected rejections of the row, both with a Gamma prior (Vaupel et al. 1979). Siblings share a
+step by their rank. The `chances` that a drafter gives with a tree replace shares and ranks. Old counts fade, so that a
+new kind of text counts soon.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ DEEPEST = 64
 CLASSES = 7
 """Lengths of drafts: 1, 2 and 3, 4 to 7, ..., 32 and more; the first is that of all lengths."""
 FIRST = 0.7
-"""Share of drafts whose first token stands, before anything is known."""
+"""Share of drafts whose first token is accepted, before anything is known."""
 STRENGTH = 4.0
 """Weight of a share's prior in trials: FIRST at depth 1, the share of the depth above at others."""
 MEMORY = 400.0
-"""Trials at a depth, after which old ones count half."""
+"""Trials at a depth after which the counts are halved."""
 REFRESH = 16
 """Drafts of a length between two updates of its shares."""
 ROW_STRENGTH, ROW_FADE = 15.0, 0.95
-"""Weight of the multiplier's prior in rejections; fade of a row's rejections per draft. With a weight of 2 a row that
-had been lucky was trusted too far: nodes of probability 0.45 were accepted in 35 of 100 cases."""
+"""Weight of the multiplier's prior in rejections; fade of a row's rejections per draft. With a weight of 2, lucky
+rows were trusted too far: nodes of probability 0.45 were accepted in 35 of 100 cases."""
 LARGEST_MULTIPLIER = 4.0
-"""And one over the smallest."""
+"""The smallest is 1 / LARGEST_MULTIPLIER."""
 RANKS = 8
 LEAST = 1e-3
 """Smallest probability of a step."""
@@ -66,8 +66,7 @@ class Acceptance:
         return min(max(multiplier, 1 / LARGEST_MULTIPLIER), LARGEST_MULTIPLIER)
 
     def by_depth(self, row: int, most: int) -> Floats:
-        """Probability that a draft reaches and survives depth 1, 2, ... `most`, whatever its length: what is known
-        before there is a draft."""
+        """Probability that a draft of unknown length reaches and survives depth 1, 2, ... `most`."""
         return np.exp(-self.multiplier(row) * self._hazard[0, 1 : min(most, DEEPEST) + 1])
 
     def values(self, tree: DraftTree, row: int) -> Floats:
@@ -90,10 +89,10 @@ class Acceptance:
         return np.array(values[1:])
 
     def note(self, row: int, tree: DraftTree, path: list[int], length: int, limit: int) -> None:
-        """A draft of `length` depths was verified as `tree`, and `path` was accepted, root first.
+        """A draft of depth `length` was verified, cut to `tree`, and `path` was accepted, root first.
 
-        limit  largest depth it could have; the depths between its end and that count as rejected, for `by_depth`. 0:
-               `by_depth` is not asked for."""
+        limit  the largest depth it could have had; for `by_depth`, depths between its end and `limit` count as
+               rejected. 0: `by_depth` is not needed."""
         accepted, depth = len(path) - 1, min(tree.max_depth, DEEPEST)
         of = _length_class(length)
         if tree.chances is not None:
@@ -111,7 +110,7 @@ class Acceptance:
             self._count(0, accepted, min(limit, DEEPEST) if length < limit and depth == length else depth)
 
     def _note_trust(self, tree: DraftTree, path: list[int], failed: bool) -> float:
-        """Compare the drafter's own `chances` with the outcome; returns the rejections expected by them."""
+        """Compare the drafter's own `chances` with the outcome; returns the rejections that they predicted."""
         assert tree.chances is not None
         chances, expected = np.clip(tree.chances, LEAST, 1.0), 0.0
         for node in path:
@@ -152,8 +151,8 @@ class Acceptance:
         self._rows.pop(row, None)
 
     def seed(self, accepted: list[float]) -> None:
-        """Begin with a recording's shares: accepted[d - 1], the drafts that survived depth d of those that reached it
-        and d - 1."""
+        """Begin with shares from a recording. accepted[d - 1]: of the drafts that reached depth d, the share that
+        survived it."""
         for depth, share in enumerate(accepted[:DEEPEST], 1):
             self._trials[:, depth], self._hits[:, depth] = STRENGTH, STRENGTH * share
         for of in range(CLASSES):
@@ -165,14 +164,14 @@ def _length_class(length: int) -> int:
 
 
 class Lengths:
-    """How long drafts become before their drafter stops by itself; a draft that was limited counts up to its limit."""
+    """The lengths at which drafts end by themselves; a limited draft counts up to its limit."""
 
     def __init__(self) -> None:
         self._went_on = np.ones(DEEPEST + 1)
         self._could = np.full(DEEPEST + 1, 1.25)
 
     def note(self, length: int, limit: int) -> None:
-        """A draft ended after `length` tokens; it was not to have more than `limit`."""
+        """A draft ended after `length` tokens; it could have had `limit`."""
         length = min(length, DEEPEST - 1)
         self._could[: min(length + 1, limit)] += 1
         self._went_on[:length] += 1
@@ -181,13 +180,13 @@ class Lengths:
             self._went_on /= 2
 
     def steps(self, most: int, rows: int) -> Floats:
-        """Steps until the longest of `rows` drafts has stopped, if none may be longer than 1, 2, ... `most`."""
+        """Expected length of the longest of `rows` drafts, by their limit: 1, 2, ... `most` tokens."""
         reach = np.minimum(self._went_on[:most] / self._could[:most], 1.0).cumprod()
         return (1 - (1 - reach) ** rows).cumsum()
 
 
 class Worth:
-    """A mean over all rows, and for each row one that begins with it; both fade."""
+    """A fading mean over all rows, and one for each row, which starts from it."""
 
     FIRST, MEMORY, STRENGTH, FADE = 1.0, 256, 2.0, 0.9
 

@@ -1,24 +1,21 @@
-"""auto: the drafter that pays for this row in this batch, and of its draft the part that pays; none where none does.
+"""auto: for each row the drafter that pays in this batch, and the part of its draft that pays; none where none does.
 
-The larger a batch, the less time its forward has to spare for drafts. So drafts must shrink under load, down to none.
-In every round
+A verified node costs more in a larger batch, so drafts shrink under load, down to none. In every round
 
-1. each row's drafters are asked in the order of what they have brought, as far as asking pays. Drafters that run a
-   model come last, for the rows where they are expected to bring more than the draft there is, and to the depth that
-   pays for the whole batch (`Candidate.plan`);
-2. every drafted node has a probability of being accepted, learned from earlier rounds of this row and of all rows, by
-   depth and length of the draft (`acceptance.py`);
-3. the nodes that raise the expected tokens a second of the whole batch are verified, by what rounds of so many rows and
-   nodes have cost (`cost.py`).
+1. each row's drafters are asked, those that brought most first, as long as asking pays. Drafters that run a model come
+   last, for the rows where they are expected to beat the draft at hand, and to the depth that pays for the whole batch
+   (`Candidate.plan`);
+2. every drafted node gets a probability of being accepted, learned from earlier rounds of this row and of all rows
+   (`acceptance.py`);
+3. the nodes that raise the expected tokens a second of the whole batch are verified, by the learned times of rounds
+   (`cost.py`).
 
-A share of the time, `explore`, goes to what did not seem to pay: drafters that were not asked, and nodes that would
-have been cut. Liu et al. 2024 (SmartSpec, arXiv 2406.14066) choose one length for chains of one draft model in this
-way, by the expected tokens a second of the batch.
+A share of the time, `explore`, tries what does not seem to pay: drafters that were not asked, and nodes that would be
+cut. Liu et al. 2024 (SmartSpec, arXiv 2406.14066) choose one length for the chains of one draft model in this way.
 
-It is lossless because nothing here sees the target's logits of the round, and what was *drawn* is never chosen by what
-was drawn: a drawn draft (`DraftTree.draft_probs`) is verified as it is; its depth limit is settled before the drafter
-is asked, and its draft is then taken. Drafts that are point masses may be cut anywhere: leaving out a guess changes
-what is saved, never what is said. Drafts with probes or with states of their own stay whole too, for their drafter.
+It is lossless. Nothing here sees the target's logits of the round. A draft that was drawn (`DraftTree.draft_probs`) is
+verified whole: its depth limit is set before it is drawn, and it is never exchanged afterwards. Drafts that are point
+masses may be cut anywhere. Drafts with probes or states of their own stay whole too, because their drafter needs them.
 
     Engine("models/demo", draft="auto:sam|model:models/demo-draft")
 """
@@ -49,34 +46,34 @@ from paceline.target.base import Facts
 Floats = NDArray[np.float64]
 
 ORDER_EVERY = 32
-"""Rounds between two looks at who is asked first."""
+"""Rounds between two updates of the order in which drafters are asked."""
 HEAD_START = 4
-"""Rounds whose time may be spent on exploring at the beginning."""
+"""Exploring may use the time of this many rounds at the beginning."""
 PROBE = 4
-"""Nodes that are verified beyond those that pay, and depth of a model's drafts, where something is tried."""
+"""In a trial: nodes verified beyond those that pay, or the depth of a model's drafts."""
 TRIALS = 8
 """Drafts that a drafter with a model must have made before it is asked for whole batches."""
 LONGEST = 16
-"""Most tokens that such a drafter is asked for."""
+"""Deepest draft that a drafter with a model is asked for."""
 
 
 @dataclass(frozen=True)
 class AutoConfig(Options):
     """Options of auto."""
 
-    checkpoint: str = option("sam|suffix", "drafters to choose from, joined by |; ; in place of , in their options")
-    table: str | None = option(None, "costs from this file of `paceline tune`; none: measured as rounds run")
+    checkpoint: str = option("sam|suffix", "drafters to choose from, joined by |; write ; for , in their options")
+    table: str | None = option(None, "times from this file of `paceline tune`; none: measured as rounds run")
     explore: float = option(0.01, "share of the time for trying what does not seem to pay", least=0, most=0.5)
     seed: int = option(
-        0, "of what is tried when; where a drafter draws, a seeded answer may depend on the batch all the same", least=0
+        0, "of the trials; with drafters that draw, a seeded answer may still depend on the batch", least=0
     )
 
 
 class Candidate:
     """One of the drafters that `auto` chooses from.
 
-    spec     as the user named it. is_late: it runs a model.
-    worth    tokens that a row gains by asking it; more: on top of the draft of another."""
+    spec     as the user named it. is_late: it runs a model, and is asked after the others.
+    worth    tokens that asking it brings a row; more: in addition to another's draft. drafts: number of calls."""
 
     def __init__(self, spec: str, drafter: Drafter):
         self.spec, self.drafter = spec, drafter
@@ -88,11 +85,11 @@ class Candidate:
         self._call: tuple[int, int, float] | None = None
 
     def bind(self) -> None:
-        """After the drafter has met its target."""
+        """After the drafter was bound."""
         self.is_late = self.drafter.weight_bytes > 0 or self.drafter.needs.resume_layer is not None
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        """Ask the drafter, and note how long it takes."""
+        """Ask the drafter and time it."""
         began = perf_counter()
         trees = stamp(self.drafter.propose(rows), self.drafter)
         steps = max(max(tree.calls for tree in trees), 1)
@@ -101,7 +98,7 @@ class Candidate:
         return trees
 
     def observe(self, round: Round, learns: bool) -> None:
-        """Show the drafter the round; its time is part of the call's."""
+        """Show the drafter the round; the time of that is added to the call's."""
         began = perf_counter()
         if self.watches:
             self.drafter.observe(round)
@@ -112,7 +109,7 @@ class Candidate:
             self._call = None
 
     def seconds(self, is_measured: bool = False) -> float:
-        """Seconds of this round's call, as measured or as such calls usually take; 0 without one."""
+        """Seconds of this round's call, measured or by the learned times; 0 without a call."""
         if self._call is None:
             return 0.0
         return self._call[2] if is_measured else self.times.seconds(*self._call[:2])
@@ -123,9 +120,9 @@ class Candidate:
             learned.drop(row)
 
     def plan(self, rows: Sequence[Request], gains: Sequence[float], rate: float, price: float) -> tuple[list[int], int]:
-        """For which rows to run its model, and how deep, where others' drafts bring `gains` already.
+        """The rows (by index) to run its model for, and the depth. gains: tokens that others' drafts bring each row.
 
-        Depends on nothing that is drawn in this round, so that drafts that are drawn stay unbiased."""
+        Depends on nothing that is drawn in this round, so that drawn drafts stay unbiased."""
         most = [min(row.max_draft, LONGEST) for row in rows]
         depth = max(most)
         if depth < 1 or self.drafts < TRIALS:
@@ -146,7 +143,7 @@ class Candidate:
 
 
 class Limited:
-    """A request that wants drafts of at most `limit` tokens."""
+    """A view of a row whose drafts may have at most `limit` tokens."""
 
     __slots__ = ("_limit", "_row")
 
@@ -166,8 +163,10 @@ class Limited:
 
 
 class _Draft(NamedTuple):
-    """A row's draft in this round. gain: tokens it is expected to bring over what its nodes cost; values: the
-    probability of every drafted node; is_fixed: it is verified as it is; limit: largest depth it could have."""
+    """A row's draft in this round.
+
+    values    the probability of every drafted node. gain: expected tokens less the price of the nodes.
+    is_fixed  it must be verified whole. limit: the largest depth it could have had."""
 
     by: Candidate
     tree: DraftTree
@@ -178,7 +177,7 @@ class _Draft(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """A drafter, and a row for which it is asked even if that does not seem to pay."""
+    """A drafter, and the row for which it is asked even if that does not seem to pay."""
 
     candidate: Candidate
     row: int
@@ -205,7 +204,7 @@ class Auto(Fallback):
 
     @classmethod
     def over(cls, drafter: Drafter) -> Auto:
-        """`drafter` alone, cut to what pays; for engines that take a drafter as it is named and pace it themselves."""
+        """`drafter` alone, with its drafts cut to what pays."""
         made = cls.__new__(cls)
         made.config = AutoConfig()
         made._begin([Candidate(drafter.name, drafter)])
@@ -233,7 +232,7 @@ class Auto(Fallback):
         self.times_rounds = self.config.table is None
         for candidate in self.candidates:
             candidate.bind()
-            if self.config.explore == 0:  # nothing will be tried: what is known has to do
+            if self.config.explore == 0:  # without trials the default probabilities must do
                 candidate.drafts = TRIALS
         if self.config.table is None:
             return
@@ -268,7 +267,7 @@ class Auto(Fallback):
         return trees
 
     def _ask(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
-        """Ask for the rows for which that pays, and keep the better of their drafts."""
+        """Ask for the rows for which that pays; the better draft of each row stays."""
         price = rate * (candidate.times.call / len(rows) + candidate.times.row)
         worth, more, drafts = candidate.worth, candidate.more, self._drafts
         tried = trial.row if trial is not None and trial.candidate is candidate else None
@@ -294,7 +293,7 @@ class Auto(Fallback):
                 drafts[row.id] = draft
 
     def _ask_late(self, candidate: Candidate, rows: Sequence[Request], rate: float, trial: _Trial | None) -> None:
-        """Run its model for the rows and to the depth that pay; what it drafts is then taken, unseen."""
+        """Run its model for the rows and to the depth that pay; its draft then replaces the row's, whatever it is."""
         drafts = self._drafts
         free = [row for row in rows if row.id not in drafts or not drafts[row.id].is_fixed]
         if not free:
@@ -329,7 +328,7 @@ class Auto(Fallback):
         return _Draft(by, tree, values, gain, is_fixed, limit)
 
     def _cut(self, rows: Sequence[Request], rate: float) -> list[DraftTree]:
-        """The trees to verify: of every draft the nodes that pay, and once in a while a few more."""
+        """The trees to verify: the nodes of every draft that pay, and now and then a few more on trial."""
         drafts = self._drafts
         whole = [draft.tree for draft in drafts.values() if draft.is_fixed]
         free = [draft.values for draft in drafts.values() if not draft.is_fixed]
@@ -359,21 +358,21 @@ class Auto(Fallback):
             trees[i] = _first(draft, min(len(trees[i]) - 1 + PROBE, len(draft.values)))
         return trees
 
-    # What is tried --------------------------------------------------------------------------------------------
+    # Trials ----------------------------------------------------------------------------------------------------
 
     def _trial(self, rows: Sequence[Request]) -> _Trial | None:
-        """A drafter and a row for which it is to be asked even if that does not seem to pay."""
+        """A drafter to ask on trial, and for which row; None without time for it."""
         if self.config.explore == 0 or self._credit <= 0:
             return None
         candidate = self._order[self._random.randrange(len(self._order))]
         if self._credit <= candidate.times.seconds(1, PROBE if candidate.is_late else 1):
             return None
-        # A drafter with a model reads a row's whole text first: stay with a row that it has read.
+        # A drafter with a model reads a row's whole text first, so its trials stay with the first row.
         row = rows[0] if candidate.is_late else rows[self._random.randrange(len(rows))]
         return _Trial(candidate, row.id)
 
     def _pays_for(self, rows: int, nodes: int) -> bool:
-        """Whether there is time left to try a few more nodes; takes it."""
+        """Whether there is time left to verify `nodes` more on trial; takes it from the credit."""
         if self.config.explore == 0 or self._credit <= 0:
             return False
         seconds = nodes * (self.times.slope(rows, rows) + self.times.pad * rows / 2) + self.times.uneven * rows
@@ -410,17 +409,17 @@ class Auto(Fallback):
         self._shape = None
 
     def disturbed(self) -> None:
-        """Leave out the time of the round since the last `propose`: something else ran at the same time."""
+        """Do not learn from the time since the last `propose`: something else ran at the same time."""
         self._shape = None
 
     def _book(self, tokens: int, drafting: float) -> None:
-        """Count a round that is like others: tokens a second, the time to explore, and who is asked first."""
+        """Count an undisturbed round: tokens a second, the credit for trials, and the order of the drafters."""
         assert self._shape is not None
         rows, nodes, widest, _ = self._shape
         self._rounds += 1
         if not self.times.known:
             return
-        # A request brings its prompt whatever is drafted: time for prompts is not part of what drafts compete for.
+        # Without prompt tokens: they cost the same whatever is drafted.
         seconds = self.times.seconds(rows, nodes, widest) + drafting
         if rows not in self._rates:
             self._rates[rows] = Rate(8.0 * rows, 8 * self.times.seconds(rows, rows, 1))
@@ -446,7 +445,7 @@ class Auto(Fallback):
 
 
 def _first(draft: _Draft, count: int) -> DraftTree:
-    """The `count` likeliest nodes of a draft: a tree, for no node is likelier than its parent."""
+    """The `count` likeliest nodes of a draft; they are a tree, because no node is likelier than its parent."""
     tree = draft.tree
     if count == len(draft.values):
         return tree

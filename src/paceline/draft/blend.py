@@ -1,11 +1,10 @@
-"""blend: one tree out of everything that was read, the most probable nodes first.
+"""blend: one tree from several texts at once, the most probable nodes first.
 
 Prediction by partial matching (Cleary and Witten 1984; escape method C of Moffat 1990) over several texts at once: the
-row's own, finished requests, and a corpus. Every node of the tree asks what followed the tokens before it, at every
-length: the longest context comes first, and leaves what it is not sure of to the next shorter one (its escape). The
-product along a path estimates the chance that the target says it, and the tree is grown best first until it has
-`nodes` nodes. Copying drafters follow one match; this one hedges between all of them, which pays where a target
-verifies some dozens of tokens about as fast as one. It is our combination, not a published method.
+row's own, finished requests, and a corpus. For every node, the longest context comes first and passes the mass of which
+it is unsure to the next shorter one (the escape). The product along a path estimates the probability of the path, and
+the tree grows best first to `nodes` nodes. Copying drafters follow one match; this one combines all of them, which pays
+where a target verifies dozens of tokens about as fast as one. It is our combination, not a published method.
 
     P(t | context) = sum over contexts, longest first, of  (mass left) * n(t) / (n + e * d)
     mass left      <- mass left * e * d / (n + e * d)
@@ -37,18 +36,18 @@ OWN_DOUBT = (3.0, 5.0, 2.0, 1.5, 1.5, 1.0, 0.8, 0.5)
 CORPUS_DOUBT = (4.0, 3.5, 4.5, 4.2, 2.1, 3.0, 2.5, 2.0)
 """The same in the corpus. Both were tuned on recorded answers; docs/methods/blend.md says how."""
 ENOUGH = 0.02
-"""Mass that may be left over before shorter contexts are not asked any more."""
+"""Shorter contexts are not asked if less mass than this is left."""
 
 
 @dataclass(frozen=True)
 class BlendConfig(Options):
     """Options of blend."""
 
-    nodes: int = option(40, "drafted tokens in a tree; more are accepted, and verified", least=1)
+    nodes: int = option(40, "most drafted tokens in a tree", least=1)
     longest: int = option(
-        4, "tokens of the longest context asked for in the text itself, 1 to 8", least=1, most=len(OWN_DOUBT)
+        4, "tokens of the longest context in the row's text and finished requests, 1 to 8", least=1, most=len(OWN_DOUBT)
     )
-    least: float = option(0.003, "a node is not drafted if its estimated chance is below this", least=0, most=1)
+    least: float = option(0.003, "least estimated probability of a drafted token", least=0, most=1)
     corpus: str | None = option(None, "folder of a corpus to read too, made by `paceline corpus build`")
     past: int = option(0, "tokens of finished requests to remember and read too; 0: none", least=0)
 
@@ -101,7 +100,7 @@ class Blend(Drafter):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         newer, older = self._past.halves
         return _tree(
-            counts.arrays, newer.arrays, older.arrays, self._corpus, np.array(tail), ends,
+            (counts.arrays, newer.arrays, older.arrays), self._corpus, np.array(tail), ends,
             nodes, depth, self.config.longest, self.config.least, _OWN, _CORPUS,
         )  # fmt: skip
 
@@ -114,33 +113,34 @@ _MOST = 256  # different tokens that one node's estimate keeps
 
 @njit(cache=True)
 def _tree(  # type: ignore[no-untyped-def]
-    own, newer, older, corpus, tail, ends, nodes, depth, longest, least, own_doubt, corpus_doubt
+    counted, corpus, tail, ends, nodes, depth, longest, least, own_doubt, corpus_doubt
 ):
     """Best first: tokens [m] and parents [m] (0 is the row's last token, 1 the first node).
 
-    What waits is kept sorted, the best last, and never longer than the nodes still wanted."""
+    counted  arrays of ContextCounts, the row's own first.
+
+    The waiting nodes are sorted, the best last, and no more than the tree still needs."""
     tokens, parents, levels = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     places = np.empty((nodes + 1, 2), np.int64)  # in the corpus: state, length
     text, states, targets, blocks, edges = corpus
     places[0, 0], places[0, 1] = transfer(text, states, targets, blocks, edges, 0, 0, tail)
     before = np.empty((nodes + 1, longest), np.int64)  # the tokens before a child of the node, the latest first
-    known = np.zeros(nodes + 1, np.int64)  # how many of them there are
+    known = np.zeros(nodes + 1, np.int64)  # number of these tokens
     known[0] = min(longest, len(tail))
     for i in range(known[0]):
         before[0, i] = tail[len(tail) - 1 - i]
     waiting, chance = np.empty((nodes + 1, 2), np.int64), np.empty(nodes + 1)  # token, parent
-    found, mass = np.empty(_MOST, np.int64), np.empty(_MOST)
+    candidates, mass = np.empty(_MOST, np.int64), np.empty(_MOST)
     done, num_waiting, node, level, probability = 0, 0, 0, 0, 1.0
     while True:
         if level < depth and not (node > 0 and (ends == tokens[node - 1]).any()):
-            num_found = _predict(
-                own, newer, older, corpus, before[node, : known[node]], places[node], found, mass,
-                own_doubt, corpus_doubt,
-            )  # fmt: skip
-            for i in range(num_found):
+            count = _predict(
+                counted, corpus, before[node, : known[node]], places[node], candidates, mass, own_doubt, corpus_doubt
+            )
+            for i in range(count):
                 if probability * mass[i] >= least:
                     num_waiting = _wait(
-                        waiting, chance, num_waiting, nodes - done, found[i], node, probability * mass[i]
+                        waiting, chance, num_waiting, nodes - done, candidates[i], node, probability * mass[i]
                     )
         if num_waiting == 0 or done == nodes:
             break
@@ -163,7 +163,7 @@ def _tree(  # type: ignore[no-untyped-def]
 
 @njit
 def _wait(waiting, chance, count, most, token, parent, probability):  # type: ignore[no-untyped-def]
-    """Put a node among those that wait, the best last; the worst goes when there are more than `most`."""
+    """Insert a node into the waiting ones, the best last; drops the worst above `most`. Returns their number."""
     if count >= most:
         if most == 0 or probability <= chance[0]:
             return count
@@ -179,28 +179,25 @@ def _wait(waiting, chance, count, most, token, parent, probability):  # type: ig
 
 
 @njit
-def _predict(  # type: ignore[no-untyped-def]
-    own, newer, older, corpus, before, place, found, mass, own_doubt, corpus_doubt
-):
-    """Fill found and mass with what may follow the tokens `before`; returns their number. Longest context first."""
+def _predict(counted, corpus, before, place, candidates, mass, own_doubt, corpus_doubt):  # type: ignore[no-untyped-def]
+    """Fill candidates and mass with the tokens that may follow `before`, the longest context first; returns their
+    number."""
     states = corpus[1]
-    rows = np.empty((3, len(before)), np.int64)
+    rows = np.empty((len(counted), len(before)), np.int64)
     key = np.int64(0)
     for i in range(len(before)):
         key = mixed(key, before[i])
-        rows[0, i] = locate(own[0], own[1], key)
-        rows[1, i] = locate(newer[0], newer[1], key)
-        rows[2, i] = locate(older[0], older[1], key)
+        for t in range(len(counted)):
+            rows[t, i] = locate(counted[t][0], counted[t][1], key)
     left, count = 1.0, 0
     state, length = place[0], place[1]
     for longer in range(len(before), 0, -1):
         doubt = own_doubt[longer - 1]
-        left, count = _add_counted(own, rows[0, longer - 1], left, doubt, found, mass, count)
-        left, count = _add_counted(newer, rows[1, longer - 1], left, doubt, found, mass, count)
-        left, count = _add_counted(older, rows[2, longer - 1], left, doubt, found, mass, count)
+        for t in range(len(counted)):
+            left, count = _add_counted(counted[t], rows[t, longer - 1], left, doubt, candidates, mass, count)
         while state > 0 and length >= longer:
             doubt = corpus_doubt[min(length, len(corpus_doubt)) - 1]
-            left, count = _add_corpus(corpus, state, left, doubt, found, mass, count)
+            left, count = _add_corpus(corpus, state, left, doubt, candidates, mass, count)
             state = np.int64(states[state, 1])
             length = np.int64(states[state, 0])
         if left < ENOUGH:
@@ -209,8 +206,8 @@ def _predict(  # type: ignore[no-untyped-def]
 
 
 @njit
-def _add_counted(counts, row, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
-    """Add one context of a counted text; returns the mass left and the number of tokens so far."""
+def _add_counted(counts, row, left, doubt, candidates, mass, count):  # type: ignore[no-untyped-def]
+    """Add the successors of one context of a counted text; returns the mass left and the number of candidates."""
     if row < 0:
         return left, count
     contexts, items = counts[2], counts[3]
@@ -218,34 +215,34 @@ def _add_counted(counts, row, left, doubt, found, mass, count):  # type: ignore[
     share = left / (contexts[row, TOTAL] + unsure)
     item = contexts[row, HEAD]
     while item >= 0:
-        count = _add(found, mass, count, items[item, TOKEN], share * items[item, COUNT])
+        count = _add(candidates, mass, count, items[item, TOKEN], share * items[item, COUNT])
         item = items[item, NEXT]
     return share * unsure, count
 
 
 @njit
-def _add_corpus(corpus, state, left, doubt, found, mass, count):  # type: ignore[no-untyped-def]
-    """Add one context of the corpus, whose most frequent successors are known; returns as `_add_counted`."""
+def _add_corpus(corpus, state, left, doubt, candidates, mass, count):  # type: ignore[no-untyped-def]
+    """Add the most frequent successors of one context of the corpus; returns the same as `_add_counted`."""
     text, states, _, blocks, edges = corpus
     num_blocks = len(blocks) - 1
-    if state >= num_blocks:  # one successor; how often it occurs would be a long walk to learn, and is mostly once
-        count = _add(found, mass, count, np.int64(text[states[state, 2]]), left / (1 + doubt))
+    if state >= num_blocks:  # one successor; its count, mostly 1, would take a long walk
+        count = _add(candidates, mass, count, np.int64(text[states[state, 2]]), left / (1 + doubt))
         return left * doubt / (1 + doubt), count
     begin, end = np.int64(blocks[state, 0]), np.int64(blocks[state + 1, 0])
     total, unsure = blocks[state, 1], doubt * (end - begin)
     share = left / (total + unsure)
     for edge in range(begin, min(begin + FRONT, end)):
-        count = _add(found, mass, count, np.int64(edges[edge, 0]), share * edges[edge, 2])
+        count = _add(candidates, mass, count, np.int64(edges[edge, 0]), share * edges[edge, 2])
     return share * unsure, count
 
 
 @njit
-def _add(found, mass, count, token, probability):  # type: ignore[no-untyped-def]
+def _add(candidates, mass, count, token, probability):  # type: ignore[no-untyped-def]
     for i in range(count):
-        if found[i] == token:
+        if candidates[i] == token:
             mass[i] += probability
             return count
-    if count < len(found):
-        found[count], mass[count] = token, probability
+    if count < len(candidates):
+        candidates[count], mass[count] = token, probability
         count += 1
     return count

@@ -1,4 +1,4 @@
-"""What a round costs here, and which drafted nodes pay at that cost: for auto, tree=auto, stop=adaptive and tune.
+"""The time of a round on this machine, and the drafted nodes that pay: for auto, tree=auto, stop=adaptive and tune.
 
     times = RoundTimes()                               # learns as rounds run
     times.note(rows=8, nodes=20, widest=5, prompt=0, seconds=3e-3)
@@ -28,13 +28,13 @@ from paceline.target.base import Facts, Target
 Floats = NDArray[np.float64]
 
 BREAKPOINTS = (0, 6, 12, 48)
-"""Nodes at which a node's price may change. Kernels for few rows work in blocks: 6 tokens may cost what one does."""
+"""Nodes at which a node's price may change. Kernels for few rows work in blocks: 6 tokens may cost as much as 1."""
 NODE_PRICE = 0.02
-"""Expected price of a node before it is known, as a share of a round. Low, so that drafts are tried."""
+"""Prior of a node's price, as a share of a round. Low, so that drafts are tried."""
 DEVIATION = 0.05
 """Standard deviation of a term's prior, as a share of a round."""
 FIRST_NODE_DEVIATION = 1.0
-"""The same of the cost of the first draft: a product over one row may have a kernel of its own, and one over two take
+"""The same for the first drafted node: a product over one row may have a kernel of its own, and one over two rows take
 twice as long."""
 LEAST_NOISE = 1e-3
 """Least variance of a round's time, relative to it."""
@@ -45,14 +45,14 @@ FADE = 0.9
 SPIKE = 2.0
 """A round counts as at most SPIKE times its prediction: another process ran, or a kernel was compiled."""
 MOST = 4096
-"""Nodes up to which a curve is worked out."""
+"""Nodes up to which curves are computed."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Nodes of the trees that `time_forwards` runs, the root included."""
 REPEATS = 4
 CONTEXT = 32
-"""Tokens of the row that those trees grow from."""
+"""Tokens of the row below which those trees are verified."""
 DEFAULT_SIZE = 16
-"""Drafted nodes a row where forwards cannot be timed: the target runs in another engine, or not at all."""
+"""Drafted nodes a row if forwards cannot be timed: the target runs in another engine, or not at all."""
 
 
 class RoundTimes:
@@ -61,14 +61,15 @@ class RoundTimes:
         fixed + row * rows + sum of slope_j * max(0, tokens - breakpoint_j) + prompt_token * (prompt tokens)
         + rows * (pad * widest + uneven, if any row has a draft)
 
-    seconds; tokens are the nodes of all rows and the prompt tokens that run beside them. Products over few tokens cost
-    what reading the weights costs, over many what computing does; attention pads the rows of a batch to the widest, and
-    is simpler where all rows have one node. The terms, none below 0, are fitted by least squares of relative errors
-    with a prior (a batch that never drafted does not say what a node costs). The length of the context is not a term:
-    what is learned follows it, and a table holds for about the context it was measured with.
+    seconds; tokens are the nodes of all rows and the prompt tokens of the same forward. Products over few tokens take
+    the time of reading the weights, over many that of computing; attention pads the rows of a batch to the widest, and
+    is simpler where all rows have one node. The terms, none below 0, are fitted by least squares of relative errors,
+    with a prior because a batch that never drafted shows no cost of nodes. The length of the context is not a term:
+    learned times follow it, and a table is right for about the context it was measured with.
 
-    fade: factor on the weight of earlier rounds at every fit. is_fixed: nothing is learned any more. With a table and
-    a seed, every choice of `auto` repeats. drafting: times of drafters, by name."""
+    fade      factor on the weight of earlier rounds at every fit.
+    is_fixed  nothing is learned any more. With a table and a seed, every choice of `auto` repeats.
+    drafting  times of drafters, by name."""
 
     def __init__(self, fade: float = FADE, breakpoints: Sequence[int] = BREAKPOINTS) -> None:
         self.fade, self.is_fixed = fade, False
@@ -85,8 +86,8 @@ class RoundTimes:
 
     @classmethod
     def of_forwards(cls, seconds: Mapping[int, float]) -> RoundTimes:
-        """Fixed times from seconds of a forward by its number of nodes, linear between them; before the first its time,
-        after the last the slope of the last two, but never downwards."""
+        """Fixed times, linear between `seconds`, a forward's by its number of nodes; constant before the first, and
+        after the last with the slope of the last two, if it rises."""
         sizes = sorted(seconds)
         times = cls(breakpoints=sizes)
         slopes = [(seconds[b] - seconds[a]) / (b - a) for a, b in pairwise(sizes)]
@@ -123,18 +124,18 @@ class RoundTimes:
         return curve
 
     def slope(self, rows: int, tokens: int) -> float:
-        """Seconds of one node more, without `pad`."""
+        """Seconds of one more node, without `pad`."""
         curve, at = self.of(rows), min(tokens, MOST - 1)
         return float(curve[at + 1] - curve[at])
 
     def seconds(self, rows: int, nodes: int, widest: int, prompt: int = 0) -> float:
-        """Seconds of one round; widest: nodes of its largest row, prompt: prompt tokens beside them."""
+        """Seconds of one round. widest: nodes of its largest row; prompt: prompt tokens of the same forward."""
         tokens = min(nodes + prompt, MOST)
         padded = rows * (self.pad * widest + (self.uneven if widest > 1 else 0.0))
         return float(self.of(rows)[tokens]) + padded + float(self._terms[-1]) * prompt
 
     def usual(self, rows: int, nodes: int, widest: int, prompt: int, seconds: float) -> float:
-        """`seconds`, but at most SPIKE times what a round of this shape usually takes."""
+        """`seconds`, but at most SPIKE times the expected time of a round of this shape."""
         return min(seconds, SPIKE * self.seconds(rows, nodes, widest, prompt)) if self.known else seconds
 
     def note(self, rows: int, nodes: int, widest: int, prompt: int, seconds: float) -> None:
@@ -169,7 +170,7 @@ class RoundTimes:
         return np.stack([np.ones(len(rows)), rows, *hinges, rows * widest, rows * (widest > 1), prompt], 1)
 
     def _solve(self, usual: float) -> Floats:
-        """The terms of least squares with the priors, which weigh the more the less the last terms explain."""
+        """The terms by least squares with the priors, which weigh more if the last terms explain less."""
         products, targets, terms = self._products.copy(), self._targets.copy(), self._terms
         residual = (self._weight - 2 * targets @ terms + terms @ products @ terms) / self._weight
         noise = float(np.clip(residual, LEAST_NOISE, 1.0))
@@ -206,8 +207,8 @@ def term_names(breakpoints: Sequence[int] = BREAKPOINTS) -> tuple[str, ...]:
 
 
 def _nonnegative(products: Floats, targets: Floats) -> Floats:
-    """x >= 0 that makes x'Px/2 - t'x least: solved over the terms above 0, which lose those that would be below it and
-    gain the one that would help most, until none does."""
+    """The x >= 0 with the least x'Px/2 - t'x, by active sets: solves over the terms above 0, drops those that become
+    negative and adds the one that helps most, until none does."""
     positive, x = np.ones(len(targets), np.bool_), np.zeros(len(targets))
     for _ in range(4 * len(targets)):
         x = np.zeros(len(targets))
@@ -237,8 +238,8 @@ class DraftTimes:
         return steps * (self.call + self.row * rows)
 
     def note(self, rows: int, steps: int, seconds: float) -> None:
-        """Learn from a call. Moves both terms towards what would have predicted it, the larger one more (normalised
-        least mean squares)."""
+        """Learn from a call: moves both terms towards values that would have predicted it, the larger term more
+        (normalised least mean squares)."""
         self._count += 1
         each, predicted = seconds / steps, self.call + self.row * rows
         if self._count > 8:
@@ -281,9 +282,9 @@ class Rate:
 
 
 def read_table(path: str, fingerprint: str) -> dict[str, Any]:
-    """The JSON of a file that `paceline tune` wrote. MethodError in one line if it is not one, or of another model.
+    """The JSON of a file that `paceline tune` wrote. MethodError if it is no such file, or of another model.
 
-    fingerprint  of the target's weights; "" on either side: unknown, and not compared."""
+    fingerprint  of the target's weights; "" on either side: unknown, not compared."""
     try:
         with open(path, "rb") as file:
             table = loads(file.read())
@@ -302,12 +303,13 @@ def read_table(path: str, fingerprint: str) -> dict[str, Any]:
     return dict(table)
 
 
-# The nodes that pay ------------------------------------------------------------------------------------------
+# The nodes that pay --------------------------------------------------------------------------------------------------
 
 
-class Choice(NamedTuple):
-    """Nodes whose probability is at least `threshold` pay. tokens: what they are expected to bring; nodes: their
-    number; price: tokens that one more would have had to bring."""
+class Cut(NamedTuple):
+    """Nodes whose probability is at least `threshold` pay.
+
+    tokens  that they are expected to bring. nodes: their number. price: tokens that one more would have to bring."""
 
     threshold: float
     tokens: float
@@ -317,14 +319,14 @@ class Choice(NamedTuple):
 
 def choose(
     drafts: Sequence[Floats], rows: int, times: RoundTimes, rate: float, fixed: int = 0, widest: int = 1
-) -> Choice:
-    """The nodes that pay, of drafts whose nodes are accepted with these probabilities, in a round of `rows` rows.
+) -> Cut:
+    """The nodes that pay, in a round of `rows` rows. drafts: for each, the acceptance probabilities of its nodes.
 
-    Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and makes the round
-    longer by a time that is worth `rate` tokens a second, the batch's mean rate (Dinkelbach 1967: the rate that comes
-    of always choosing so is the largest there is). A node is at most as likely as its parent, so the first k are trees.
+    Verifying the k likeliest nodes of all rows brings the sum of their probabilities, in tokens, and lengthens the
+    round by a time that is worth `rate` tokens a second, the batch's mean rate (Dinkelbach 1967: always choosing so
+    gives the largest rate). A node is at most as likely as its parent, so the k likeliest nodes are trees.
 
-    fixed   tokens that run in any case, roots left out; widest: nodes of the widest row among those."""
+    fixed   tokens that run in any case, without roots; widest: nodes of the widest row among those."""
     likely = np.concatenate([np.sort(draft)[::-1] for draft in drafts])
     places = np.concatenate([np.arange(1, len(draft) + 1) for draft in drafts])
     order = np.argsort(-likely, kind="stable")
@@ -344,17 +346,17 @@ def choose(
     taken = best + 1 if best >= 0 and gains[best] > 0 else 0
     price = rate * (times.slope(rows, begin + taken) + times.pad)
     if not taken:
-        return Choice(2.0, 0.0, 0, price)
-    return Choice(float(likely[best]), float(tokens[best]), taken, price)
+        return Cut(2.0, 0.0, 0, price)
+    return Cut(float(likely[best]), float(tokens[best]), taken, price)
 
 
 def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, rows: int = 1, fixed: int = 0) -> int:
-    """The number of drafted nodes that gives most tokens a second; 0: drafting does not pay.
+    """The number of drafted nodes that gives the most tokens a second; 0: drafting does not pay.
 
     gains     gains[n]: accepted tokens that n drafted nodes bring, gains[0] = 0.
-    times     if nothing is known of them: DEFAULT_SIZE nodes a row, as far as there are gains.
-    drafting  seconds that drafting takes.
-    rows      that share the nodes, each with a root. fixed: nodes that run in the same forward and bring nothing."""
+    times     of rounds; if they are unknown, the size is DEFAULT_SIZE nodes a row, at most len(gains) - 1.
+    drafting  seconds of drafting.
+    rows      rows that share the nodes, each with a root. fixed: other nodes of the same forward."""
     if not times.known:
         return min(DEFAULT_SIZE * rows, len(gains) - 1)
     drafted = np.arange(len(gains))
@@ -363,9 +365,9 @@ def best_size(gains: Sequence[float], times: RoundTimes, drafting: float = 0.0, 
 
 
 def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixed: int = 0) -> list[int]:
-    """Of rows that are verified together, how many candidates of each give most tokens a second, the likeliest first.
+    """For rows that are verified together, how many of the likeliest candidates of each give the most tokens a second.
 
-    probabilities  for each row, that its candidates are accepted. No row gets more than SIZES has."""
+    probabilities  of acceptance, for the candidates of each row. A row gets fewer than SIZES[-1]."""
     likeliest = [(p, r) for r, of_row in enumerate(probabilities) for p in nlargest(SIZES[-1] - 1, of_row)]
     likeliest.sort(key=lambda one: -one[0])
     gains = [0.0, *accumulate(p for p, _ in likeliest)]
@@ -374,8 +376,7 @@ def best_sizes(probabilities: Sequence[Sequence[float]], times: RoundTimes, fixe
 
 
 def time_forwards(target: Facts, most: int = SIZES[-1]) -> RoundTimes:
-    """Times of forwards of one row, from some thirty run now, the least of a few of each size; nothing is known if the
-    target is not one that can be run here."""
+    """Times of forwards of one row, the least of REPEATS at each size; unknown if the target cannot be run here."""
     if not isinstance(target, Target):
         return RoundTimes()
     slot = target.add_row(CONTEXT + 2 * SIZES[-1])

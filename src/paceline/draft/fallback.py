@@ -1,12 +1,11 @@
-"""Fallback: the drafter that "a+b" names. Knows drafters only by their interface; `draft.registry` builds it.
+"""Several drafters in one: `Fallback` is what "a+b" names, `Choice` lets each request name its drafter.
 
-a is asked first, b for the rows for which a has nothing to propose, and so on. Every part observes every row, so each
-is ready when its turn comes (SAM-Decoding falls back on its auxiliary drafter in this way).
+They know drafters only by their interface.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from operator import or_
@@ -22,7 +21,9 @@ from paceline.target.base import Facts
 
 
 class Fallback(Drafter):
-    """Asks `parts` in order, from the most to the least preferred, until one has something to propose."""
+    """Asks the first of `parts`, then the next one for the rows for which nothing was proposed, and so on.
+
+    Every part observes every row, so each is ready when its turn comes."""
 
     def __init__(self, parts: Sequence[Drafter]):
         self.parts = tuple(parts)
@@ -31,7 +32,7 @@ class Fallback(Drafter):
         self.acceptance = next((part.acceptance for part in parts if part.acceptance is not None), None)
 
     def bind(self, target: Facts) -> None:
-        """Bind every part; raise MethodError if two of them want the same forward cut at different layers."""
+        """Bind every part; MethodError if two of them want to interrupt the forward at different layers."""
         for part in self.parts:
             part.bind(target)
         for need in ("resume_layer", "callback_layer"):
@@ -41,7 +42,7 @@ class Fallback(Drafter):
                     f"{self.name}: its parts want layers {sorted(layers)} as {need}, and a forward has only one. "
                     "Use one of them at a time."
                 )
-        # Some parts know their needs only after they have met the target.
+        # Some parts know their needs only after `bind`.
         self.needs = reduce(or_, (part.needs for part in self.parts))
         self.times_rounds = any(part.times_rounds for part in self.parts)
 
@@ -79,6 +80,26 @@ class Fallback(Drafter):
             part.restart(row)
 
     def drop(self, row: Request) -> None:
-        with ExitStack() as dropping:  # even if one part fails, the others forget the row
+        with ExitStack() as dropping:  # if one part fails, the others forget the row all the same
             for part in reversed(self.parts):
                 dropping.callback(part.drop, row)
+
+
+class Choice(Fallback):
+    """Asks, for each row, the part that its request names (`SamplingParams.draft`), the first one if it names none.
+
+    Every part observes every row, so each may learn from all of them."""
+
+    def __init__(self, parts: Mapping[str, Drafter]):
+        super().__init__(list(parts.values()))
+        self.by_name = dict(parts)
+        self.name = next(iter(parts))
+
+    def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
+        trees: dict[int, DraftTree] = {}
+        for name, part in self.by_name.items():
+            own = [row for row in rows if (row.params.draft or self.name) == name]
+            if own:
+                made = stamp(part.propose(own), part)
+                trees |= {row.id: tree for row, tree in zip(own, made, strict=True)}
+        return [trees.get(row.id) or DraftTree.root(row.last_token) for row in rows]

@@ -1,7 +1,7 @@
 """grammar: propose what the request's grammar forces, such as the names and punctuation of a JSON schema.
 
-Where only one text can come next, drafting it is free. It is verified like any draft, for the same text may be written
-in other tokens. Requests without a grammar get no draft.
+The draft is verified like any other, because the same text may be written in other tokens. Requests without a grammar
+get no draft.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.engine.tree import DraftTree
 
 @runtime_checkable
 class Forcing(Protocol):
-    """A grammar that can say what must come next."""
+    """A grammar that knows the tokens that must come next."""
 
     def forced(self, answer: list[int]) -> list[int]:
         """Tokens that must come after the answer's."""

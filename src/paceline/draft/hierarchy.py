@@ -1,16 +1,14 @@
-"""hierarchy: ask three stores of n-grams, the most local first, and verify what they say all at once.
+"""hierarchy: ask three stores of n-grams, the most local first, and verify their sequences as one tree.
 
 Cho et al. 2025, "Lossless Acceleration of Large Language Models with Hierarchical Drafting based on Temporal Locality
-in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). What was said a moment ago is likely to be said
-again; then what this model says often; then what people write. So a token is looked up, in this order, in
+in Speculative Decoding" (Findings of NAACL 2025, arXiv 2502.05609). The stores, in this order:
 
-* W, the context (D_c): what followed it in this request, newest first;
+* W, the context (D_c): what followed the last token in this request, newest first;
 * S, the model (D_m): what followed it most often in the model's own answers, recorded ones (`model`) and those of
   this engine's finished requests (`past`);
-* L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`),
+* L, the statistics (D_s): what followed the last 2 tokens, then the last 1, most often in a large corpus (`corpus`).
 
-and no further than until K = 7 sequences of n - 1 = 4 tokens are found. The slow corpus is thus seldom asked. The
-sequences are verified together, as the paths of one tree.
+Asking ends when K = 7 sequences of n - 1 = 4 tokens are found, so the slow corpus is seldom asked.
 
 Where we differ from the published method and why: docs/methods/hierarchy.md.
 """
@@ -39,7 +37,7 @@ KEY = 2
 """Tokens that L looks up first; the published setting."""
 
 SAMPLE = 128
-"""Places of a corpus that L looks at for one key, at most; the code's retriever takes 5,000."""
+"""Most places of a corpus that L reads for one key; the authors' code: 5,000."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,11 @@ class HierarchyConfig(Options):
     """Options of hierarchy."""
 
     corpus: str | None = option(
-        None, "corpus store that L asks, and S where `model` is not given; none: both have nothing to say"
+        None, "corpus store for L, and for S where `model` is not given; none: L finds nothing"
     )
-    model: str | None = option(None, "corpus store of the model's own recorded answers, that S asks")
+    model: str | None = option(None, "corpus store of the model's own recorded answers, for S")
     order: str = option("WSL", "stores asked, most local first: W context, S model, L statistics; paper: WSL")
-    k: int = option(7, "sequences verified at once, and kept for each token of W; paper: 7", least=1)
+    k: int = option(7, "sequences verified at once, and kept in W for each token; paper: 7", least=1)
     n: int = option(5, "tokens of an n-gram; a draft is n - 1 deep; paper: 5", least=2)
     nodes: int | None = option(None, "most tokens drafted a round; none (paper): all of the k sequences", least=1)
     past: int = option(0, "tokens of finished requests to remember and learn from, for S; 0 (paper): off", least=0)
@@ -100,8 +98,8 @@ class Hierarchy(Drafter):
             self._past.learn(row.tokens)
 
     def collect(self, row: Request) -> NDArray[np.int32]:
-        """What the stores propose after the row, int32 [up to k, n - 1], in the order they were asked; -1 where a
-        sequence is shorter. Overwritten by the next call."""
+        """The sequences that the stores propose after the row, int32 [up to k, n - 1], padded with -1, in the order of
+        the stores. The next call overwrites them."""
         size = 0
         for letter in self.config.order:
             if size < self.config.k:
@@ -109,14 +107,13 @@ class Hierarchy(Drafter):
         return self._drafts[:size]
 
     def _context(self, row: Request, size: int) -> int:
-        """W. Its rows take in what they have gained when they are asked: at first the prompt, then what each round
-        committed."""
+        """W, after taking in the row's new tokens."""
         context = self._contexts[row.id]
         context.update(row.tokens)
         return context.collect(row.last_token, self._drafts, size)
 
     def _model(self, row: Request, size: int) -> int:
-        """S: what finished requests taught, then what was recorded."""
+        """S: finished requests, then recorded answers."""
         for past in self._past.halves:
             size = past.collect(row.last_token, self._drafts, size)
         return size if self._frequent is None else self._frequent.collect(row.last_token, self._drafts, size)
@@ -161,13 +158,13 @@ class Hierarchy(Drafter):
 def _tree(root, drafts, ends, deep, most):  # type: ignore[no-untyped-def]
     """Tokens and parents of the tree whose paths are `drafts` [k, length], padded with -1, no deeper than `deep`.
 
-    Level by level, so that a budget of `most` drafted nodes goes to the likelier ones near the root. A path ends with
-    the first token of `ends`."""
+    Filled level by level, so that a budget of `most` drafted nodes goes to the likelier ones near the root. A path ends
+    at the first token of `ends`."""
     tokens = np.empty(min(most, drafts.size) + 1, np.int64)
     parent = np.empty(len(tokens), np.int64)
     tokens[0], parent[0] = root, -1
     num = 1
-    # The node each draft has come to, -1 when it is over; those of the level above and of this one.
+    # The node that each draft has reached, -1 when it has ended: at the level above and at this one.
     above = np.zeros(len(drafts), np.int64)
     here = np.empty(len(drafts), np.int64)
     for depth in range(min(drafts.shape[1], deep)):
@@ -196,9 +193,10 @@ def _tree(root, drafts, ends, deep, most):  # type: ignore[no-untyped-def]
 def _collect_paths(seen, drafts, size):  # type: ignore[no-untyped-def]
     """Add the most frequent paths through `seen` [m, length] to the first `size` drafts.
 
-    seen  what follows a key in a corpus, padded with -1, equal beginnings side by side (a suffix array's order).
-    Of all prefixes as many as the drafts have nodes are kept, the most frequent; of these the whole paths are put,
-    the most frequent first. Where counts are equal the earlier one in `seen` wins."""
+    seen  what follows a key in a corpus, padded with -1, in a suffix array's order: equal prefixes are adjacent.
+
+    Keeps the most frequent prefixes, as many as the drafts have nodes, and adds those that are no prefix of another,
+    the most frequent first; where counts are equal, the earlier one in `seen`."""
     length = seen.shape[1]
     tokens = np.empty(seen.size, np.int64)
     above = np.empty(seen.size, np.int64)
@@ -218,7 +216,7 @@ def _collect_paths(seen, drafts, size):  # type: ignore[no-untyped-def]
             deep += 1
         for depth in range(deep):
             count[path[depth]] += 1
-    # A prefix is counted at least as often as what it begins and stands before it, so it is kept with it.
+    # A prefix is at least as frequent as its extensions and stands before them, so it is kept if one of them is.
     frequent = np.argsort(-count[:num], kind="mergesort")[: drafts.size]
     inner = np.zeros(num + 1, np.bool_)
     inner[above[frequent]] = True

@@ -1,28 +1,28 @@
-"""jacobi: draft what the target itself predicts after guesses that turned out to be wrong. No model, nothing added.
+"""jacobi: draft what the target itself predicts after rejected guesses. No draft model.
 
 Wang et al. 2024, "Make Some Noise: Unlocking Language Model Parallel Inference Capability through Noisy Training"
 (EMNLP 2024, arXiv 2406.17404), which calls the tree form TR-Jacobi; the linear form is Santilli et al. 2023
-(arXiv 2305.10427). Below the last accepted node hang nodes that were rejected: the first of them sits where the next
-root will be, so the logits there propose what follows the next root, those of the node below it the token after that,
-and so on: each is a slot. Their best `candidates` fill a table, a row for each depth, and a tree of fixed shape reads
-its tokens from it, by depth and rank. Beside it hangs one chain copied from the text (`retrieve`). Rows that no slot
-has filled hold tokens of the text at random.
+(arXiv 2305.10427). The rejected nodes below the last accepted one are slots. The first slot stands where the next root
+will be, so its logits propose what follows the next root; the slot below it proposes the token after that, and so on.
+The best `candidates` of each slot fill a table, one row a depth; rows without a slot hold random tokens of the text. A
+tree of fixed shape reads its tokens from the table, by depth and rank. A chain copied from the text (`retrieve`) is
+merged with it.
 
-    draft     root ── a ── b ── c ── d        the target says: x after root; nothing of the draft stands
-    slots             a    b    c    d        the logits at a are the guess after x, those at b the one after that
-    next      x ── ? ── ? ── ? ── ?           and so every rejected node drafts for the next round
+    draft     root ── a ── b ── c ── d        the target predicts x after root: the whole draft is rejected
+    slots             a    b    c    d        the logits at a propose the token after x, those at b the next one
+    next      x ── ? ── ? ── ? ── ?
 
-An ordinary model expects its last tokens to be right, so what it says in a slot is of little use. A model fine-tuned
-with noise (`paceline train noise`) has learnt to look past them. That training changes the model: decoding is exact for
-the weights that decode.
+An ordinary model takes its last tokens to be right, so its slots are of little use. A model fine-tuned with noise
+(`paceline train noise`) has learnt to look past them. That training changes the model: decoding is exact for the new
+weights.
 
-`tree=0` is linear Jacobi decoding: one chain of `window` guesses, of which those that a round did not reach are kept.
+`tree=0` is linear Jacobi decoding: one chain of `window` guesses; those that a round did not reach are kept.
 
-Lossless: the drafts are point masses, all of them fixed before the target decides a token.
+Lossless: the drafts are point masses, fixed before the target decides a token.
 
 Where we differ from the authors' code (github.com/wyxstriker/MakeSomeNoiseInference), and why:
-* a path is compared as far as it is long. Theirs pads short paths with the root, and accepts the padding where the
-  target says the root's token again: the text is then no longer that of greedy decoding;
+* a path is compared up to its own length. Theirs pads short paths with the root, and accepts the padding where the
+  target predicts the root's token again: the text is then not that of greedy decoding;
 * siblings with the same token are one node;
 * without a match nothing is copied (theirs: the beginning of the prompt), a copy that runs into the end of the text
   goes on from itself (theirs: random tokens), and the first draft copies too;
@@ -74,7 +74,7 @@ class JacobiConfig(Options):
     candidates: int = option(10, "candidates kept for each depth; paper: 10", least=1)
     depth: int = option(5, "depths that have candidates, and most tokens of the copied chain; paper: 5", least=1)
     retrieve: str = option(
-        NGRAM, "the chain beside the tree: ngram, none, or a drafter that copies, such as sam; paper: ngram"
+        NGRAM, "source of the copied chain: ngram, none, or a drafter that copies, such as sam; paper: ngram"
     )
     ngram: int = option(3, "most tokens that must match for retrieve=ngram; paper: 3", least=1)
     match: Literal["earliest", "recent"] = option(
@@ -102,7 +102,7 @@ class Jacobi(Drafter):
         self._random: dict[int, np.random.Generator] = {}
 
     def bind(self, target: Facts) -> None:
-        """Lay out the shape; bind what copies. Raises MethodError if that has a model of its own."""
+        """Lay out the shape; bind the copier. Raises MethodError if that has a model of its own."""
         self._candidates = min(self._candidates, target.vocab_size)
         within = [path for path in self.paths if len(path) <= self.depth and max(path) < self._candidates]
         shape = compile_template(within, self._candidates)
@@ -138,7 +138,7 @@ class Jacobi(Drafter):
         nodes_by: dict[tuple[int, int], int] = {}
 
         def add(above: int, token: int) -> int:
-            """The child `token` of node `above`, which is added if there is none yet."""
+            """The child `token` of node `above`, added if there is none yet."""
             node = nodes_by.setdefault((above, token), len(tokens))
             if node == len(tokens):
                 tokens.append(token)
@@ -156,7 +156,7 @@ class Jacobi(Drafter):
         return DraftTree(np.array(tokens), np.array(parent), source=self.name)
 
     def observe(self, round: Round) -> None:
-        """Fill the tables from the slots of the round's trees, whoever drafted them."""
+        """Fill the tables from the slots of the round's trees, of any drafter."""
         decided = [i for i, done in enumerate(round.accepted) if done.tokens and not round.is_prompt(i)]
         nodes = [slots(round.trees[i], round.accepted[i].path[-1])[: self.depth] for i in decided]
         wanted = [round.logits(i)[at] for i, at in zip(decided, nodes, strict=True)]
@@ -168,7 +168,7 @@ class Jacobi(Drafter):
             self._copier.observe(round)
 
     def _filled(self, row: Request) -> list[list[int]]:
-        """The row's table [depth][candidates], with random tokens of the text before its last where there are none."""
+        """The row's table [depth][candidates]; missing rows get random tokens of the text, without its last one."""
         table = self._tables[row.id]
         context = row.tokens[:-1] if len(row) > 1 else row.tokens
         size = self.depth - len(table), self._candidates
@@ -204,24 +204,22 @@ def _copier(name: str) -> Drafter | None:
 
 
 def slots(tree: DraftTree, last: int) -> list[int]:
-    """Nodes of the longest way down from `last`, the last accepted node, without it; the first of equally long ones.
-
-    The round rejected them: their logits say what follows the next root, and so on."""
+    """Nodes of the longest path below `last`, the last accepted node; the first of equally long ones."""
     parent = tree.parent.tolist()
     height, below = [0] * len(parent), [0] * len(parent)
     for node in range(len(parent) - 1, 0, -1):  # children come after their parents
         if height[node] + 1 >= height[parent[node]]:
             height[parent[node]], below[parent[node]] = height[node] + 1, node
-    way = []
+    path = []
     while height[last]:
         last = below[last]
-        way.append(last)
-    return way
+        path.append(last)
+    return path
 
 
 def after_match(text: IntArray, ngram: int, count: int, recent: bool) -> IntArray:
-    """`count` tokens that followed where most of the last `ngram` tokens of `text` stood before, compared from the last
-    one back; the earliest such place, or the most recent. Empty where even the last token is new."""
+    """The `count` tokens after the longest earlier match, up to `ngram` tokens, with the end of `text`; at the earliest
+    place or the most recent one. Empty where even the last token is new."""
     places = np.flatnonzero(text[:-1] == text[-1]) + 1
     for back in range(2, min(ngram, len(text)) + 1):
         longer = places[places >= back]

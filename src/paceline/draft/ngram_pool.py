@@ -1,19 +1,17 @@
-"""ngram-pool: guess from n-grams that the target itself makes on the side, and from those of the text.
+"""ngram-pool: draft n-grams that the target generates on the side, and those of the text.
 
 Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024, arXiv
-2402.02057). Two things share every forward:
+2402.02057). Every forward does two things:
 
-* verification: the n-grams in the row's pool that begin with the last token are drafted, `guesses` at most, merged
+* verification: the n-grams in the row's pool that begin with the last token are drafted, at most `guesses`, merged
   into one trie;
-* lookahead: a window of tokens further on is iterated, as Jacobi's method solves a system of equations. `window`
-  columns of `level` - 1 tokens, of which each row of the window is one iteration older than the row below it. The
-  forward predicts one more row; a column, from its key down to the new token, is an n-gram of `level` tokens for
-  the pool, and the oldest row falls out.
+* lookahead: a window of later tokens is iterated by Jacobi's method. It has `window` columns of `level` - 1 tokens;
+  each row is one iteration older than the row below it. The forward predicts one more row. Each column, from its key
+  down to the new token, is an n-gram of `level` tokens and goes into the pool; the oldest row is dropped.
 
 The window never becomes part of the answer: its nodes are probes (see `paceline.engine.tree`). In the published mask a
-token sees the oldest row to its left and the column above itself, and nothing else. That is a tree, so all of the
-two-dimensional window fits into a draft: the oldest row is a chain after the root, and from the root and from
-each of its tokens hangs one column.
+token sees the oldest row to its left and the column above itself. That is a tree: the oldest row is a chain after the
+root, and one column hangs from the root and from each token of the chain.
 
     root ── a0 ── a1 ── a2         oldest row; keys of the four columns: root, a0, a1, a2
      │      │     │     │
@@ -22,8 +20,8 @@ each of its tokens hangs one column.
      c0     c1    c2    c3         after these the forward predicts d0 d1 d2 d3:
                                    "root b0 c0 d0", "a0 b1 c1 d1" ... are n-grams of 4 tokens
 
-With a full pool a forward verifies (level - 1) * (window + guesses) positions, the paper's number. `window=0` leaves
-a pure pool of the text's own n-grams, which costs next to nothing.
+With a full pool a forward verifies (level - 1) * (window + guesses) positions, as in the paper. With `window=0` only
+the text's own n-grams are drafted, which costs next to nothing.
 
 Where we differ from the published method and why: docs/methods/ngram-pool.md.
 """
@@ -59,8 +57,8 @@ class NgramPoolConfig(Options):
     window: int = option(
         7, "columns iterated on the side, 0: none; paper: 7, and 15 on large GPUs", least=0, in_front=0
     )
-    guesses: int = option(7, "n-grams kept and drafted for each token; paper: as the window", least=1)
-    prompt: bool = option(True, "the prompt's n-grams are in the pool too; paper: false")
+    guesses: int = option(7, "n-grams kept and drafted for each token; paper: same as the window", least=1)
+    prompt: bool = option(True, "also put the prompt's n-grams into the pool; paper: false")
     past: int = option(0, "tokens of finished requests whose n-grams are remembered, the latest; paper: 0", least=0)
 
 
@@ -76,7 +74,7 @@ class Pool:
         return len(self._all)
 
     def add(self, gram: Gram) -> None:
-        """Remember `gram` as the latest; forget the one not seen for longest where there are too many."""
+        """Remember `gram` as the latest; above the limits, forget the one not seen for longest."""
         same_key = self._by_key.setdefault(gram[0], OrderedDict())
         for grams in (same_key, self._all):
             grams[gram] = None
@@ -103,10 +101,10 @@ class Pool:
 
 
 class Window:
-    """The tokens iterated on the side: rows[0] the oldest iteration.
+    """The tokens iterated on the side: rows[0] is the oldest iteration.
 
-    tokens  those it begins with, window + level - 3 of them: until there are level - 1 rows every step adds one,
-            and each row loses the token that the text has moved past."""
+    tokens  the first row, window + level - 3 tokens: until there are level - 1 rows every step adds one, and each row
+            loses the token that the text has moved past."""
 
     def __init__(self, tokens: Sequence[int], level: int):
         self.level = level
@@ -115,7 +113,7 @@ class Window:
 
     @property
     def depth(self) -> int:
-        """How deep its nodes reach below the root."""
+        """Depth of its deepest node."""
         return len(self.rows[0]) + len(self.rows) - 1
 
     def hang(self, draft: DraftTree) -> DraftTree:
@@ -139,7 +137,7 @@ class Window:
         return DraftTree(np.array(tokens), np.array(parent), probe=probe, source=draft.source)
 
     def step(self, root: int, predicted: list[int]) -> list[Gram]:
-        """Add the row that the forward `predicted`, a token for each column; returns the n-grams it completes."""
+        """Add the row that the forward `predicted`, one token a column; returns the n-grams that it completes."""
         rows = [*self.rows, predicted]
         if len(rows) < self.level:
             self.rows = [row[1:] for row in rows]
@@ -167,7 +165,7 @@ class NgramPool(Drafter):
         self._pools[row.id] = Pool(self.config.guesses)
         self._known[row.id] = 0 if self.config.prompt else row.prompt_length
         if self.config.window:
-            # Any tokens will do to begin with; those of the prompt are at least of the right language.
+            # Any tokens would do to begin with; those of the prompt are likelier.
             begin = np.random.default_rng(0).choice(row.tokens, self.config.window + self.config.level - 3)
             self._windows[row.id] = Window(begin.tolist(), self.config.level)
 
@@ -184,7 +182,7 @@ class NgramPool(Drafter):
         self._pools.pop(row.id, None)
         self._windows.pop(row.id, None)
         if self._known.pop(row.id, None) is not None and row.is_complete:
-            # What would be forgotten again at once is not worth adding.
+            # No more than the pool remembers.
             self._past.add_text(row.tokens[max(0, len(row) - self.config.past) :], self.config.level)
 
     def draft(self, row: Request) -> DraftTree:

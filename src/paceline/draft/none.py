@@ -1,4 +1,4 @@
-"""none: no drafts. With it the engine decodes plainly, token by token: the baseline of all other methods."""
+"""none: no drafts. The engine decodes plainly, the baseline of all other methods."""
 
 from __future__ import annotations
 

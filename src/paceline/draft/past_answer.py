@@ -1,14 +1,14 @@
-"""past-answer: propose the last answer to the same prompt, for as long as the new answer is the same.
+"""past-answer: propose the last answer to the same prompt, until the new answer differs.
 
-For prompts that come again: the epochs of reinforcement learning, whose policy moves slowly (Liu et al. 2025,
-"SPEC-RL", arXiv 2509.23232), and requests that are made again. A whole answer is verified in a few forwards; after the
-first token that differs there is nothing to propose, and in `past-answer+sam` the next drafter is asked.
+For prompts that come again: repeated requests, and the epochs of reinforcement learning (Liu et al. 2025, "SPEC-RL",
+arXiv 2509.23232). A few forwards verify a whole answer. After the first different token nothing is proposed, and in
+`past-answer+sam` the next drafter is asked.
 
-Where many rows run together a verified token costs much of what a decoded one does, and those after the first other
-token are verified in vain: with `first=8` a row's pieces begin small, and each that stands doubles the next.
+In large batches, tokens verified after that point cost much: with `first=8` a row's first piece has 8 tokens, and each
+accepted piece doubles the next.
 
-A row may bring the answer along (`Row.past`, as in `Engine.rollout`, where every copy of a prompt has its own); else it
-is the last finished answer to the same prompt that this drafter has seen.
+The old answer comes with the row (`Row.past`: in `Engine.rollout` every copy of a prompt has its own), else it is the
+last finished answer to the same prompt that this drafter has seen.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from paceline.engine.tree import DraftTree, IntArray
 class PastAnswerConfig(Options):
     """Options of past-answer."""
 
-    draft: int = option(128, "most tokens a draft holds: an answer is proposed in pieces of this size", least=1)
+    draft: int = option(128, "most tokens a draft holds; longer answers are proposed in pieces", least=1)
     first: int | None = option(
-        None, "tokens of a row's first piece, and about twice as many after each that stood; none: `draft`", least=1
+        None, "tokens of a row's first piece; each accepted piece doubles the next; none: `draft`", least=1
     )
-    past: int = option(1 << 16, "tokens of answers to remember by their prompts, the oldest forgotten first", least=0)
+    past: int = option(1 << 16, "tokens of answers to remember, the oldest forgotten first", least=0)
 
 
 class PastAnswer(Drafter):
@@ -47,7 +47,7 @@ class PastAnswer(Drafter):
         self.config = config
         self._answers: dict[bytes, IntArray] = {}
         self._remembered = 0
-        self._old: dict[int, tuple[IntArray, int]] = {}  # by row: its old answer, and how much of it was compared
+        self._old: dict[int, tuple[IntArray, int]] = {}  # by row: its old answer, and tokens of it that were compared
 
     def start(self, row: Request) -> None:
         past = getattr(row, "past", None)
@@ -74,7 +74,7 @@ class PastAnswer(Drafter):
             self.remember(row.tokens[: row.prompt_length], row.tokens[row.prompt_length :].copy())
 
     def remember(self, prompt: IntArray, answer: IntArray) -> None:
-        """Put an answer in place of the last one to its prompt, and of the oldest where there is no room."""
+        """Remember an answer in place of the last one to its prompt; forget the oldest above `past` tokens."""
         key = prompt.tobytes()
         self._remembered += len(answer) - len(self._answers.pop(key, ()))
         self._answers[key] = answer

@@ -1,8 +1,8 @@
 """prediction: copy from a text that the caller expects the answer to be much like (OpenAI's Predicted Outputs).
 
-A request says what it expects in `SamplingParams.prediction`. The draft goes on in that text from where the answer last
-agreed with it; where the answer has left it, from the place after the longest repeated end of the answer, looking
-forward first. Other requests, and answers that have nothing in common with the text, get no draft.
+The text is `SamplingParams.prediction`. A draft is what follows, in that text, the longest match with the end of the
+answer; among equal matches the first one after the last place. Requests without such a text, and answers that have no
+token in common with it, get no draft.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PredictionConfig(Options):
     """Options of prediction."""
 
     draft: int = option(16, "most tokens a draft holds", least=1)
-    match: int = option(8, "most tokens that must agree to find the place again; one is enough at the end", least=1)
+    match: int = option(8, "most tokens of a match; one token is enough", least=1)
 
 
 class Prediction(Drafter):
@@ -54,8 +54,8 @@ class Prediction(Drafter):
         return self.chain_after(row, text[place : place + min(self.config.draft, max(row.max_draft, 0))])
 
     def _after(self, answer: IntArray, text: IntArray, before: int) -> int | None:
-        """Where the text goes on after the answer: the place after the longest end of the answer that is in the text,
-        the first at or after `before` if there is one."""
+        """The place in the text after the longest match with the end of the answer; the first one at or after `before`,
+        else the first one; None without a match."""
         for length in range(min(self.config.match, len(answer), len(text)), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(text, length)
             ends = np.flatnonzero((windows == answer[-length:]).all(1)) + length

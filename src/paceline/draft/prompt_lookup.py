@@ -1,6 +1,6 @@
-"""prompt-lookup: copy what followed the last n tokens when they stood in the text before.
+"""prompt-lookup: copy what followed an earlier occurrence of the last n tokens.
 
-Three programs have three rules under this name:
+Three programs have three rules for it:
 
 * published: Saxena 2023, "Prompt Lookup Decoding" (github.com/apoorvumang/prompt-lookup-decoding). The last 3
   tokens, else 2, else 1; the earliest place that has a full draft after it and does not overlap the end.
@@ -9,12 +9,8 @@ Three programs have three rules under this name:
 * vllm: `method: ngram`. The longest n from `min_ngram` to `max_ngram` (both 5 unless given), the earliest
   place; a draft may be shorter where the text ends.
 
-All of them are one scan: match lengths are compared backwards from every place, and the first place with the
-longest match wins. There is no state; a draft costs O(length of the text), compiled. Lossless: the drafts are
-point masses, so acceptance keeps the target's distribution exactly.
-
-With `past`, which none of the three has, finished requests are searched too, the latest first, for a match that is
-longer than the text's own.
+All of them are one scan for the first place with the longest match, in O(length of the text), without state. With
+`past`, which none of the three has, finished requests are searched too, the latest first, for a longer match.
 
 Where we differ from the published method and why: docs/methods/prompt-lookup.md.
 """
@@ -89,7 +85,7 @@ class PromptLookup(Drafter):
         self.lookup(np.array([0, 0]))
 
     def lookup(self, text: IntArray) -> IntArray:
-        """What the rule proposes after `text` int64 [n], not yet cut at end tokens or at the row's room."""
+        """What the rule proposes after `text` int64 [n], not yet cut at end tokens or at `max_draft`."""
         shortest, longest = self.config.ngrams
         full = self.config.variant == "published"
         follow = self.config.draft if full else 1
@@ -97,12 +93,12 @@ class PromptLookup(Drafter):
         if length < longest and len(self._past):
             place, _ = _find(self._past, text, length + 1, longest, follow, False)
             if place >= 0:
-                return up_to_end(self._past[place : place + self.config.draft], _BETWEEN, keep=False)
+                return up_to_end(self._past[place : place + self.config.draft], _SEPARATOR, keep=False)
         return text[start : start + self.config.draft] if start >= 0 else text[:0]
 
     def drop(self, row: Request) -> None:
         if self.config.past and row.is_complete:
-            self._past = np.concatenate([row.tokens, [*_BETWEEN], self._past])[: self.config.past]
+            self._past = np.concatenate([row.tokens, [*_SEPARATOR], self._past])[: self.config.past]
 
     def draft(self, row: Request) -> DraftTree:
         if row.max_draft < 1:
@@ -113,19 +109,19 @@ class PromptLookup(Drafter):
         return self.chain_after(row, drafted)
 
 
-_BETWEEN = frozenset({-1})
-"""What stands between two requests of the past; no token, so nothing matches across it."""
+_SEPARATOR = frozenset({-1})
+"""Stands between two requests of the past; not a token, so nothing matches across it."""
 
 
 @njit(cache=True)
 def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-untyped-def]
-    """Where in `text` the draft begins that follows the end of `ending`, and the length of the match: the first place
-    with the longest match of `shortest` to `longest` tokens; -1 and shortest - 1 if nothing matches.
+    """The first place in `text` after the longest match with the end of `ending`, `shortest` to `longest` tokens long,
+    and the length of the match; -1 and shortest - 1 if nothing matches.
 
-    follow  tokens that must stand after that place. apart: it must lie before the last n tokens of the text,
+    follow  least tokens after that place. apart: the place must lie before the last n tokens of the text,
     n being the length of the match (published: start < len - n)."""
     end, last = len(text), len(ending) - 1
-    best, found = shortest - 1, -1
+    best, place = shortest - 1, -1
     for start in range(shortest, end - follow + 1):
         if text[start - 1] != ending[last]:
             continue
@@ -138,7 +134,7 @@ def _find(text, ending, shortest, longest, follow, apart):  # type: ignore[no-un
         while length < most and text[start - 1 - length] == ending[last - length]:
             length += 1
         if length > best:
-            best, found = length, start
+            best, place = length, start
             if best == longest:
                 break
-    return found, best
+    return place, best

@@ -1,14 +1,12 @@
-"""recycling: draft from what the target last thought might follow each token.
+"""recycling: draft the tokens that the target last ranked highest after each token.
 
 Luo et al. 2025, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token
-Recycling" (ACL 2025, arXiv 2408.08696). Every forward ranks the whole vocabulary and only the best token is used.
-Here the k best after every verified node, rejected ones too, are kept in a matrix M [V, k]: row t holds the
-successors of token t as the target last ranked them. The next draft is a tree of fixed shape that starts at the last
-token and reads its children out of M, level by level. No training, no model, no corpus; 1 MB for 32,000 tokens.
+Recycling" (ACL 2025, arXiv 2408.08696). A matrix M [V, k] holds, in row t, the k best successors of token t as the
+target last ranked them after a verified node, rejected nodes included. A draft is a tree of fixed shape that starts at
+the last token and reads the children of each node from M. No training, no model, no corpus; 1 MB for 32,000 tokens.
 
-A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M is a
-first-order model of the target, so it proposes something in any text, also where drafters that copy have nothing. After
-one of them (`+`) it learns from their rounds as well as from its own.
+A shape is a set of paths: (2, 0) is the best successor of the third best successor of the last token. M proposes
+something in any text, also where drafters that copy have nothing. In `sam+recycling` it learns from the rounds of both.
 
 Where we differ from the published method and why: docs/methods/recycling.md.
 """
@@ -52,9 +50,9 @@ TREES = {
     16: "0 1 2 3 5 00 01 10 000 001 010 100 0000 0010 00000 000000",
     8: "0 1 00 01 000 0000 00000 000000",
 }
-"""Paths by number of drafted nodes. 80: the paper's ("2.2.2"). 60: what SAM-Decoding (arXiv 2411.10666) drafts with
-where this is its second drafter; not a part of the other. 32, 16, 8: those of the paper's paths that were accepted most
-often on models/demo (`benchmarks/recycling.py shapes`)"""
+"""Paths by number of drafted nodes. 80: the paper's ("2.2.2"). 60: SAM-Decoding's (arXiv 2411.10666) for its second
+drafter; not a subset of the 80. 32, 16, 8: the paths of the 80 that were accepted most often on models/demo
+(`benchmarks/recycling.py shapes`)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class RecyclingConfig(Options):
 
     checkpoint: str | None = option(None, "a saved matrix to start from")
     tree: Literal[80, 60, 32, 16, 8] | str = option(
-        80, "drafted nodes, or a file of paths (JSON lists, or words like 0 1 00 01); paper: 80"
+        80, "drafted nodes, or a file of paths (JSON lists, or words such as 0 1 00 01); paper: 80"
     )
     k: int = option(
         8, "successors kept for each token; the trees above lose their nodes of higher rank; paper: 8", least=1
@@ -92,7 +90,7 @@ class Recycling(Drafter):
         self._head: Decoder | None = None
         self._matrices: dict[int, NDArray[np.int32]] = {}
 
-    # What it knows --------------------------------------------------------------------------------------------
+    # The matrix and its file -----------------------------------------------------------------------------------
 
     def bind(self, target: Facts) -> None:
         """Compile; make or load the matrix. Raises StoreError if the saved one is not of this target and k."""
@@ -116,9 +114,9 @@ class Recycling(Drafter):
         self.matrix = np.full(shape, -1, np.int32) if saved is None else _load(saved, shape, target)
 
     def save(self, path: str | Path) -> None:
-        """Write what was learnt from all requests so far to a store, for `recycling:PATH` to start from.
+        """Write the matrix to a store, for `recycling:PATH` to start from.
 
-        Raises MethodError if nothing is shared, or before an engine has the drafter."""
+        Raises MethodError with scope=row, or before an engine has the drafter."""
         if self._target is None or self.config.scope != "shared":
             why = "no engine has it yet" if self._target is None else "with scope=row every request has its own"
             raise MethodError(f"recycling: there is no matrix to save, {why}.")
@@ -136,14 +134,14 @@ class Recycling(Drafter):
             self._matrices[row.id] = self.matrix.copy()
 
     def observe(self, round: Round) -> None:
-        """Learn from every node that was verified, whoever drafted it."""
+        """Learn from every verified node, of any drafter."""
         for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True)):
             successors = round.top_k(i).cpu().numpy()
             if self._head is not None and round.is_prompt(i):
                 self._learn_prompt(row, round, i)
             if len(successors):
                 path = [0] if round.is_prompt(i) else round.accepted[i].path
-                # Fresh arrays whatever comes in, so that only one version is ever compiled.
+                # Copies, so that their type is the same always and one version is compiled.
                 nodes = np.array(tree.tokens), np.array(tree.depth), np.array(path)
                 _update(self._matrices.get(row.id, self.matrix), *nodes, successors)
 
@@ -159,7 +157,7 @@ class Recycling(Drafter):
         return DraftTree(tokens, above, source=self.name)
 
     def _learn_prompt(self, row: Request, round: Round, i: int) -> None:
-        """Learn from every token of row i's piece of prompt but one that has logits: `observe` learns from that."""
+        """Learn from the tokens of row i's piece of prompt that have no logits; `observe` learns from the others."""
         assert self._head is not None
         segment = round.segments[i]
         count = len(segment.tokens) - len(round.logits(i))
@@ -167,7 +165,7 @@ class Recycling(Drafter):
             return
         tokens, hidden = segment.tokens[:count], round.hidden(i, self._head.num_layers)[:count]
         best = top_tokens(self._head.logits(hidden, normalise=False), self.needs.top_k)[1].cpu().numpy()
-        # A prompt is a path: all of it stands, and what came last is what counts.
+        # A prompt is an accepted path; where a token stands twice, its last successors count.
         reverse = np.arange(len(tokens))[::-1].copy()
         _update(self._matrices.get(row.id, self.matrix), np.array(tokens), np.zeros_like(reverse), reverse, best)
 
@@ -193,9 +191,9 @@ def _load(path: str, shape: tuple[int, int], target: Facts) -> NDArray[np.int32]
 
 @njit(cache=True)
 def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-def]
-    """tokens, parent int64 [n]: the template's first `size` nodes as far as the matrix has tokens for them.
+    """tokens, parent int64 [n]: those of the template's first `size` nodes for which the matrix has tokens.
 
-    Nothing hangs below a token that is missing (-1) or in `ends`."""
+    A token that is missing (-1) or in `ends` has no children."""
     tokens, above = np.empty(size, np.int64), np.empty(size, np.int64)
     where = np.full(size, -1, np.int64)
     tokens[0], above[0], where[0] = root, -1, 0
@@ -218,8 +216,8 @@ def _grow(matrix, root, parent, rank, size, ends):  # type: ignore[no-untyped-de
 
 @njit(cache=True)
 def _update(matrix, tokens, depth, path, successors):  # type: ignore[no-untyped-def]
-    """Write row tokens[i] = successors[i] for every node i, the ones that shall win last: better rank over worse,
-    shallow over deep, and the nodes of `path`, the first of them before the others."""
+    """Write row tokens[i] = successors[i] for every node i. Where a token stands at several nodes, the last one written
+    counts: nodes of `path` over others, earlier ones over later; then shallow over deep, better rank over worse."""
     for level in range(depth.max(), -1, -1):
         for node in range(len(tokens) - 1, -1, -1):
             if depth[node] == level:

@@ -1,14 +1,14 @@
-"""rest: what usually follows the end of the text in a corpus, as a tree.
+"""rest: a tree of what most often follows the end of the text in a corpus.
 
 He et al. 2024, "REST: Retrieval-Based Speculative Decoding" (NAACL 2024, arXiv 2311.08252). The longest suffix of
-the text, 16 tokens down to 2, that occurs in a corpus is looked up in a suffix array; the continuations of all its
-places make a trie, weighted by how many of them go through a node; the 64 heaviest nodes are the draft.
+the text, 16 tokens down to 2, that occurs in a corpus is looked up in a suffix array. The continuations of all its
+places form a trie, in which a node weighs as many places as go through it; the 64 heaviest nodes are the draft.
 
-    places        the range of the suffix array, at most `hits` of them, spread evenly over it
-    weight [n]    places that share the node's path, never more than its parent's: the heaviest nodes are a tree
+    places        the range of the suffix array; if it has more than `hits`, an even spread of them
+    weight [n]    never more than the parent's weight, so the heaviest nodes are a tree
 
-A suffix array is sorted, so the places of a node are side by side, and its children are read off by striding along
-them. No trie is built; a node takes time in proportion to its children.
+The trie is not built: a suffix array is sorted, so the places of a node are one range, and its children are parts of
+that range.
 
 Where we differ from the published method and why: docs/methods/rest.md.
 """
@@ -35,10 +35,10 @@ class RestConfig(Options):
 
     checkpoint: str = option(help="the corpus store, made by `paceline corpus build`")
     nodes: int = option(64, "most nodes of the tree; paper: 64", least=1)
-    longest: int = option(16, "longest suffix looked up, tokens; paper: 16", least=1)
-    shortest: int = option(2, "shortest suffix looked up, tokens; paper: 2", least=1)
-    hits: int = option(1000, "most places in the corpus that are counted; paper: 5000", least=1)
-    length: int = option(10, "longest continuation, tokens; paper: 10", least=1)
+    longest: int = option(16, "tokens of the longest suffix looked up; paper: 16", least=1)
+    shortest: int = option(2, "tokens of the shortest suffix looked up; paper: 2", least=1)
+    hits: int = option(1000, "most places in the corpus that are read; paper: 5000", least=1)
+    length: int = option(10, "tokens of the longest continuation; paper: 10", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,7 @@ class Rest(Drafter):
     def draft(self, row: Request) -> DraftTree:
         length = min(self.config.length, row.max_draft)
         ends = self.end_tokens(row)
-        # What a corpus has after an end token is another document.
+        # After an end token a corpus has another document.
         if length < 1 or row.last_token in ends or row.last_token == self._array.end_token:
             return DraftTree.root(row.last_token)
         skip, lo, hi = self._array.longest(

@@ -1,15 +1,13 @@
 """sam: copy what followed the longest suffix of the text that occurred before, here or in a corpus.
 
-Hu et al. 2025, "SAM Decoding: Speculative Decoding via Suffix Automaton" (ACL 2025, arXiv 2411.10666). Prompt
-lookup asks for the last 3 tokens and takes the first place it finds; a suffix automaton knows, at O(1) a token, the
-longest match there is, and its length says how far the copy can be trusted: a short match proposes little, or
-nothing, and after a `+` the next drafter is asked.
+Hu et al. 2025, "SAM Decoding: Speculative Decoding via Suffix Automaton" (ACL 2025, arXiv 2411.10666). A suffix
+automaton gives the longest match in O(1) a token. The length of the match sets the length of the draft: a short match
+proposes little or nothing, and in `sam+b` drafter b is asked then.
 
     dynamic   over prompt and answer (`automaton.py`), always
-    static    over a corpus (`corpus=PATH`, `frozen.py`): a cursor keeps the longest suffix of the row that occurs in
+    static    over a corpus (`corpus=PATH`, `frozen.py`): a cursor holds the longest suffix of the row that occurs in
               it; copied when it is more than `bias` tokens longer than the dynamic match
-    past      over requests that this engine has finished (`past=TOKENS`): read like the corpus, copied when longer
-              than the row's own match
+    past      over requests that this engine has finished (`past=TOKENS`): copied when longer than the row's own match
 
 Where we differ from the published method and why: docs/methods/sam.md.
 """
@@ -19,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,14 +25,15 @@ from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import Generations, continuation, up_to_end
-from paceline.draft.text.frozen import FrozenAutomaton, from_parts
-from paceline.draft.text.store import open_for
 from paceline.engine.request import Request
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.target.base import Facts
 
+if TYPE_CHECKING:
+    from paceline.draft.text.frozen import FrozenAutomaton
+
 TAIL = 64
-"""Tokens of a row that a cursor reads when it begins or has to begin again: no match needs to be known longer."""
+"""Last tokens of a row that are looked up in another text: longer matches count as this long."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class SamConfig(Options):
 
     draft: int = option(40, "most tokens a draft holds; paper: 40, and 16 for code", least=1)
     min_match: int = option(
-        1, "tokens a match must have to be copied; paper: any alone, 5 in front of another drafter", least=1, in_front=5
+        1, "shortest match that is copied, tokens; paper: any alone, 5 in front of another", least=1, in_front=5
     )
     source: Literal["recent", "earliest"] = option("recent", "which occurrence is copied; paper: earliest")
     grow: float = option(
@@ -52,7 +51,7 @@ class SamConfig(Options):
     corpus: str | None = option(None, "folder of a corpus to copy from too, made by `paceline corpus build`")
     bias: int = option(
         0,
-        "tokens that a match in the corpus counts less than one in the text; paper: 0 alone, 5 in front",
+        "tokens by which a match in the corpus counts as shorter; paper: 0 alone, 5 in front",
         least=0,
         in_front=5,
     )
@@ -86,13 +85,16 @@ class Sam(Drafter):
         self._borders = frozenset(self.eos_token_ids)
         warm_up()
         if self.config.corpus is not None:
+            from paceline.draft.text.frozen import from_parts
+            from paceline.draft.text.store import open_for
+
             store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array)
             self._corpus.warm_up()
             self._borders |= {store.header["eos"]}
 
     def start(self, row: Request) -> None:
-        # Room for as much answer as prompt before the arrays double; no more, for most answers end early.
+        # Room for an answer as long as the prompt before the arrays double.
         self._automata[row.id] = SuffixAutomaton(2 * len(row))
         self._cursors[row.id] = _Cursor(0, 0, max(0, len(row) - TAIL))
 
@@ -102,7 +104,7 @@ class Sam(Drafter):
             self._past.learn(np.append(row.tokens, self.eos_token_ids[:1]))
 
     def draft(self, row: Request) -> DraftTree:
-        """From the longest match; of equal ones the row's own, then in the order of `_others`."""
+        """From the longest match; among equal ones the row's own, then in the order of `_others`."""
         match = max([self._own(row), *self._others(row)], key=lambda match: match.length)
         size = self._size(match.length)
         return match.draft(row, size) if size >= 1 else DraftTree.root(row.last_token)
@@ -114,8 +116,7 @@ class Sam(Drafter):
         return min(self.config.draft, int(self.config.grow * length)) if self.config.grow else self.config.draft
 
     def _own(self, row: Request) -> _Match:
-        """The match in the row's own text, after appending what it has gained: at first its prompt, then what each
-        round committed. Drafts never go in, so nothing is ever taken back."""
+        """Append the row's new tokens and match its own text. Only committed tokens go in, so none is taken back."""
         automaton = self._automata[row.id]
         automaton.extend(row.tokens[len(automaton) :])
         length, first, recent = automaton.match()
@@ -140,7 +141,7 @@ class Sam(Drafter):
             yield _Match(length, partial(self._copy, past, state))
 
     def _copy(self, text: FrozenAutomaton | _Past, state: int, row: Request, size: int) -> DraftTree:
-        """What followed the match in another text, as far as the document goes."""
+        """What followed the match in another text, up to the end of the document."""
         drafted = text.chain(state, min(size, row.max_draft), recent=self._recent)
         return self.chain_after(row, up_to_end(drafted, self.end_tokens(row) | self._borders, keep=True))
 
@@ -152,7 +153,7 @@ class Sam(Drafter):
 
 
 class _Cursor(NamedTuple):
-    """A row's place in the corpus, and how many of its tokens have been read to get there."""
+    """A row's place in the corpus; read: tokens of the row that led there."""
 
     state: int
     length: int
@@ -160,15 +161,15 @@ class _Cursor(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """A match: its length, less the corpus's bias, and a function that drafts a number of tokens from it."""
+    """A match: its length, less the corpus's bias, and a function that drafts that many tokens from it."""
 
     length: int
     draft: Callable[[Request, int], DraftTree]
 
 
 class _Past:
-    """Finished requests, one after another, at most `capacity` tokens. Read it from the beginning each time: what
-    is appended may split the states in which a cursor would wait."""
+    """Finished requests, one after another, at most `capacity` tokens. No cursor can be kept in it: appending a text
+    may split the cursor's state."""
 
     def __init__(self, capacity: int):
         self.automaton = SuffixAutomaton()

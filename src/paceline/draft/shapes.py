@@ -1,8 +1,8 @@
-"""Trees of fixed shape: paths of ranks, whatever the tokens are.
+"""Trees of fixed shape: paths of ranks, which drafters fill with tokens.
 
-The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths that holds the
-beginning of each of its paths is a tree; compiled, it is a `Template`, which drafters fill with tokens. Paths come from
-a table that was published, from a file, or from how often the candidates of each depth are right.
+The path (2, 0) is the best candidate of the second step, below candidate 2 of the first. A set of paths that holds
+every prefix of its paths is a tree; compiled, it is a `Template`. Paths come from a published table, from a file, or
+from how often the candidates of each depth are right.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from paceline.errors import MethodError
 from paceline.jsonl import loads
 
 RankPath = tuple[int, ...]
-"""Which candidate to take at each step down from the root, 0 the best."""
+"""The rank of the candidate at each step down from the root; 0 is the best."""
 
 _HEADS = ((0.56, 0.78), (0.32, 0.56), (0.20, 0.42), (0.15, 0.34), (0.12, 0.30))
 SLOTS = [[best] + [(five - best) * 8 / 15 / 2**rank for rank in range(9)] for best, five in _HEADS]
-"""How often the candidates of each slot are right, for trees of other sizes than the published one where nothing was
-measured: as often as those of Medusa's heads for Vicuna-7B in its authors' training logs, the best and all of the best
-five, each of these half as often as the one before it."""
+"""How often the candidates of each slot are right, where nothing was measured. From the training logs of Medusa's heads
+for Vicuna-7B, which give the accuracy of the best candidate and of the best five; each after the best is taken to be
+right half as often as the one before it."""
 
 SLOTS_FILE = "slots.json"
-"""Where training writes how often the candidates of each slot are right."""
+"""The file to which training writes how often the candidates of each slot are right."""
 
 _CHILDREN = {
     "": 10,
@@ -39,8 +39,8 @@ _CHILDREN = {
 
 
 def published() -> list[RankPath]:
-    """The tree of 63 nodes that Medusa (Cai et al. 2024, arXiv 2401.10774) built for Vicuna-7B, and others took over.
-    10, 28, 23 and 2 nodes are 1, 2, 3 and 4 deep."""
+    """The tree of 63 nodes that Medusa (Cai et al. 2024, arXiv 2401.10774) built for Vicuna-7B and others adopted.
+    10, 28, 23 and 2 nodes have depth 1, 2, 3 and 4."""
     return [(*map(int, above), rank) for above, count in _CHILDREN.items() for rank in range(count)]
 
 
@@ -53,7 +53,7 @@ class Template(NamedTuple):
     """A shape to be filled, shallow nodes and better ranks first. Node 0 is the root.
 
     parent, rank, depth  int64 [n]; rank and parent of the root are -1.
-    levels  levels[d]: number of nodes that are at most d deep."""
+    levels               levels[d]: number of nodes of depth d or less."""
 
     parent: IntArray
     rank: IntArray
@@ -61,14 +61,14 @@ class Template(NamedTuple):
     levels: tuple[int, ...]
 
     def within(self, depth: int) -> int:
-        """The number of its first nodes that are at most `depth` deep."""
+        """The number of nodes of depth `depth` or less; they come first."""
         return self.levels[min(max(depth, 0), len(self.levels) - 1)]
 
 
 def compile_template(paths: Iterable[RankPath], ranks: int) -> Template:
-    """Number the nodes of `paths`, whatever their order.
+    """Number the nodes of `paths`, given in any order.
 
-    Raises ValueError if there is no path, one is there twice, one's beginning is missing, or a rank is not below
+    Raises ValueError if there is no path, a path is there twice, its prefix is missing, or a rank is not below
     `ranks`."""
     index: dict[RankPath, int] = {(): 0}
     parent, rank, levels = [-1], [-1], [1]
@@ -101,7 +101,8 @@ def read_paths(file: str | Path) -> list[RankPath]:
 
 
 def template_of(file: str | Path, ranks: int, who: str, instead: str) -> Template:
-    """The template of the paths in a file; MethodError that names the drafter `who` and what may be given `instead`."""
+    """The template of the paths in a file; MethodError with the name of the drafter, `who`, and the alternatives,
+    `instead`."""
     try:
         return compile_template(read_paths(file), ranks)
     except OSError as error:
@@ -118,15 +119,15 @@ def spelled(path: RankPath) -> str:
 
 
 def path_values(accuracies: Sequence[Sequence[float]], paths: Sequence[RankPath]) -> list[float]:
-    """How likely each path is to be right, all of it: the product along it."""
+    """The probability that each whole path is right: the product along it."""
     return [float(np.prod([accuracies[slot][rank] for slot, rank in enumerate(path)])) for path in paths]
 
 
 def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPath]:
-    """The `count` paths most likely to be right, fewer where there are no more; parents before their children.
+    """The `count` paths most likely to be right, fewer if there are no more; parents before their children.
 
-    accuracies[d][r]: how often candidate r of slot d is right, ranks in falling order. Slots count as independent, so a
-    path's value is the product along it (Cai et al. 2024, section 2.3.3)."""
+    accuracies[d][r]: how often candidate r of slot d is right, falling with r. Slots count as independent, so a path's
+    probability is the product along it (Cai et al. 2024, section 2.3.3)."""
     best: list[RankPath] = []
     waiting: list[tuple[float, RankPath]] = []
 
@@ -147,8 +148,8 @@ def best_paths(accuracies: Sequence[Sequence[float]], count: int) -> list[RankPa
 
 
 def read_accuracies(folder: str, writer: str = "paceline train tree") -> list[list[float]]:
-    """What training measured: entry [d][r] as in `best_paths`. MethodError, which names the command that writes it, if
-    it is not there, and if it is not of that form."""
+    """The accuracies that training measured, as `best_paths` takes them. MethodError, with the command that writes the
+    file, if it is missing or broken."""
     file = Path(folder) / SLOTS_FILE
     try:
         table = loads(file.read_text("utf-8"))["accuracies"]

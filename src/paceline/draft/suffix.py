@@ -1,14 +1,14 @@
-"""suffix: the likeliest continuation of any suffix of the text, by how often it has been seen.
+"""suffix: the most frequent continuation of a suffix of the text.
 
 Oliaro et al. 2025, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications" (NeurIPS 2025, arXiv
 2411.04975), by the rule of Arctic Inference, which vLLM's `method: suffix` runs too. Suffix trees count every run of up
-to `depth` tokens: one tree for each request, one for all finished ones (`past`). After each suffix of the text that
-occurs, m tokens long, the most frequent continuation is followed for `factor` * m + `offset` tokens:
+to `depth` tokens: one tree for each request, one for all finished ones (`past`). Each suffix of the text that occurs in
+a tree, m tokens long, gives a draft: its most frequent continuation, up to `factor` * m + `offset` tokens.
 
-    prob    of a node: the product of count(child) / count(node) on the way to it; followed down to `min_prob`
-    score   of a draft: the sum of its nodes' probs, the tokens it expects to be accepted
+    prob    of a node: the product of count(child) / count(node) on its path; nodes below `min_prob` are left out
+    score   of a draft: the sum of its nodes' probs, an estimate of the tokens that will be accepted
 
-and the draft of the highest score is taken, of equals that of the longer match, over all trees.
+The draft with the highest score over all trees is proposed; among equals, that of the longer match.
 
 Where we differ from the published method and why: docs/methods/suffix.md.
 """
@@ -84,7 +84,7 @@ class Suffix(Drafter):
             self._learn(row.tokens[-self.config.past :])
 
     def _learn(self, tokens: IntArray) -> None:
-        """Put a finished request into the tree of past ones, in place of the oldest."""
+        """Put a finished request into the tree of past ones; the oldest leave when it is full."""
         while len(self._past) + len(tokens) > self.config.past:
             self._past.remove()
         self._past.append(tokens)
@@ -98,6 +98,6 @@ class Suffix(Drafter):
             return DraftTree.root(row.last_token)
         config, context = self.config, row.tokens[1 - self.config.depth :]
         sizes = most, config.factor, config.offset, config.min_prob, config.shape == "tree"
-        best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda found: found.score)
+        best = max((text.speculate(context, *sizes) for text in (tree, *self._shared)), key=lambda draft: draft.score)
         tokens, parent = tree_up_to_ends(best.tokens, best.parent, self.end_tokens(row))
         return self.tree_after(row, tokens, parent)

@@ -94,7 +94,7 @@ class SamplingParams:
     ignore_eos          go on past the model's end-of-sequence tokens.
     grammar             which tokens may come next, by what the answer has so far; see `Grammar`.
     prediction          token ids that the answer is expected to be much like; only drafters read them.
-    draft               the drafter this request wants, where the engine has several (`draft/choice.py`).
+    draft               the drafter this request wants, where the engine has several (`draft/fallback.py`).
     logprobs            report how likely the target found each new token, and this many of the most probable tokens at
                         its place; None reports nothing.
     prompt_logprobs     the same of the prompt's own tokens; the whole prompt is then run, whatever others share of it.

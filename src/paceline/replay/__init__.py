@@ -1,4 +1,5 @@
-"""Recorded generations, replayed: what a drafter would have had accepted, without the model that wrote them.
+"""Replays of recorded generations: what the target would have accepted of a drafter's drafts, without the target.
 
 `workbench.transcript` turns recorded text into tokens, and `workbench.walk` replays one answer with one drafter.
-`workers` replays all of them on all cores or on a cluster, `report` has the figures, and `tune` predicts a speed-up."""
+`workers` replays all answers on all cores or on a cluster, `report` has the figures, `page` shows them, and `tune`
+measures costs and predicts speed-ups."""

@@ -1,4 +1,4 @@
-"""The figures of a replay, by drafter and category, and the speed-up that they would be.
+"""The figures of a replay, by drafter and category, and the speed-up that they predict.
 
     report = Report(["sam", "prompt-lookup"], transcripts)
     for done in start(transcripts, report.specs, recording, workers=2):
@@ -44,7 +44,7 @@ class Report:
             self.tallies[done.spec, name] += done.tally
 
     def merge(self, other: Report, numbers: Sequence[int]) -> None:
-        """Count what `other` has counted over other conversations. numbers: of its drafters among those here."""
+        """Add the tallies of `other`, of other conversations. numbers: its drafters' numbers in this report."""
         for name in other.categories:
             if name not in self.categories:
                 self.categories.insert(-1, name)
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def overall(self) -> list[Tally]:
-        """Of all categories together, for each drafter."""
+        """Each drafter's tally of all categories together."""
         return [self.tallies[s, OVERALL] for s in range(len(self.specs))]
 
     @property
@@ -102,16 +102,18 @@ def _result(spec: str, category: str, tally: Tally, cost: Cost | None) -> dict[s
 
 
 class Cost(NamedTuple):
-    """forwards: times of forwards by their nodes, in forwards over one node. forward_ms: milliseconds of that one;
-    None: drafting is taken to cost nothing."""
+    """What rounds cost.
+
+    forwards    times of forwards by their nodes, in units of a forward over one node.
+    forward_ms  milliseconds of that unit; None: drafting counts as free."""
 
     forwards: RoundTimes
     forward_ms: float | None = None
 
 
 def predict(tally: Tally, cost: Cost) -> float:
-    """Speed-up over plain decoding, one request at a time: a round costs a forward over its nodes and the drafter's own
-    time, plain decoding a forward over one node for every token."""
+    """Speed-up over plain decoding, one request at a time. A round costs a forward over its nodes and the drafter's own
+    time; plain decoding costs a forward over one node for every token."""
     drafting = 0.0 if cost.forward_ms is None else 1e3 * tally.seconds / cost.forward_ms
     times = cost.forwards.of(1)
     return speedup_from_rounds(rounds(tally), lambda nodes: times[nodes.astype(int)], drafting)
@@ -124,7 +126,7 @@ def rounds(tally: Tally) -> Rounds:
 
 
 def read_cost(text: str, forward_ms: float | None = None) -> Cost:
-    """`flat` (nodes are free), `linear:X` (each node after the first costs X of a forward), or a JSON file of
+    """Read `flat` (nodes are free), `linear:X` (each node after the first costs X of a forward), or a JSON file of
     {"nodes": time}, in any unit, with an entry for "1". PacelineError for anything else."""
     if text == "flat":
         return Cost(RoundTimes.of_forwards({1: 1.0}), forward_ms)

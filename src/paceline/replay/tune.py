@@ -1,13 +1,13 @@
-"""Tune: what rounds and drafters cost on this machine with this model, and what drafting would gain under load.
+"""Tune: measure what rounds and drafters cost on this machine with this model, and predict the gain under load.
 
     tuning = Tuning(target, tokenizer, ["sam", "suffix"], batches=[1, 8])
     answers = tuning.answers(prompts, 64)      # or those of a log
     table = tuning.measure(answers)            # for `auto:...,table=FILE`
     predict(table, answers, drafter, 8, 32)    # tokens a second, 8 rows at once, 32 requests
 
-Costs are measured in rounds of the real engine with drafts of random sizes, at every batch size; a drafter's own time
-and how its drafts fare come from replaying the answers. A prediction replays the answers in a full batch, with the time
-of every round from the table: the drafters, `auto` among them, run as they would in the engine.
+Times of rounds are measured in the real engine with drafts of random sizes, at every batch size; a drafter's own time
+and the acceptance of its drafts come from replaying the answers. A prediction replays the answers in a full batch, with
+the time of every round from the table; the drafters, `auto` too, run as in the engine.
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ Stopped = Callable[[], bool]
 
 
 def never() -> bool:
-    """Nothing stops it."""
+    """For runs that nothing stops."""
     return False
 
 
 WIDEST = 40
 """Nodes of the largest drafts that are timed."""
 WARM_ROUNDS, FEWEST_ROUNDS, MOST_ROUNDS = 4, 16, 200
-"""Rounds at a batch size before any is timed; rounds that are timed, at least and at most."""
+"""Rounds at a batch size before timing begins; least and most rounds that are timed."""
 FIRST_ROW = 1 << 20
-"""Ids of the rows of a second replay with the same drafter begin here."""
+"""First row id of a second replay with the same drafter."""
 SHOWN = (1, 2, 4, 8, 16, 32)
 """Nodes of every row for which a table shows the time of a round."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is measured. drafts: those to replay; batches: rows at once; seconds: of timed rounds at each batch size.
+    """What to measure.
 
-    step: called after every batch size and every drafter. stopped: asked now and then whether to end early."""
+    drafts   drafters to compare. batches: rows at once. seconds: of timed rounds at each batch size.
+    step     called after every batch size and every drafter. stopped: asked now and then whether to end early."""
 
     target: Target
     tokenizer: Tokenizer
@@ -72,11 +73,11 @@ class Tuning:
 
     @property
     def names(self) -> list[str]:
-        """The drafters that are compared: none, each of `drafts`, and auto with all of them."""
+        """The drafters to compare: none, each of `drafts`, and auto with all of them."""
         return ["none", *self.drafts, f"auto:{'|'.join(spec.replace(',', ';') for spec in self.drafts)}"]
 
     def answers(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RecordedAnswer]:
-        """The model's own greedy answers, for where there is no log."""
+        """The model's own greedy answers, where there is no log."""
         engine = Engine(self.target, "none", max_batch=8, tokenizer=self.tokenizer)
         rows = [engine.add(prompt, SamplingParams(max_tokens=max_tokens)) for prompt in prompts]
         for _ in engine.follow(rows, until=self.stopped):
@@ -84,7 +85,7 @@ class Tuning:
         return [RecordedAnswer(row.tokens[: row.prompt_length], row.new_tokens) for row in rows if row.finish_reason]
 
     def measure(self, answers: Sequence[RecordedAnswer]) -> dict[str, Any] | None:
-        """The table; None if it was stopped."""
+        """The table for `auto`; None if it was stopped."""
         times = RoundTimes(fade=1.0)
         for batch in self.batches:
             self._time(times, batch, answers)
@@ -108,7 +109,7 @@ class Tuning:
         }
 
     def _time(self, times: RoundTimes, batch: int, answers: Sequence[RecordedAnswer]) -> None:
-        """Rounds of a full batch of real prompts, with drafts of all sizes."""
+        """Time rounds of a full batch of real prompts, with drafts of all sizes."""
         probe = _Probe(times)
         engine = Engine(self.target, probe, max_batch=batch, tokenizer=self.tokenizer)
         params = SamplingParams(max_tokens=96, ignore_eos=True)
@@ -128,7 +129,7 @@ class Tuning:
 
     @property
     def recording(self) -> Recording:
-        """The target as drafters meet it here: it cannot run."""
+        """The target's facts for drafters that are replayed; it cannot run."""
         facts = {field.name: getattr(self.target, field.name) for field in fields(Recording)}
         return Recording(**facts | {"tokenizer": self.tokenizer})
 
@@ -140,7 +141,7 @@ class Tuning:
     def _replayed(
         self, spec: str, answers: Sequence[RecordedAnswer], table: Mapping[str, Any]
     ) -> tuple[DraftTimes, list[float]]:
-        """A drafter's time by rows, and how its drafts survive from depth to depth."""
+        """A drafter's time by rows, and the share of its drafts that survives each depth."""
         drafter, tally = replayable(spec, self.recording), Tally()
         timed = _Timed(Candidate(spec, drafter))
         for batch in (1, 8, 1, 8):
@@ -156,7 +157,7 @@ class Tuning:
         return timed.candidate.times, shares
 
     def predicted(self, table: Mapping[str, Any], path: str, answers: Sequence[RecordedAnswer]) -> Speeds:
-        """Replayed in batches, every drafter anew for every size. path: the table's file, for auto."""
+        """Predictions for every drafter and batch size, each with a new drafter. path: the table's file, for auto."""
         speeds: Speeds = {name: {} for name in self.names}
         for name in self.names:
             for batch in self.batches:
@@ -167,7 +168,7 @@ class Tuning:
         return speeds
 
     def measured(self, path: str, answers: Sequence[RecordedAnswer], batches: Sequence[int]) -> Speeds:
-        """The engine itself, after a few requests to warm it up; the drafters in turn at every size."""
+        """Measurements of the engine itself, after a few requests to warm it up; the drafters in turn at every size."""
         speeds: Speeds = {name: {} for name in self.names}
         for batch in batches:
             for name in self.names:
@@ -187,7 +188,7 @@ def _requests(batch: int) -> int:
 
 
 class _Timed(Drafter):
-    """A candidate's drafter, whose time is measured as `auto` measures it."""
+    """Runs a candidate's drafter, timed as `auto` times it."""
 
     def __init__(self, candidate: Candidate):
         self.candidate, self.name = candidate, candidate.drafter.name
@@ -234,13 +235,13 @@ class _Probe(Drafter):
 
 
 def _again(answers: Sequence[RecordedAnswer]) -> Iterator[RecordedAnswer]:
-    """The answers, from the beginning when they are at an end."""
+    """The answers, again and again."""
     while True:
         yield from answers
 
 
 def _shown(times: RoundTimes, batches: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Milliseconds of a round by rows and by nodes of each: for people, nothing reads it."""
+    """Milliseconds of a round by rows and by nodes of each, for people: no program reads them."""
     return {
         f"{rows} rows" if rows > 1 else "1 row": {
             f"{nodes} nodes each" if nodes > 1 else "plain": round(1e3 * times.seconds(rows, rows * nodes, nodes), 3)
@@ -261,9 +262,9 @@ def predict(
     count: int,
     stopped: Stopped = never,
 ) -> float:
-    """Tokens a second in a full batch, until the last of `count` requests has joined; the answers come again and again.
+    """Tokens a second in a full batch, until the last of `count` requests has joined; the answers are repeated.
 
-    drafter  bound. Its own time is measured; that of the rounds is the table's."""
+    drafter  bound. Its own time is measured; the time of rounds is the table's."""
     times = RoundTimes.from_json(table)
     waiting = deque(zip(range(count), _again(answers), strict=False))
     walks: list[Walk] = []
@@ -280,7 +281,7 @@ def predict(
         tokens += sum(len(walk.row) for walk in walks) - before + len(fresh)
         nodes, widest = sum(map(len, trees)), max(map(len, trees), default=0)
         seconds += tally.seconds + times.seconds(len(walks), nodes, widest, prompt)
-        for walk in fresh:  # the round that reads a prompt gives its first token
+        for walk in fresh:  # the round that reads a prompt brings the first token
             walk.row.extend([int(walk.text[len(walk.row)])])
         walks += fresh
         for walk in [walk for walk in walks if walk.is_over]:
@@ -292,7 +293,7 @@ def predict(
 
 
 def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stopped: Stopped = never) -> float:
-    """Tokens a second of the real engine, as `predict` counts them, of prompts that get as many tokens as recorded."""
+    """Tokens a second of the real engine, as `predict` counts them; every answer gets its recorded number of tokens."""
     rows = [
         engine.add(answer.prompt.tolist(), SamplingParams(max_tokens=len(answer.answer), ignore_eos=True))
         for _, answer in zip(range(count), _again(answers), strict=False)
@@ -308,8 +309,9 @@ def measured(engine: Engine, answers: Sequence[RecordedAnswer], count: int, stop
 
 
 def advice(predicted: Mapping[str, Mapping[int, float]], path: str) -> str:
-    """One paragraph: what to use and what it will gain. predicted: tokens a second by drafter and batch size; "none" is
-    plain decoding, and one name begins with "auto"."""
+    """One paragraph: what to use and its predicted gain.
+
+    predicted  tokens a second by drafter and batch size; "none" is plain decoding, and one name begins with "auto"."""
     auto = next(name for name in predicted if name.startswith("auto"))
     fixed = [name for name in predicted if name not in ("none", auto)]
     gains = {name: {b: speed / predicted["none"][b] for b, speed in of.items()} for name, of in predicted.items()}

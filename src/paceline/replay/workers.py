@@ -8,9 +8,9 @@
     for shard, part in zip(shards, spread(Replayer, (job,), shards)):
         report.merge(part, shard.numbers)
 
-Conversations are shared out in small portions, every drafter on a portion before the next portion, so that a replay
-that is stopped has replayed nearly the same text with all. A drafter that remembers finished requests (`past`) gets all
-conversations in their order from one worker: its figures do not depend on the number of workers.
+Conversations are replayed in small portions, each with every drafter before the next portion, so that all drafters of
+a stopped replay have read nearly the same text. A drafter that remembers finished requests (`past`) replays all
+conversations in order in one worker, so that its figures do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from paceline.workbench.walk import Tally, replay, replayable, warm_up
 PORTION = 8
 """Conversations in a portion."""
 LOOK_SECONDS = 0.2
-"""Between two looks whether a replay was stopped."""
+"""Seconds between two checks whether a replay was stopped."""
 
 
 class Done(NamedTuple):
-    """A conversation replayed: numbers of the drafter and of the conversation, and what came of it."""
+    """The tally of one conversation with one drafter, both by number."""
 
     spec: int
     conversation: int
@@ -50,7 +50,7 @@ class Done(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The number of a drafter, and the conversations that it is to replay."""
+    """Conversations to replay with one drafter, by number."""
 
     spec: int
     conversations: range
@@ -58,7 +58,7 @@ class Task(NamedTuple):
 
 @dataclass
 class ReplayJob:
-    """What every worker knows. Drafters are made where they are used, once."""
+    """What every worker has. Each worker makes a drafter once."""
 
     transcripts: Sequence[Transcript]
     specs: Sequence[str]
@@ -66,7 +66,7 @@ class ReplayJob:
     drafters: dict[int, Drafter] = field(default_factory=dict)
 
     def run(self, task: Task) -> Iterator[Done]:
-        """One portion, conversation by conversation."""
+        """Replay a portion, conversation by conversation."""
         if task.spec not in self.drafters:
             self.drafters[task.spec] = replayable(self.specs[task.spec], self.recording)
         for i in task.conversations:
@@ -83,7 +83,7 @@ def start(
     workers: int = 1,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Done]:
-    """Replay every conversation with every drafter, until that is done, `stopped` says so, or the iterator is closed.
+    """Replay every conversation with every drafter, until `stopped` is true or the iterator is closed.
 
     Raises MethodError, before anything is replayed, for a drafter that does not exist or needs more than tokens."""
     job = ReplayJob(transcripts, specs, recording)
@@ -95,10 +95,10 @@ def start(
     forks = sys.platform == "linux"
     context: Any = multiprocessing.get_context("fork" if forks else "spawn")
     event = context.Event()
-    # A fork has everything already: conversations, bound drafters, compiled code. Elsewhere drafters are made anew.
+    # A fork inherits conversations, bound drafters and compiled code. Elsewhere drafters are made anew.
     carried = job if forks else ReplayJob(transcripts, specs, recording)
     pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _begin, (carried, event))
-    # Workers start with the first task, before the thread of a progress bar does: a fork must not copy threads.
+    # Workers start with the first task, before a progress bar starts its thread: a fork must not copy threads.
     pending = {pool.submit(_work, task) for task in tasks}
 
     def results() -> Generator[Done]:
@@ -118,7 +118,7 @@ def start(
 
 
 def _tasks(conversations: int, remembers: Sequence[bool]) -> list[Task]:
-    """Portions in the order of their work: whole recordings first, for they take longest."""
+    """All portions; whole recordings first, because they take longest."""
     tasks = [Task(spec, range(conversations)) for spec, whole in enumerate(remembers) if whole]
     for first in range(0, conversations, PORTION):
         portion = range(first, min(first + PORTION, conversations))
@@ -127,14 +127,14 @@ def _tasks(conversations: int, remembers: Sequence[bool]) -> list[Task]:
 
 
 def remembers(drafter: Drafter) -> bool:
-    """Whether a drafter, or a part of it, has the option `past` switched on."""
+    """Whether a drafter, or a part of it, has the option `past` above 0."""
     parts: Sequence[Drafter] = getattr(drafter, "parts", ())
     return bool(getattr(getattr(drafter, "config", None), "past", 0)) or any(map(remembers, parts))
 
 
 _job: ReplayJob
 _stopped: Any
-"""Of a worker process: what it replays, and an event that says that it is to stop."""
+"""In a worker process: its job, and an event that stops it."""
 
 
 def _begin(job: ReplayJob, stopped: Any) -> None:
@@ -144,7 +144,7 @@ def _begin(job: ReplayJob, stopped: Any) -> None:
 
 
 def _work(task: Task) -> list[Done]:
-    """One portion in a worker, or what was done of it when the replay was stopped."""
+    """Replay a portion in a worker; less of it if the replay was stopped."""
     done: list[Done] = []
     runs = _job.run(task)
     while not _stopped.is_set() and (one := next(runs, None)) is not None:
@@ -157,7 +157,7 @@ def _work(task: Task) -> list[Done]:
 
 @dataclass(frozen=True)
 class Shard:
-    """Pieces of the recording, and the numbers of the drafters that are to replay them."""
+    """Pieces of the recording, and the numbers of the drafters to replay them with."""
 
     pieces: Sequence[Piece]
     numbers: Sequence[int]
@@ -165,7 +165,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardedReplay:
-    """What is replayed. The fields are options of `paceline replay`; paths are those of every machine."""
+    """What to replay: options of `paceline replay`. Every machine must have the paths."""
 
     traces: Sequence[Path]
     specs: Sequence[str]
@@ -176,7 +176,7 @@ class ShardedReplay:
     ignore: Sequence[str] = ()
 
     def shards(self) -> list[Shard]:
-        """Whole recordings first, for they take longest.
+        """All shards; whole recordings first, because they take longest.
 
         Raises ConversationError if a file cannot be read, MethodError for a drafter that cannot be replayed."""
         recording = Recording.of(open_tokenizer(self.tokenizer))
@@ -188,7 +188,7 @@ class ShardedReplay:
 
 
 class Replayer:
-    """A worker of a cluster, which reads, tokenises and replays pieces of the files."""
+    """A cluster worker, which reads, tokenises and replays pieces of the files."""
 
     def __init__(self, job: ShardedReplay):
         self.job = job
@@ -196,12 +196,12 @@ class Replayer:
         self.transcriber, self.recording = Transcriber(tokenizer, job.template), Recording.of(tokenizer)
 
     def __call__(self, shard: Shard) -> Report:
-        """The report of one shard, with its drafters alone. Raises ConversationError."""
+        """The report of one shard, with its drafters only. Raises ConversationError."""
         job = self.job
         exchanges = (exchange for piece in shard.pieces for exchange in read_piece(piece, job.questions, job.ignore))
         wanted = job.categories
         transcripts = [self.transcriber.conversation(e) for e in exchanges if wanted is None or e.category in wanted]
-        # Drafters are made anew: one that replays a shard again must not remember the first time.
+        # New drafters for every shard: if a shard is replayed again, they must not remember the first time.
         report = Report([job.specs[n] for n in shard.numbers], transcripts)
         for done in start(transcripts, report.specs, self.recording):
             report.add(done)
@@ -213,17 +213,18 @@ class Replayer:
 
 @dataclass(frozen=True)
 class Variant:
-    """A drafter, and the one it is a variant of: itself where nothing was swept."""
+    """A drafter, and the one it is a variant of; itself if nothing was swept."""
 
     spec: str
     base: str
 
 
 def sweep(specs: Sequence[str], what: str | None) -> list[Variant]:
-    """Every drafter, and instead of one that has the option, one for each of its values.
+    """The drafters to replay: in place of each that has the option, one for each of its values.
 
-    what  "option=value,value,..."; None: nothing. Raises PacelineError if no drafter has the option, MethodError for
-    a drafter that does not exist."""
+    what  "option=value,value,..."; None: nothing is swept.
+
+    Raises PacelineError if no drafter has the option, MethodError for a drafter that does not exist."""
     if what is None:
         return [Variant(spec, spec) for spec in specs]
     option, equals, listed = what.partition("=")

@@ -1,17 +1,16 @@
 """Suffix automaton of a growing token sequence: the longest suffix that also occurs earlier, and where.
 
-Knows tokens as integers and nothing of rows, trees or drafters. Appending a token costs O(1),
-amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text").
+Appending a token costs O(1), amortised (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
+text").
 
     automaton = SuffixAutomaton()
     automaton.extend([1, 2, 3, 1, 2])
     automaton.match()                # Match(length=2, first=2, recent=2): "1 2" also ended at position 2
     automaton.transfer(0, 0, [2, 3])  # (state, 2): of any other text, the longest suffix that occurs in this one
 
-A state stands for the substrings that end at the same set of positions. The state of the whole sequence is
-`last`; its suffix link is the state of the longest suffix that ends somewhere else too, so the match is read
-off that link and no cursor has to be kept. `tests/draft/automaton_reference.py` is the same as the textbook has it, and
-the tests compare the two.
+A state stands for the substrings that end at the same set of positions. The suffix link of the whole sequence's state
+leads to the longest suffix that also ends elsewhere, so the match is read off that link, without a cursor.
+`tests/draft/automaton_reference.py` is the textbook's form, with which the tests compare this one.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from numpy.typing import NDArray
 from paceline.engine.tree import IntArray
 
 STAMP_HOPS = 64
-"""Longest walk that renews `recent`. Text needs 1 or 2 hops; "aaaa" would need one for every token before."""
+"""Most links followed to update `recent`. Ordinary text needs 1 or 2; "aaaa" would need one for every token."""
 
 
 class Match(NamedTuple):
     """The longest suffix that also ends earlier.
 
     length  its tokens; 0 when the last token is new.
-    first   where it ends for the first time, recent where it ended the last time before now; both count the
-            tokens up to and including the end, so `text[recent]` is what followed.
+    first   where it ends for the first time; recent: for the last time before now. Both count the tokens up to the
+            end, so `text[recent]` is the token that followed.
     """
 
     length: int
@@ -42,8 +41,8 @@ class Match(NamedTuple):
     recent: int
 
 
-# Columns. Nine states in ten have one edge, so a state carries its first edge; the others are rows of `edges`,
-# found by an open-addressing hash `table` of (state, token) and chained from their state for the copy in a split.
+# Columns. Nine states in ten have one edge, so a state holds its first edge. Further edges are rows of `edges`, found
+# by an open-addressing hash `table` of (state, token), and chained from their state for the copy in a split.
 LENGTH, LINK, FIRST, RECENT, TOKEN, TARGET, MORE = range(7)
 _FROM, SYMBOL, TO, NEXT = range(4)
 _STATES, _EDGES, LAST, _FOUND = range(4)
@@ -51,12 +50,12 @@ _HERE, _NOWHERE = -1, -2
 
 
 class SuffixAutomaton:
-    """Compiled, on int32 arrays. It holds no text: copy what followed a match from your own.
+    """Compiled, on int32 arrays. Holds no text: copy what followed a match from your own.
 
-    capacity  tokens to make room for, 136 bytes each at most; the arrays double when there are more.
+    capacity  tokens to make room for, at most 136 bytes each; the arrays double when there are more.
 
-    The arrays are as large as an automaton can get (2n - 1 states and 3n - 4 edges for n tokens), so that the
-    compiled code never has to ask for room."""
+    The arrays are as large as an automaton can get (2n - 1 states and 3n - 4 edges for n tokens), so compiled code
+    never needs more room."""
 
     def __init__(self, capacity: int = 64):
         self._capacity = 0
@@ -73,11 +72,11 @@ class SuffixAutomaton:
         """Append `tokens`, each 0 or more."""
         if len(self) + len(tokens) > self._capacity:
             self._grow(max(2 * self._capacity, len(self) + len(tokens)))
-        # A fresh int32 array whatever comes in, so that only one version is ever compiled.
+        # Always a fresh int32 array, so that one version is compiled.
         _extend(self._states, self._edges, self._table, self._counts, np.array(tokens, np.int32))
 
     def match(self) -> Match:
-        """The longest suffix that also ends earlier. `recent` may be an older end where STAMP_HOPS cut in."""
+        """The longest suffix that also ends earlier. Beyond STAMP_HOPS links, `recent` may be an older end."""
         last = self._states[self._counts[LAST]]
         if last[LENGTH] == 0:
             return Match(0, 0, 0)
@@ -85,15 +84,15 @@ class SuffixAutomaton:
         return Match(int(state[LENGTH]), int(state[FIRST]), int(self._counts[_FOUND]))
 
     def transfer(self, state: int, length: int, tokens: Sequence[int] | IntArray) -> tuple[int, int]:
-        """Read another text, from (0, 0) on: the state of its longest suffix that occurs here, and that length.
+        """Read another text from (0, 0) on: the state of its longest suffix that occurs here, and that length.
 
-        Commits nothing. What is appended here later may split the state of a place and outdate it."""
+        Changes nothing here. Appending to this automaton may split the returned state and make it invalid."""
         new = np.array(tokens, np.int32)
         after, matched = _transfer(self._states, self._edges, self._table, state, length, new)
         return int(after), int(matched)
 
     def ends(self, state: int) -> tuple[int, int]:
-        """Where the state's strings end for the first and for the last time, the latter as in `match`."""
+        """Where the state's strings end for the first time and for the last time, as in `match`."""
         return int(self._states[state, FIRST]), int(self._states[state, RECENT])
 
     def _grow(self, capacity: int) -> None:
@@ -113,7 +112,7 @@ def warm_up() -> None:
 
 
 def _enlarged(array: NDArray[np.int32], rows: int) -> NDArray[np.int32]:
-    """`array` with room for `rows` rows; memory that is not used yet is not touched."""
+    """`array` with room for `rows` rows; the new memory is not touched."""
     larger = np.empty((rows, array.shape[1]), np.int32)
     larger[: len(array)] = array
     return larger
@@ -126,17 +125,17 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
         last = counts[LAST]
         end = states[last, LENGTH] + 1
         new = _state(states, counts, end, end, end)
-        p, found = last, _NOWHERE
+        p, place = last, _NOWHERE
         while p >= 0:
-            found = _locate(states, edges, table, p, token)
-            if found != _NOWHERE:
+            place = _locate(states, edges, table, p, token)
+            if place != _NOWHERE:
                 break
             _add(states, edges, table, counts, p, token, new)
             p = states[p, LINK]
         if p < 0:
             link = 0
         else:
-            link = _target(states, edges, p, found)
+            link = _target(states, edges, p, place)
             if states[p, LENGTH] + 1 != states[link, LENGTH]:
                 link = _split(states, edges, table, counts, p, token, link)
         states[new, LINK] = link
@@ -153,21 +152,21 @@ def _extend(states, edges, table, counts, tokens):  # type: ignore[no-untyped-de
 def _transfer(states, edges, table, state, length, tokens):  # type: ignore[no-untyped-def]
     """SuffixAutomaton.transfer."""
     for token in tokens:
-        found = _locate(states, edges, table, state, token)
-        while found == _NOWHERE and state > 0:
+        place = _locate(states, edges, table, state, token)
+        while place == _NOWHERE and state > 0:
             state = np.int64(states[state, LINK])
             length = np.int64(states[state, LENGTH])
-            found = _locate(states, edges, table, state, token)
-        if found == _NOWHERE:
+            place = _locate(states, edges, table, state, token)
+        if place == _NOWHERE:
             state, length = np.int64(0), np.int64(0)
         else:
-            state, length = _target(states, edges, state, found), length + 1
+            state, length = _target(states, edges, state, place), length + 1
     return state, length
 
 
 @njit
 def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untyped-def]
-    """Part the shorter strings of q, which now end in one place more, from the longer; their state."""
+    """Separate the shorter strings of q, which now end in one more place, from the longer ones; their new state."""
     copy = _state(states, counts, states[p, LENGTH] + 1, states[q, FIRST], states[q, RECENT])
     if states[q, TOKEN] >= 0:
         _add(states, edges, table, counts, copy, states[q, TOKEN], states[q, TARGET])
@@ -178,13 +177,13 @@ def _split(states, edges, table, counts, p, token, q):  # type: ignore[no-untype
     states[copy, LINK] = states[q, LINK]
     states[q, LINK] = copy
     while p >= 0:
-        found = _locate(states, edges, table, p, token)
-        if found == _NOWHERE or _target(states, edges, p, found) != q:
+        place = _locate(states, edges, table, p, token)
+        if place == _NOWHERE or _target(states, edges, p, place) != q:
             break
-        if found == _HERE:
+        if place == _HERE:
             states[p, TARGET] = copy
         else:
-            edges[found, TO] = copy
+            edges[place, TO] = copy
         p = states[p, LINK]
     return copy
 
@@ -203,7 +202,7 @@ def _state(states, counts, length, first, recent):  # type: ignore[no-untyped-de
 
 @njit
 def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
-    """Row of `edges` that holds the edge, _HERE if the state itself does, or _NOWHERE."""
+    """Row of `edges` with the edge, _HERE if the state itself holds it, or _NOWHERE."""
     if states[state, TOKEN] == token:
         return _HERE
     if states[state, MORE] < 0:
@@ -218,9 +217,9 @@ def _locate(states, edges, table, state, token):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _target(states, edges, state, found):  # type: ignore[no-untyped-def]
-    """Where the edge that `_locate` found leads."""
-    return np.int64(states[state, TARGET] if found == _HERE else edges[found, TO])
+def _target(states, edges, state, place):  # type: ignore[no-untyped-def]
+    """The state to which the edge at `place` leads, as `_locate` returns it."""
+    return np.int64(states[state, TARGET] if place == _HERE else edges[place, TO])
 
 
 @njit
@@ -256,6 +255,6 @@ def _hash_all(edges, table, num_edges):  # type: ignore[no-untyped-def]
 
 @njit
 def _slot(table, state, token):  # type: ignore[no-untyped-def]
-    """Where to begin looking for (state, token): a multiplicative hash, high bits folded in."""
+    """First slot to look up (state, token): a multiplicative hash, high bits folded in."""
     mixed = np.int64(state) * 0x9E3779B1 + np.int64(token) * 0x85EBCA77
     return (mixed ^ (mixed >> 29)) & (len(table) - 1)

@@ -1,4 +1,4 @@
-"""Steps that copying drafters share. Knows tokens only."""
+"""What drafters that copy share: continuations, cuts at end tokens, and memory of finished requests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from paceline.errors import MethodError
 
 
 def continuation(text: IntArray, start: int, count: int) -> IntArray:
-    """`count` tokens that follow `text[:start]`, start < len(text).
+    """The `count` tokens that follow `text[:start]`, start < len(text).
 
-    Where the text ends the copy reads on from what it has just written, as LZ77 does: a text that repeats
-    itself is continued in its period."""
+    Where the text ends, the copy goes on from its own beginning, as in LZ77: a periodic text continues its period."""
     return text[start : start + count] if start + count <= len(text) else np.resize(text[start:], count)
 
 
 def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArray:
-    """`drafted` up to the first token of `ends`, with it if `keep`: nothing after an end can be accepted."""
+    """`drafted` up to the first token of `ends`, with that token if `keep`."""
     for i, token in enumerate(drafted.tolist()):
         if token in ends:
             return drafted[: i + keep]
@@ -28,7 +27,7 @@ def up_to_end(drafted: IntArray, ends: frozenset[int], *, keep: bool) -> IntArra
 
 
 def tree_up_to_ends(tokens: IntArray, parent: IntArray, ends: frozenset[int]) -> tuple[IntArray, IntArray]:
-    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without what stands after a token of `ends`."""
+    """Tokens and parents int64 [n] (0 is the root, 1 the first token) without the nodes below a token of `ends`."""
     if ends.isdisjoint(tokens.tolist()):
         return tokens, parent
     nodes: list[int] = []
@@ -45,30 +44,30 @@ class Memory(Protocol):
     """Holds texts."""
 
     def __len__(self) -> int:
-        """Tokens of them."""
+        """Number of tokens held."""
 
     def learn(self, text: IntArray) -> None:
-        """One more text, int64 [n]."""
+        """Add a text, int64 [n]."""
 
 
 M = TypeVar("M", bound=Memory)
 
 
 class Generations(Generic[M]):
-    """Finished requests in two halves of a memory of `tokens` tokens, the newer first.
+    """Finished requests in two halves of a memory of `tokens` tokens, the newer half first.
 
-    The newer half learns. When it is full it becomes the older, whose texts are forgotten, so that at least the last
-    tokens / 2 are known at any time. make: an empty memory for that many tokens."""
+    Texts go into the newer half. When it is full, it replaces the older one, so the last tokens / 2 or more are always
+    known. make: an empty memory for a number of tokens."""
 
     def __init__(self, tokens: int, make: Callable[[int], M]):
         self._half, self._make = max(tokens // 2, 1), make
         try:
             self.halves = [make(self._half), make(self._half)]
-        except (MemoryError, ValueError, OverflowError):  # the latter two: more than an address can say
+        except (MemoryError, ValueError, OverflowError):  # the latter two: beyond the address space
             raise MethodError(f"past is {tokens}; there is no memory for that many tokens.") from None
 
     def learn(self, text: IntArray) -> None:
-        """Remember `text` int64 [n], its last tokens / 2 if it is longer."""
+        """Remember `text` int64 [n], at most its last tokens / 2."""
         text = text[-self._half :]
         newer = self.halves[0]
         if len(newer) and len(newer) + len(text) > self._half:

@@ -1,7 +1,7 @@
-"""Corpus: text that drafters copy from, tokenised once and kept in a store of kind "corpus".
+"""A corpus: text that drafters copy from, tokenised once, in a store of kind "corpus".
 
-What drafters read is made by *parts*, a function in each of their modules: `build_part(text, ends, vocab_size,
-progress)` returns arrays, which are added to the store under their names. `workbench.corpus.build` reads files.
+Each *part* adds the arrays that one data structure reads: `build_part(text, ends, vocab_size, progress)` of its module
+returns them by name. `workbench.corpus.build` reads files.
 
     open_store("build/corpus", kind="corpus").array("text")
 
@@ -31,7 +31,7 @@ from paceline.target.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Part:
-    """Where a part is built, and the bytes a token takes: on disk, and of memory in the making (about)."""
+    """The function that builds a part, and about how many bytes a token takes on disk, and in memory while building."""
 
     builder: str
     disk: int
@@ -45,20 +45,21 @@ PARTS = {
 }
 
 Report = Callable[[str, float], None]
-"""Called with what is being done ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
+"""Called with the current step ("reading", then the parts' names) and the share of it that is done, 0 to 1."""
 
 Documents = Generator[NDArray[np.int32]]
 """Tokens of documents, each ending with the end token."""
 
 Read = Callable[[int, Callable[[float], None]], Documents]
-"""(end token, called with the share that is read) to all documents."""
+"""Function of the end token and a callback for the share read, 0 to 1; yields all documents."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """How to build a corpus.
 
-    parts       names in PARTS. max_tokens: stop reading there (the last document is cut); None: read everything.
+    parts       names in PARTS.
+    max_tokens  stop reading there, within a document; None: read everything.
     eos         the token between documents, as text or number; None: the tokenizer's own.
     estimated   called between reading and building with (tokens, documents, bytes on disk, bytes of memory)."""
 
@@ -83,10 +84,9 @@ def build(
     plan: Plan = Plan(),
     report: Report | None = None,
 ) -> Store:
-    """A store at `out` of the documents that are read; it appears there whole or not at all.
+    """Build a store of the documents at `out`; it appears there whole or not at all.
 
-    source: where they are from, for messages. Raises StoreError, one line: no text, no end token, or what `read`
-    raises."""
+    source  of the documents, for messages. Raises StoreError for no text or no end token, and what `read` raises."""
     notify = report or (lambda what, done: None)
     eos = _eos(tokenizer, plan.eos)
     facts = {"tokenizer_name": tokenizer.name, "eos": eos, "parts": list(plan.parts)}
@@ -110,7 +110,7 @@ def build(
 
 
 def document(text: str, tokenizer: Tokenizer, eos: int) -> NDArray[np.int32]:
-    """The tokens of a text."""
+    """The tokens of a text, with the end token."""
     return _ended(np.array(tokenizer.encode_text(text), np.int32), eos)
 
 
@@ -136,20 +136,20 @@ def _eos(tokenizer: Tokenizer, wanted: str | None) -> int:
 def _joined(
     documents: Documents, eos: int, max_tokens: int | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """(text, ends) of the documents, the last one cut where there are `max_tokens`."""
-    kept: list[NDArray[np.int32]] = []
+    """(text, ends) of the documents; the last one is cut at `max_tokens`."""
+    pieces: list[NDArray[np.int32]] = []
     left = max_tokens if max_tokens is not None else sys.maxsize
     for ids in documents:
-        kept.append(_ended(ids[: left - 1], eos))
-        left -= len(kept[-1])
+        pieces.append(_ended(ids[: left - 1], eos))
+        left -= len(pieces[-1])
         if left < 2:
             break
-    text = np.concatenate(kept) if kept else np.empty(0, np.int32)
-    return text, np.cumsum([len(ids) for ids in kept], dtype=np.int64)
+    text = np.concatenate(pieces) if pieces else np.empty(0, np.int32)
+    return text, np.cumsum([len(ids) for ids in pieces], dtype=np.int64)
 
 
 def _estimate(text: NDArray[Any], parts: Sequence[str]) -> tuple[int, int]:
-    """Bytes on disk, and of memory: parts are built one after another."""
+    """Bytes on disk, and of memory; parts are built one after another."""
     disk = text.itemsize + sum(PARTS[name].disk for name in parts)
     memory = text.itemsize + max((PARTS[name].memory for name in parts), default=0)
     return disk * len(text), memory * len(text)

@@ -1,12 +1,11 @@
-"""What followed which few tokens, and how often: n-gram counts of a growing text, for every length up to `longest`.
+"""n-gram counts of a growing text: for each context of up to `longest` tokens, what followed it and how often.
 
-Knows tokens as integers and nothing of rows, trees or drafters. The counts are what prediction by partial matching
-(Cleary and Witten 1984) reads: for each context the tokens that followed it, and how often each did.
+Prediction by partial matching (Cleary and Witten 1984) reads them.
 
     counts = ContextCounts(longest=3)
     counts.extend([1, 2, 3, 1, 2, 4])     # "1 2" was followed by 3 and by 4, once each
 
-A 62-bit hash stands for a context. Arrays grow by doubling; a token of text takes about 50 bytes for each length.
+Contexts are known by a 62-bit hash. A token of text takes about 50 bytes for each length of context.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ class ContextCounts:
         self._length += len(new)
 
     def learn(self, text: IntArray) -> None:
-        """Append a document: what comes after it does not follow it."""
+        """Append a document; the next text does not count as following it."""
         self.extend(text)
         self._tail = self._tail[:0]
 
     def _reserve(self, tokens: int) -> None:
-        """Room for `tokens` more, in the worst case one context and one item a length each."""
+        """Make room for `tokens` more: at most one context and one item for each token and length."""
         contexts, items = (int(size) + tokens * self.longest for size in self.sizes)
         if contexts > len(self.keys):
             room = max(contexts, 2 * len(self.keys))
@@ -89,7 +88,7 @@ def _enlarged(array: NDArray[Any], rows: int) -> NDArray[Any]:
 
 @njit
 def mixed(key, token):  # type: ignore[no-untyped-def]
-    """Hash of a context one token longer, towards the past."""
+    """Hash of a context extended by `token` towards the past."""
     value = (np.int64(key) ^ (np.int64(key) >> 31)) * np.int64(0x1B873593CC9E2D51) + np.int64(token) + np.int64(1)
     return (value ^ (value >> 29)) & np.int64(0x3FFFFFFFFFFFFFFF)
 

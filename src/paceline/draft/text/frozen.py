@@ -1,6 +1,6 @@
-"""The suffix automaton of a text that is complete: read-only arrays, saved in a store and shared by every row.
+"""The suffix automaton of a complete text: read-only arrays, saved in a store and shared by every row.
 
-Most states have one successor, in `targets`; the others, the *blocks*, have numbers from 0 and a range of `edges`.
+Most states have one successor, in `targets`. The other states, the *blocks*, come first and have a range of `edges`.
 
     states   int32 [S, 3]: length, suffix link, where its strings end for the first time
     targets  int32 [S - B]: the successor of state B + i, by the token text[first end]
@@ -35,9 +35,9 @@ from paceline.engine.tree import IntArray
 from paceline.errors import StoreError
 
 FRONT = 8
-"""Successors of a block that are kept by frequency: as many as a tree can branch into."""
+"""Successors of a block that are sorted by frequency; a tree has at most this many children a node."""
 BUILD_BYTES = 100
-"""Memory a token takes while the automaton of ordinary text is built, and DISK_BYTES when it is saved."""
+"""Bytes a token of ordinary text takes while the automaton is built; DISK_BYTES: once it is saved."""
 DISK_BYTES = 36
 MOST_TOKENS = (2**31 - 1) // 3
 _STEP = 1 << 18  # tokens between two reports of progress
@@ -48,9 +48,9 @@ AT, COUNT, LATEST = range(3)  # columns of blocks; of edges: token, target, coun
 def build_part(
     text: NDArray[Any], ends: NDArray[np.int64], vocab_size: int, progress: Callable[[float], None] | None = None
 ) -> dict[str, NDArray[np.int32]]:
-    """The part of a corpus store that `from_parts` reads. End tokens keep documents apart.
+    """The part of a corpus store that `from_parts` reads. End tokens separate documents.
 
-    Raises StoreError for a corpus whose edges int32 might not number."""
+    Raises StoreError for a corpus that might have more edges than int32 can number."""
     if len(text) > MOST_TOKENS:
         raise StoreError(f"an automaton holds {MOST_TOKENS:,} tokens, and the corpus has {len(text):,}; use max_tokens")
     return {f"automaton_{name}": array for name, array in freeze(text, progress or (lambda done: None)).items()}
@@ -84,8 +84,8 @@ def freeze(text: NDArray[Any], progress: Callable[[float], None]) -> dict[str, N
 def _count(states, n):  # type: ignore[no-untyped-def]
     """How often each state's strings occur, int32 [S]; makes the column of last ends exact.
 
-    A state that stands for a beginning of the text ends there; whatever ends in a place, its suffixes do too. So
-    both go up the links, from the longest states to the shortest."""
+    A prefix of the text ends in one place, and where a string ends, its suffixes end too. So counts and last ends are
+    passed up the links, from the longest states to the shortest."""
     begin = np.zeros(n + 2, np.int64)
     for state in range(len(states)):
         begin[states[state, LENGTH] + 1] += 1
@@ -110,7 +110,7 @@ def _count(states, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _number(states, edges, last):  # type: ignore[no-untyped-def]
-    """New numbers, blocks first; how many blocks there are, and how many edges they have."""
+    """New numbers, blocks first; the number of blocks; the number of their edges."""
     degree = np.empty(len(states), np.int32)
     for state in range(len(states)):
         degree[state] = states[state, TOKEN] >= 0
@@ -187,7 +187,7 @@ def _sort(edges, begin, end):  # type: ignore[no-untyped-def]
             edges[i, column], edges[best, column] = edges[best, column], edges[i, column]
     if end - front > 1:
         order, rest = np.argsort(edges[front:end, 0]), edges[front:end].copy()
-        for i in range(len(order)):  # element by element: that compiles in half the time
+        for i in range(len(order)):  # element by element: compiles in half the time
             for column in range(3):
                 edges[front + i, column] = rest[order[i], column]
 
@@ -201,13 +201,13 @@ class FrozenAutomaton:
     """Arrays as above. A place in it is (state, length): the longest suffix read so far that is in the text."""
 
     def __init__(self, text: NDArray[Any], arrays: Mapping[str, NDArray[np.int32]]):
-        # Read-only in memory as in a mapped file, so that only one version is ever compiled.
+        # Read-only like a mapped file, so that one version is compiled.
         self.text = _read_only(text)
         self.states, self.targets, self.blocks, self.edges = (_read_only(arrays[name]) for name in _ARRAYS)
 
     @classmethod
     def of(cls, text: Sequence[int] | NDArray[Any], progress: Callable[[float], None] | None = None) -> FrozenAutomaton:
-        """Of `text`. progress is called with the share done, 0 to 1."""
+        """The automaton of `text`. progress: called with the share done, 0 to 1."""
         whole = np.asarray(text, None if isinstance(text, np.ndarray) else np.int32)
         return cls(whole, freeze(whole, progress or (lambda done: None)))
 
@@ -216,13 +216,12 @@ class FrozenAutomaton:
         return self.text, self.states, self.targets, self.blocks, self.edges
 
     def transfer(self, state: int, length: int, tokens: Sequence[int] | IntArray) -> tuple[int, int]:
-        """The place after reading `tokens` from (state, length); (0, 0) is the beginning. Commits nothing: keep what
-        it returns or do not."""
+        """The place after reading `tokens` from (state, length); (0, 0) is the beginning."""
         after, matched = transfer(*self.arrays, state, length, np.asarray(tokens, np.int64))
         return int(after), int(matched)
 
     def chain(self, state: int, size: int, *, recent: bool) -> IntArray:
-        """At most `size` tokens that followed the state's first occurrence, or its last; fewer where the text ends."""
+        """The `size` tokens after the state's first occurrence, or its last one; fewer where the text ends."""
         return _chain(*self.arrays, state, size, recent)
 
     def tree(
@@ -230,9 +229,9 @@ class FrozenAutomaton:
     ) -> tuple[IntArray, IntArray, NDArray[np.float64]]:
         """The most probable continuations: tokens [m], parents [m] and probabilities [m], m at most `size`.
 
-        Probabilities are those of the text, multiplied along the path. Nodes come in the order of theirs; a parent
-        is a node's number from 1 on, 0 the place itself. No more than `width` nodes at a level, none deeper than
-        `depth`, and nothing after a token of `ends`."""
+        Probabilities are relative frequencies, multiplied along the path; nodes come in their order. Parents: 1 is the
+        first node, 0 the place itself. At most `width` nodes at a level, none deeper than `depth`, and none below a
+        token of `ends`."""
         return _tree(*self.arrays, state, size, min(width, FRONT), depth, np.array(sorted(ends), np.int64))
 
     def warm_up(self) -> None:
@@ -276,7 +275,7 @@ def step(text, states, targets, blocks, edges, state, token):  # type: ignore[no
 
 @njit(cache=True)
 def transfer(text, states, targets, blocks, edges, state, length, tokens):  # type: ignore[no-untyped-def]
-    """Follow the token's edge where there is one; else drop to the longest suffix that has one."""
+    """Follow each token's edge; without one, go to the longest suffix that has it."""
     for token in tokens:
         after = step(text, states, targets, blocks, edges, state, token)
         while after < 0 and state > 0:
@@ -289,7 +288,7 @@ def transfer(text, states, targets, blocks, edges, state, length, tokens):  # ty
 
 @njit(cache=True)
 def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: ignore[no-untyped-def]
-    """Up to the next block there is one continuation, wherever it is read; only from there on `recent` matters."""
+    """FrozenAutomaton.chain. Up to the next block all occurrences continue alike; `recent` matters from there on."""
     num_blocks = len(blocks) - 1
     start, forced = np.int64(states[state, 2]), 0
     while recent and forced < size and state >= num_blocks:
@@ -297,16 +296,16 @@ def _chain(text, states, targets, blocks, edges, state, size, recent):  # type: 
         forced += 1
     if recent and state < num_blocks:
         start = np.int64(blocks[state, LATEST]) - forced
-    found = min(size, len(text) - start)
-    drafted = np.empty(found, np.int64)
-    for i in range(found):
+    count = min(size, len(text) - start)
+    drafted = np.empty(count, np.int64)
+    for i in range(count):
         drafted[i] = text[start + i]
     return drafted
 
 
 @njit(cache=True)
 def _tree(text, states, targets, blocks, edges, state, size, width, depth, ends):  # type: ignore[no-untyped-def]
-    """Best first. The nodes that wait are searched for the best one: they are few, and ties keep their order."""
+    """FrozenAutomaton.tree, best first. The waiting nodes are few, so the best one is searched; ties keep order."""
     waiting = np.empty(((size + 1) * width, 4), np.int64)  # token, state, parent, depth
     chance = np.empty(len(waiting))
     taken = np.zeros(depth + 1, np.int64)
@@ -340,7 +339,7 @@ def _tree(text, states, targets, blocks, edges, state, size, width, depth, ends)
 def _wait(  # type: ignore[no-untyped-def]
     text, states, targets, blocks, edges, state, width, parent, level, probability, waiting, chance, at
 ):
-    """Put the successors of `state` after those that wait; how many there are then."""
+    """Append the successors of `state` to the waiting nodes; the number of these."""
     num_blocks = len(blocks) - 1
     if state >= num_blocks:
         waiting[at, 0], waiting[at, 1] = text[states[state, 2]], targets[state - num_blocks]

@@ -1,19 +1,16 @@
-"""n-gram stores: what stood after a token in this request, in the model's own answers, in finished requests.
+"""n-gram stores: what followed a token in this request, in the model's own answers, and in finished requests.
 
-The first two databases of Hierarchy Drafting (Cho et al. 2025, "Lossless Acceleration of Large Language Models with
-Hierarchical Drafting based on Temporal Locality in Speculative Decoding", Findings of NAACL 2025, arXiv 2502.05609).
-Knows tokens as integers and nothing of rows, trees or drafters. All stores have the same key, one token, and the same
-way of being asked:
+The first two databases of Hierarchy Drafting (Cho et al. 2025, arXiv 2502.05609). The key of all stores is one token,
+and all have the method `collect`:
 
     store = ContextNgrams(n=3)
     store.update(np.array([1, 2, 3, 1, 2, 4, 9]))
     drafts = np.full((7, 2), -1, np.int32)
     store.collect(1, drafts, 0)              # 2 drafts, newest first: [2, 4], [2, 3]
 
-`collect(token, drafts, size)` puts what followed `token` after the first `size` rows of `drafts`, int32 [k, length],
-padded with -1, and returns how many rows are filled then. No row is a beginning of another.
-
-An n-gram is kept as the place where it stands in a text, so nothing is copied.
+`collect(token, drafts, size)` adds what followed `token` to the first `size` rows of `drafts`, int32 [k, length],
+padded with -1, and returns the number of rows filled. No row is a prefix of another. An n-gram is stored as its place
+in a text.
 """
 
 from __future__ import annotations
@@ -43,9 +40,10 @@ _TOKEN, _HELD, _PLACES = range(3)
 class ContextNgrams:
     """D_c: what followed each token of one growing text, newest first.
 
-    n     tokens of an n-gram, the key included; ways: n-grams a key keeps, the one longest unseen is dropped.
+    n     tokens of an n-gram, the key included.
+    ways  n-grams of a key; a new one replaces the one not seen for longest.
 
-    Memory: 4 * (2 + ways) bytes and a few for each distinct token, so no more than the vocabulary needs."""
+    Memory: about 4 * (2 + ways) bytes for each distinct token."""
 
     def __init__(self, n: int = N, ways: int = 7):
         self.n = n
@@ -53,8 +51,8 @@ class ContextNgrams:
         self._text: IntArray = np.empty(0, np.int64)
 
     def update(self, text: IntArray) -> None:
-        """Take in the n-grams that end in what `text` int64 [m], the whole text so far, has gained since the last
-        update. It must stay where it is: the store reads from it."""
+        """Add the n-grams that end in the new tokens of `text` int64 [m], the whole text so far. The store keeps `text`
+        and reads from it."""
         begin = max(len(self._text) - self.n + 1, 0)
         gained = len(text) - self.n + 1 - begin
         self._text = text
@@ -68,18 +66,18 @@ class ContextNgrams:
 
 
 class FrequentNgrams:
-    """D_m: the n-grams of a corpus that most documents have, most frequent first; read only.
+    """D_m: the n-grams that stand in most documents of a corpus, most frequent first; read only.
 
-    starts  int64 [V + 1]: those that begin with token t are rows starts[t] to starts[t + 1] of `values`.
+    starts  int64 [V + 1]: n-grams that begin with token t are rows starts[t] to starts[t + 1] of `values`.
     values  int32 [m, n - 1]: the tokens after the first."""
 
     def __init__(self, starts: NDArray[np.int64], values: NDArray[np.int32]):
-        # As plain arrays: compiled code takes much longer to be handed a mapped one.
+        # Plain arrays: handing a mapped one to compiled code takes much longer.
         self._starts, self._values = np.asarray(starts), np.asarray(values)
 
     @classmethod
     def of(cls, store: Store) -> FrequentNgrams:
-        """Those of an opened store; StoreError if it was built without them."""
+        """The n-grams of a store; StoreError if it was built without them."""
         return cls(store.array("ngrams_starts"), store.array("ngrams_values"))
 
     def __len__(self) -> int:
@@ -91,9 +89,9 @@ class FrequentNgrams:
 
 
 class PastNgrams:
-    """D_m that grows: n-grams of texts, those that most texts have first, the latest first among equals.
+    """A growing D_m: n-grams that stand in most texts first, the latest first among equals.
 
-    tokens  room for texts, about 60 bytes each."""
+    tokens  to make room for, about 60 bytes each."""
 
     def __init__(self, tokens: int, n: int = N, ways: int = 7):
         self._used = self._documents = 0
@@ -106,7 +104,7 @@ class PastNgrams:
         return self._used
 
     def learn(self, text: IntArray) -> None:
-        """One more text, int64 [m]."""
+        """Add a text, int64 [m]."""
         begin, self._used = self._used, self._used + len(text)
         self._text[begin : self._used] = text
         self._keys.reserve(len(text))
@@ -119,7 +117,7 @@ class PastNgrams:
 
 
 class _Keys:
-    """token -> up to `ways` places, best first: rows found by an open-addressing hash table."""
+    """Map of a token to up to `ways` places, best first: rows found by an open-addressing hash table."""
 
     def __init__(self, ways: int):
         self._rows = np.empty((0, _PLACES + ways), np.int32)
@@ -128,11 +126,11 @@ class _Keys:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-        """rows int32 [keys, 2 + ways], table int32 [slots], and how many rows are in use, int64 [1]."""
+        """rows int32 [keys, 2 + ways], table int32 [slots], and the number of rows in use, int64 [1]."""
         return self._rows, self._table, self._num
 
     def reserve(self, more: int) -> None:
-        """Make room for `more` keys, so that compiled code never has to ask for it."""
+        """Make room for `more` keys; compiled code cannot."""
         num = int(self._num[0])
         if num + more <= len(self._rows):
             return
@@ -152,16 +150,15 @@ def build_part(
     n: int = N,
     most: int = MOST,
 ) -> dict[str, NDArray[np.integer]]:
-    """The `most` n-grams that most documents have, for `FrequentNgrams`; the earlier first among equals.
+    """The `most` n-grams that stand in most documents, for `FrequentNgrams`; the earlier first among equals.
 
     text  token ids [m], documents one after another; ends int64 [d]: the offset after each. No n-gram crosses an end.
-    Memory while building: about 20 bytes a token of the text.
 
-    ngrams_starts int64 [vocab_size + 1] and ngrams_values int32 [kept, n - 1] are what FrequentNgrams reads;
-    ngrams_counts int32 [kept]: in how many documents each of them stands."""
+    Returns ngrams_starts int64 [vocab_size + 1], ngrams_values int32 [m, n - 1], and ngrams_counts int32 [m], the
+    number of documents that have each n-gram. Building takes about 20 bytes a token of the text."""
     text = np.asarray(text)
     table, count, seen = _counters(len(text))
-    # Documents in strides of about a chunk, by where they end.
+    # The documents that end in each chunk.
     strides = np.searchsorted(ends, np.arange(0, len(text) + _CHUNK, _CHUNK), side="right")
     for begin, end in zip(strides[:-1].tolist(), strides[1:].tolist(), strict=True):
         _count(text, ends, begin, end, n, table, count, seen)
@@ -179,20 +176,20 @@ def build_part(
 
 
 def _counters(size: int) -> tuple[NDArray[np.int64 | np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """For a text of `size` tokens: a table of places; and, by the first place of an n-gram, how many documents have
-    it and the last that did."""
+    """For a text of `size` tokens: a table of places; and, by the first place of an n-gram, the number of documents
+    that have it and the last of them."""
     place = np.int32 if size < 1 << 31 else np.int64
     return np.full(_slots(size), -1, place), np.zeros(size, np.int32), np.zeros(size, np.int32)
 
 
 def _slots(size: int) -> int:
-    """Slots of a hash table for `size` entries: a power of two, a third of them free at least."""
+    """Slots of a hash table for `size` entries: a power of two, at least a third of them free."""
     return 1 << max(3 * size // 2, 1).bit_length()
 
 
 @njit(cache=True)
 def _insert(text, begin, n, rows, table, num):  # type: ignore[no-untyped-def]
-    """Put every n-gram of text[begin:] in front of those of its key."""
+    """Put every n-gram of text[begin:] before the others of its key."""
     for place in range(begin, len(text) - n + 1):
         row = _row(rows, table, num, text[place])
         at = 0
@@ -206,7 +203,7 @@ def _insert(text, begin, n, rows, table, num):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _learn(text, begin, end, document, n, table, count, seen, rows, keys, num):  # type: ignore[no-untyped-def]
-    """Count the n-grams of a document, text[begin:end], and put each where its count now belongs among its key's."""
+    """Count the n-grams of a document, text[begin:end], and move each to its place by count among its key's."""
     for at in range(begin, end - n + 1):
         place = _first_place(text, at, n, table)
         if not _is_new(place, document, count, seen):
@@ -237,7 +234,7 @@ def _count(text, ends, first, last, n, table, count, seen):  # type: ignore[no-u
 
 @njit
 def _is_new(place, document, count, seen):  # type: ignore[no-untyped-def]
-    """Count the n-gram that stood at `place` first, unless this document had it already."""
+    """Count the n-gram first seen at `place`, unless this document had it already."""
     if count[place] > 0 and seen[place] == document:
         return False
     seen[place] = document
@@ -247,7 +244,7 @@ def _is_new(place, document, count, seen):  # type: ignore[no-untyped-def]
 
 @njit
 def _first_place(text, at, n, table):  # type: ignore[no-untyped-def]
-    """Where the n-gram text[at : at + n] stood first; the table has it from now on."""
+    """Where the n-gram text[at : at + n] stood first; adds it to the table if it is new."""
     mixed = np.int64(0)
     for i in range(n):
         mixed = mixed * 0x9E3779B1 + np.int64(text[at + i])
@@ -270,7 +267,7 @@ def _same(text, one, other, n):  # type: ignore[no-untyped-def]
 
 @njit
 def _one_more(rows, row):  # type: ignore[no-untyped-def]
-    """The place in a key's row for one more n-gram: after the others, or the last one's when there is no room."""
+    """The index for one more n-gram in a key's row: after the others, or that of the last one if the row is full."""
     held = rows[row, _HELD]
     if _PLACES + held == rows.shape[1]:
         return np.int64(held - 1)
@@ -280,14 +277,14 @@ def _one_more(rows, row):  # type: ignore[no-untyped-def]
 
 @njit
 def _move_up(rows, row, old, new):  # type: ignore[no-untyped-def]
-    """Free place `new`: those from there to before `old` move back by one."""
+    """Free index `new`: the places from `new` to `old` - 1 move back by one."""
     for at in range(old, new, -1):
         rows[row, _PLACES + at] = rows[row, _PLACES + at - 1]
 
 
 @njit
 def _find(rows, table, token):  # type: ignore[no-untyped-def]
-    """Slot of the table that has the token's row, or the free one where it belongs."""
+    """Slot of the token's row in the table, or the free slot where it belongs."""
     mixed = np.int64(token) * 0x9E3779B1
     slot = (mixed ^ (mixed >> 29)) & (len(table) - 1)
     while table[slot] >= 0 and rows[table[slot], _TOKEN] != token:
@@ -315,7 +312,7 @@ def _hash_all(rows, table, num):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _collect(text, n, token, rows, table, num, drafts, size):  # type: ignore[no-untyped-def]
-    """What stands after the places of a token."""
+    """Add what follows the places of a token."""
     if num[0] == 0:
         return size
     row = table[_find(rows, table, token)]
@@ -341,8 +338,9 @@ def _collect_frequent(starts, values, token, drafts, size):  # type: ignore[no-u
 
 @njit
 def put(drafts, size, text, begin, length):  # type: ignore[no-untyped-def]
-    """Put text[begin : begin + length], or what a draft has room for, after the first `size` drafts; one that goes
-    on after another takes its place, one that another begins with is left out. Returns how many drafts there are."""
+    """Add text[begin : begin + length], cut to a draft's length, to the first `size` drafts; returns their number.
+
+    A sequence replaces a draft that is its prefix, and is left out if it is a prefix of a draft."""
     length = min(length, drafts.shape[1])
     at = 0
     while at < size:

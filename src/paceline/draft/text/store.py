@@ -1,14 +1,12 @@
-"""Store: a folder of arrays that a drafter reads, built once and mapped into memory by everyone who needs it.
+"""A store: a folder of arrays that a drafter reads, built once and mapped into memory.
 
-`store.json` says what the store is and which tokenizer its token ids are of; each array is one .npy file. Opening
-reads the header alone, whatever the size; pages come in as they are touched and are shared between processes.
+`store.json` names the kind of the store and the tokenizer of its token ids; each array is one .npy file. Opening reads
+only the header; the arrays' memory is shared between processes.
 
     with writing("build/corpus", kind="corpus", tokenizer=fingerprint) as store:
         store.add("text", tokens)
     store = open_store("build/corpus", kind="corpus", tokenizer=fingerprint)
     store.array("text")
-
-Does not know what the arrays mean.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ VERSION = 1
 
 @dataclass
 class StoreWriter:
-    """A store in the making; `facts` go into the header."""
+    """A store that is being written; `facts` go into the header."""
 
     folder: Path
     kind: str
@@ -52,7 +50,7 @@ class StoreWriter:
 def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iterator[StoreWriter]:
     """Write a store to `out`; it appears there whole when the block ends, or not at all.
 
-    tokenizer  the fingerprint of the tokenizer (`Tokenizer.fingerprint`) that the token ids are of."""
+    tokenizer  `Tokenizer.fingerprint` of the tokenizer of the token ids."""
     out = Path(out)
     if out.exists() and not (out / HEADER).exists() and (out.is_file() or any(out.iterdir())):
         raise StoreError(f"{out} exists and is not a store; choose another place, nothing was written")
@@ -66,7 +64,7 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
         (part / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
         shutil.rmtree(out, ignore_errors=True)
         part.rename(out)
-    except OSError as error:  # NumPy's own has a text and no errno
+    except OSError as error:  # NumPy's own errors have a text and no errno
         raise StoreError(f"{out} cannot be written: {error.strerror or error}; nothing of it is left") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -74,7 +72,7 @@ def writing(out: str | Path, *, kind: str, tokenizer: str, **facts: Any) -> Iter
 
 @dataclass(frozen=True)
 class Store:
-    """An opened store; `header` is what store.json holds."""
+    """An opened store; `header`: the content of store.json."""
 
     folder: Path
     header: dict[str, Any]

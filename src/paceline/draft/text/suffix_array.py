@@ -1,7 +1,7 @@
-"""Suffix array of a corpus: every place where a run of tokens stands, as one range of a sorted array.
+"""Suffix array of a corpus: all places of a run of tokens are one range of a sorted array.
 
-Sorting is in O(n), by induced sorting (Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure
-Induced-Sorting"): a suffix that begins a rise (LMS) is sorted by recursion, all others by one pass up and one pass down
+Built in O(n) by induced sorting (Nong, Zhang and Chan 2009, "Linear Suffix Array Construction by Almost Pure
+Induced-Sorting"): suffixes that begin a rise (LMS) are sorted by recursion, all others by one pass up and one pass down
 the buckets. It takes about 13 bytes a token, without text and result.
 """
 
@@ -23,9 +23,9 @@ Positions = NDArray[np.int32]
 
 
 def sorted_positions(text: NDArray[Any], ends: IntArray, report: Callable[[float], None]) -> Positions:
-    """int32 [n]: where each suffix of `text` int [n] begins, in sorted order. Documents stop at `ends` int64 [d].
+    """int32 [n]: the start of each suffix of `text` int [n], in sorted order. A suffix ends with its document.
 
-    report  called with the share that is done, 0 to 1."""
+    ends    int64 [d], the offset after each document. report: called with the share done, 0 to 1."""
     string = _with_ends(text, ends)
     order = _sort(string, int(string.max(initial=0)) + 1, report)
     return _without_ends(string, ends, order)
@@ -60,7 +60,7 @@ def _without_ends(string, ends, order):  # type: ignore[no-untyped-def]
 
 
 def _sort(string: Positions, symbols: int, report: Callable[[float], None]) -> Positions:
-    """Where each suffix of `string` int32 [n] begins, sorted; its symbols are 0..symbols-1."""
+    """The start of each suffix of `string` int32 [n], in sorted order; symbols are 0 to symbols - 1."""
     order = np.full(len(string), -1, np.int32)
     rises = np.empty(len(string), np.bool_)
     buckets = np.zeros((2, symbols + 1), np.int32)
@@ -83,9 +83,9 @@ def _sort(string: Positions, symbols: int, report: Callable[[float], None]) -> P
 
 @njit(cache=True)
 def _classify(string, rises, buckets):  # type: ignore[no-untyped-def]
-    """Fill `rises` (the suffix is smaller than the next one) and `buckets`; where a fall ends and a rise begins.
+    """Fill `rises` (the suffix is smaller than the next one) and `buckets`; returns the bottoms, where a rise begins.
 
-    buckets  [0, c] where the suffixes that begin with c begin, [1, c] where the rising ones among them do."""
+    buckets  [0, c]: where the suffixes that begin with c start; [1, c]: where the rising ones among them start."""
     count = 0
     for i in range(len(string) - 1, -1, -1):
         last = i + 1 == len(string)
@@ -109,7 +109,7 @@ def _classify(string, rises, buckets):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _induce(string, rises, buckets, bottoms, order):  # type: ignore[no-untyped-def]
-    """Sort all suffixes into `order` (all -1), given the `bottoms` in order: falling ones first, then rising ones."""
+    """Sort all suffixes into `order` (all -1) from the sorted `bottoms`: falling ones first, then rising ones."""
     if len(string) == 0:
         return
     free = buckets[1].copy()
@@ -135,8 +135,8 @@ def _induce(string, rises, buckets, bottoms, order):  # type: ignore[no-untyped-
 
 @njit(cache=True)
 def _names(string, rises, order, bottoms):  # type: ignore[no-untyped-def]
-    """int32 [m]: the rank of the piece from each bottom to the next one, equal pieces alike; and how many ranks."""
-    # Bottoms are two apart at least, so half the length will do.
+    """int32 [m]: the rank of the piece from each bottom to the next one, the same for equal pieces; number of ranks."""
+    # Bottoms are at least two apart, so half the length is enough.
     rank_at = np.empty(len(string) // 2 + 1, np.int32)
     rank, previous = -1, -1
     for begin in order:
@@ -153,7 +153,7 @@ def _names(string, rises, order, bottoms):  # type: ignore[no-untyped-def]
 
 @njit
 def _same_piece(string, rises, a, b):  # type: ignore[no-untyped-def]
-    """Whether the pieces from the bottoms a and b to the next bottom, with it, are equal."""
+    """Whether the pieces from the bottoms a and b up to and including the next bottom are equal."""
     i = 0
     while a + i < len(string) and b + i < len(string):
         if string[a + i] != string[b + i] or rises[a + i] != rises[b + i]:
@@ -172,12 +172,12 @@ MOST_TOKENS = 2**31 - 1
 def build_part(
     text: NDArray[Any], ends: IntArray, vocab_size: int, progress: Callable[[float], None] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The array for a corpus store: `suffix_positions` int32 [n], where each suffix begins, in sorted order.
+    """The array for a corpus store: `suffix_positions` int32 [n], the start of each suffix, in sorted order.
 
     text        int [n], documents one after another, each ending with the end token.
     ends        int64 [d], the offset after each document.
-    vocab_size  not needed here; every part is given it.
-    progress    called with the share that is done, 0 to 1.
+    vocab_size  not used; every part gets it.
+    progress    called with the share done, 0 to 1.
 
     Raises StoreError for a corpus of 2^31 tokens or more."""
     if len(text) + len(ends) > MOST_TOKENS:
@@ -196,7 +196,7 @@ class SuffixArray(Speculator):
     positions  int32 [n], as `build_part` makes it."""
 
     def __init__(self, text: NDArray[Any], ends: IntArray, positions: Positions):
-        # Plain arrays: a mapped one is a class of its own, for which everything would be compiled again.
+        # Plain arrays: for mapped ones, a class of their own, everything would be compiled again.
         self.text, self.ends, self.positions = np.asarray(text), np.asarray(ends), np.asarray(positions)
 
     @classmethod
@@ -210,7 +210,7 @@ class SuffixArray(Speculator):
         return int(self.text[-1]) if len(self.text) else -1
 
     def find(self, key: Sequence[int] | IntArray) -> tuple[int, int]:
-        """The range (lo, hi) of `positions` where `key` stands; hi - lo is how often. Empty: lo == hi."""
+        """The range (lo, hi) of `positions` where `key` stands, hi - lo times."""
         lo, hi = _find(self.text, self.ends, self.positions, np.asarray(key, np.int64))
         return int(lo), int(hi)
 
@@ -221,18 +221,18 @@ class SuffixArray(Speculator):
         return int(length), int(lo), int(hi)
 
     def continuations(self, lo: int, hi: int, most: int, length: int, skip: int) -> NDArray[np.int32]:
-        """int32 [m, length]: the tokens after at most `most` of the places lo..hi, -1 after a document's end.
+        """int32 [m, length]: the tokens after the places lo..hi, -1 after a document's end.
 
-        skip  tokens of the key, which the places begin with. Of more than `most` places, an even spread."""
+        most  places read; of more, an even spread. skip: tokens of the key, with which the places begin."""
         out = np.full((min(most, hi - lo), length), -1, np.int32)
         _gather(self.text, self.ends, self.positions, lo, hi, skip, out)
         return out
 
     def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
-        """What a tree of the corpus would say: the same counts, read off ranges.
+        """The same as a suffix tree of the corpus; the counts are the sizes of ranges.
 
-        Nothing is speculated after the end of a document. All of `context` is looked up, so cut it to a tree's depth
-        beforehand; of continuations of one count the smaller token goes first."""
+        Nothing follows the end of a document. All of `context` is looked up, so cut it to the tree's depth before. Of
+        equally frequent continuations the smaller token comes first."""
         return _speculate(self.text, self.ends, self.positions, np.asarray(context, np.int64), *sizes)
 
 
@@ -241,17 +241,17 @@ class SuffixArray(Speculator):
 
 @njit(cache=True)
 def _longest(text, ends, positions, key, least):  # type: ignore[no-untyped-def]
-    """What occurs with n tokens occurs with n - 1, so the length is found by halving."""
-    found, place, below, above = 0, 0, least - 1, len(key)
+    """SuffixArray.longest, by bisection: a suffix of n tokens occurs only if that of n - 1 tokens does."""
+    matched, place, below, above = 0, 0, least - 1, len(key)
     while below < above:
         length = (below + above + 1) // 2
         suffix = key[len(key) - length :]
         lo = _first(text, ends, positions, suffix, 0, len(positions), 0)
         if lo < len(positions) and _compare(text, ends, positions[lo], suffix) == 0:
-            found, place, below = length, lo, length
+            matched, place, below = length, lo, length
         else:
             above = length - 1
-    return found, place, _end_of(text, ends, positions, key[len(key) - found :], place) if found else 0
+    return matched, place, _end_of(text, ends, positions, key[len(key) - matched :], place) if matched else 0
 
 
 @njit(cache=True)
@@ -263,7 +263,7 @@ def _find(text, ends, positions, key):  # type: ignore[no-untyped-def]
 
 @njit
 def _end_of(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
-    """Where the range that begins at `lo` ends. Most ranges are short, so the search strides from there."""
+    """The end of the range that begins at `lo`. Most ranges are short, so the search doubles its steps from there."""
     step = 1
     while lo + step < len(positions) and _compare(text, ends, positions[lo + step], key) < 1:
         step *= 2
@@ -272,7 +272,7 @@ def _end_of(text, ends, positions, key, lo):  # type: ignore[no-untyped-def]
 
 @njit
 def _first(text, ends, positions, key, lo, hi, least):  # type: ignore[no-untyped-def]
-    """First place from `lo` on whose suffix compares `least` or more; `hi` if none below it does."""
+    """First index from `lo` on whose suffix compares as `least` or more; `hi` if there is none before it."""
     while lo < hi:
         middle = (lo + hi) // 2
         if _compare(text, ends, positions[middle], key) < least:
@@ -284,13 +284,13 @@ def _first(text, ends, positions, key, lo, hi, least):  # type: ignore[no-untype
 
 @njit
 def _compare(text, ends, begin, key):  # type: ignore[no-untyped-def]
-    """-1, 0 or 1: the suffix comes before the key, begins with it, or comes after. A document's end is before all."""
+    """-1, 0 or 1: the suffix is before the key, begins with it, or is after it. A document's end comes first."""
     end_token = text[len(text) - 1]
     for i in range(len(key)):
         token = np.int64(text[begin + i])
         if token != key[i]:
             return -1 if token < key[i] else 1
-        # Only a key with an end token inside can reach over a document's end.
+        # Only a key with an end token inside can cross a document's end.
         if token == end_token and i + 1 < len(key):
             after = begin + i + 1
             if ends[np.searchsorted(ends, after)] == after:
@@ -313,7 +313,7 @@ def _gather(text, ends, positions, lo, hi, skip, out):  # type: ignore[no-untype
 
 @njit(cache=True)
 def _speculate(text, ends, positions, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """As Speculator._speculate."""
+    """SuffixArray._speculate."""
     best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
     if len(text) == 0 or (len(context) and context[len(context) - 1] == text[len(text) - 1]):
         return best[0], best[1], best[2], match
@@ -336,14 +336,14 @@ TOKEN, PARENT, _DEPTH, LO, HI = range(5)  # of a node: PARENT is 0 for the root,
 
 @njit(cache=True)
 def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # type: ignore[no-untyped-def]
-    """(nodes int64 [n, 5], their probabilities): at most `size` continuations of places whose key has `skip` tokens.
+    """(nodes int64 [n, 5], their probabilities): at most `size` tokens that follow places whose key has `skip` tokens.
 
-    The heaviest path, or with `branch` the likeliest nodes of all, at least `min_prob` likely, at most `deepest` deep,
-    and nothing after a token of `stop`. LO to HI of a node are the places that have it.
+    The most frequent path, or with `branch` the likeliest nodes of all, with a probability of at least `min_prob`, at
+    most `deepest` deep, and none below a token of `stop`. LO to HI of a node are its places.
 
-    One list in order of probability, read from the front: a node's children are put in after it. Places are sorted by
-    what follows, so a token's places are a run. One that is likely enough is at least `stride` long, and looking at
-    every place that far from the last run finds all of them."""
+    One list in order of probability is read from the front, and the children of the node read are inserted. Places are
+    sorted by what follows, so those of a token are a run. A run that is likely enough has at least `stride` places, so
+    reading one place in every `stride` after the last run finds all such runs."""
     nodes, probs = np.empty((size, 5), np.int64), np.empty(size, np.float64)
     num, read, prob, depth, lo, hi = 0, 0, 1.0, 0, 0, len(positions)
     while lo < hi:
@@ -370,7 +370,7 @@ def likeliest(text, positions, skip, size, deepest, stop, min_prob, branch):  # 
 
 @njit
 def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
-    """The token `offset` after the place `at`, and the range of the places in lo..hi that have it there."""
+    """The token at `offset` from place `at`, and the range of the places in lo..hi that have it there."""
     token = text[positions[at] + offset]
     first, last = lo, at
     while first < last:
@@ -394,7 +394,8 @@ def _run(text, positions, lo, at, hi, offset):  # type: ignore[no-untyped-def]
 
 @njit
 def _insert(nodes, probs, num, node, prob):  # type: ignore[no-untyped-def]
-    """Put a node after all that are as likely or likelier; what does not fit falls off. How many there are then."""
+    """Insert a node after all that are as likely or likelier; drops the last one if the list is full. Returns the
+    number of nodes."""
     if num == len(nodes) and probs[num - 1] >= prob:
         return num
     i = min(num, len(nodes) - 1)

@@ -1,11 +1,11 @@
-"""Suffix tree of bounded depth: how often any run of tokens has been seen, and what goes on from it.
+"""Suffix tree of bounded depth: how often any run of tokens has been seen, and what followed it.
 
-Every place of a sequence puts a path of up to `depth` tokens into the tree, and the paths of the last `depth` places
-grow with each token. Edges hold runs of tokens (where in the text, how long). Every path ends at a node, so a node's
-count is that of every point on the edge above it, and there are at most 2 nodes a token.
+Every place of a sequence is the start of a path of up to `depth` tokens; the paths of the last `depth` places grow with
+each token. Edges hold runs of tokens, as place and length in the text. Every path ends at a node, so a node's count
+holds for every point on the edge above it, and there are at most 2 nodes a token.
 
-An edge points to the latest text that went along it. Sequences are taken out in the order they came, so the text of
-an edge that is still in use is still there.
+An edge points to the latest text that took it. Sequences are removed in the order they came, so the text of an edge in
+use is still there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from paceline.engine.tree import IntArray
 
-# Columns of a node. BEST is the child with the highest count, of equals the latest, or STALE; CHAIN goes on in a
-# bucket of the hash table of (parent, first token of the edge).
+# Columns of a node. BEST is the child with the highest count, the latest among equals, or STALE; CHAIN is the next node
+# in a bucket of the hash table of (parent, first token of the edge).
 PARENT, COUNT, START, LENGTH, BEST, FIRST, NEXT, BACK, CHAIN = range(9)
 NODES, FREE, TEXT = range(3)
 ROOT, NONE, GONE, STALE = 0, -1, -2, -2
@@ -40,7 +40,7 @@ def append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyp
         nodes[ROOT, COUNT] += 1
         for k in range(len(active) - 2, -1, -1):
             node = active[k]
-            if node > ROOT and nodes[node, FIRST] < 0 and nodes[node, COUNT] == 1:  # nobody else's, as most are
+            if node > ROOT and nodes[node, FIRST] < 0 and nodes[node, COUNT] == 1:  # of this path alone, as most are
                 nodes[node, LENGTH] += 1
                 active[k + 1] = node
             elif node >= 0:
@@ -49,7 +49,7 @@ def append(nodes, heads, text, counts, active, tokens):  # type: ignore[no-untyp
 
 @njit
 def _grow(nodes, heads, text, counts, node, at):  # type: ignore[no-untyped-def]
-    """The path that ends at `node` goes on by text[at]; where it ends then."""
+    """Extend the path that ends at `node` by text[at]; its new end."""
     child = _child(nodes, heads, text, node, text[at])
     if child >= 0:
         return _follow(nodes, heads, text, counts, node, child, at)
@@ -84,7 +84,7 @@ def _follow(nodes, heads, text, counts, node, child, at):  # type: ignore[no-unt
 
 @njit
 def _split(nodes, heads, text, counts, node, child, at):  # type: ignore[no-untyped-def]
-    """A node for the first token of the edge to `child`, where a path ends now."""
+    """A new node after the first token of the edge to `child`, where a path ends now."""
     middle = _new(nodes, counts)
     nodes[middle, COUNT] = nodes[child, COUNT] + 1
     nodes[middle, START] = at
@@ -104,7 +104,7 @@ def _shorten(nodes, child):  # type: ignore[no-untyped-def]
 
 @njit
 def _absorb(nodes, heads, text, counts, node, child):  # type: ignore[no-untyped-def]
-    """`node`, at which no path ends and nothing branches, becomes part of the edge to `child`."""
+    """Make `node`, at which no path ends and nothing branches, part of the edge to `child`."""
     parent = nodes[node, PARENT]
     best = nodes[parent, BEST]
     _detach(nodes, heads, text, child)
@@ -116,12 +116,12 @@ def _absorb(nodes, heads, text, counts, node, child):  # type: ignore[no-untyped
     _free(nodes, counts, node)
 
 
-# Taking out ----------------------------------------------------------------------------------------------------------
+# Removing ------------------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)
 def remove(nodes, heads, text, counts, start, length, depth):  # type: ignore[no-untyped-def]
-    """Take out the paths of a sequence, that of each of its places."""
+    """Remove the paths of a sequence, one for each of its places."""
     nodes[ROOT, COUNT] -= length
     for begin in range(start, start + length):
         at, end, node = begin, min(begin + depth, start + length), ROOT
@@ -142,7 +142,7 @@ def remove(nodes, heads, text, counts, start, length, depth):  # type: ignore[no
 
 @njit
 def _prune(nodes, heads, text, counts, node):  # type: ignore[no-untyped-def]
-    """Free a node that no path goes through any more, and the one path below it."""
+    """Free a node without paths, and the one path below it."""
     parent = nodes[node, PARENT]
     _detach(nodes, heads, text, node)
     if nodes[parent, BEST] == node:
@@ -179,7 +179,7 @@ def _free(nodes, counts, node):  # type: ignore[no-untyped-def]
 
 @njit
 def _attach(nodes, heads, text, parent, child):  # type: ignore[no-untyped-def]
-    """Make `child` the first child of `parent`, findable by the first token of its edge."""
+    """Make `child` the first child of `parent`, and add it to the hash table."""
     nodes[child, PARENT] = parent
     nodes[child, BACK] = NONE
     nodes[child, NEXT] = nodes[parent, FIRST]
@@ -194,7 +194,7 @@ def _attach(nodes, heads, text, parent, child):  # type: ignore[no-untyped-def]
 
 @njit
 def _detach(nodes, heads, text, child):  # type: ignore[no-untyped-def]
-    """Undo _attach, but for the best child of the parent."""
+    """Undo _attach, except for the best child of the parent."""
     parent, before, after = nodes[child, PARENT], nodes[child, BACK], nodes[child, NEXT]
     if before >= 0:
         nodes[before, NEXT] = after
@@ -214,7 +214,7 @@ def _detach(nodes, heads, text, child):  # type: ignore[no-untyped-def]
 
 @njit
 def _prefer(nodes, parent, child):  # type: ignore[no-untyped-def]
-    """`child` has one more path: it may be the best now."""
+    """Update the best child of `parent` after `child` got one more path."""
     best = nodes[parent, BEST]
     if best == NONE or (best != STALE and nodes[child, COUNT] >= nodes[best, COUNT]):
         nodes[parent, BEST] = child
@@ -222,7 +222,7 @@ def _prefer(nodes, parent, child):  # type: ignore[no-untyped-def]
 
 @njit
 def _best(nodes, node):  # type: ignore[no-untyped-def]
-    """The best child of a node, looked for anew if it lost paths; NONE if there is no child."""
+    """The best child of a node, searched again if it lost paths; NONE without children."""
     if nodes[node, BEST] == STALE:
         best = child = nodes[node, FIRST]
         while child >= 0:
@@ -264,7 +264,7 @@ def hash_all(nodes, heads, text, num_nodes):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
-    """The node on whose edge `tokens` end, NONE if they do not occur, and how much of the edge they take."""
+    """The node at whose edge `tokens` end and the tokens used of that edge; NONE and 0 if they do not occur."""
     node, used = ROOT, 0
     for token in tokens:
         if used < nodes[node, LENGTH]:
@@ -280,7 +280,7 @@ def walk(nodes, heads, text, tokens):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def speculate(nodes, heads, text, active, context, most, factor, offset, min_prob, branch):  # type: ignore[no-untyped-def]
-    """As Speculator._speculate."""
+    """SuffixTree._speculate."""
     best, match, best_score = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64)), 0, 0.0
     for length in range(1, len(context) + 1):
         node, used = walk(nodes, heads, text, context[len(context) - length :])
@@ -300,11 +300,10 @@ def speculate(nodes, heads, text, active, context, most, factor, offset, min_pro
 
 @njit
 def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: ignore[no-untyped-def]
-    """One list in order of probability, read from the front: what a place may go on with is put in after it.
+    """Tokens, parents and probabilities of what follows `used` tokens of the edge to `node`; shares are times `prob`.
 
-    prob  that of the place on the edge to `node` where it begins, by which the shares of its children are multiplied.
-
-    Entry i of the lists is a drafted token once i has been read: where it stands, its parent and its probability."""
+    One list in order of probability is read from the front, and what may follow the entry read is inserted. Entry i is
+    a drafted token: its node, the tokens used of that node's edge, its parent and its probability."""
     at, upto, parent = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     probs = np.empty(size, np.float64)
     num, read = 0, 0
@@ -330,7 +329,8 @@ def _likeliest(nodes, text, node, used, prob, size, min_prob, branch):  # type: 
 
 @njit
 def _insert(at, upto, parent, probs, num, node, used, above, prob):  # type: ignore[no-untyped-def]
-    """Put an entry after all that are as likely or likelier; what does not fit falls off. How many there are then."""
+    """Insert an entry after all that are as likely or likelier; drops the last one if the list is full. Returns the
+    number of entries."""
     if num == len(at) and probs[num - 1] >= prob:
         return num
     i = min(num, len(at) - 1)
@@ -341,15 +341,16 @@ def _insert(at, upto, parent, probs, num, node, used, above, prob):  # type: ign
     return num + 1 if num < len(at) else num
 
 
-# The tree and what it is asked -----------------------------------------------------------------------------------
+# The tree ------------------------------------------------------------------------------------------------------------
 
 
 class Speculation(NamedTuple):
     """What may follow a context.
 
-    tokens  int64 [n]; parent int64 [n], 0 for the root and 1 for the first token; probs float64 [n], how likely the
-    tree holds each to be. score: the sum of `probs`, the tokens it expects to be accepted. match: tokens of the
-    context that it goes on from."""
+    tokens  int64 [n].
+    parent  int64 [n]: 0 is the root, 1 the first token.
+    probs   float64 [n]: estimated probability of each. score: their sum, an estimate of the tokens accepted.
+    match   tokens of the context that were matched."""
 
     tokens: IntArray
     parent: IntArray
@@ -359,7 +360,7 @@ class Speculation(NamedTuple):
 
 
 class Speculator:
-    """Text that knows how often any run of tokens stands in it, and what goes on from there."""
+    """A text that can count any run of its tokens and continue it."""
 
     def speculate(
         self,
@@ -370,11 +371,10 @@ class Speculator:
         min_prob: float = 0.1,
         branch: bool = False,
     ) -> Speculation:
-        """The continuation of the highest score, of all that begin after a suffix of `context`, of equals that of the
-        longest suffix.
+        """The continuation with the highest score, over all suffixes of `context`; among equals, of the longest one.
 
-        After m matched tokens min(most, floor(factor * m + offset)) tokens, each at least `min_prob` likely: the
-        heaviest path, or the likeliest nodes of all with `branch`."""
+        After m matched tokens it has up to min(most, floor(factor * m + offset)) tokens, each with a probability of at
+        least `min_prob`: the most frequent path, or with `branch` the likeliest nodes of all."""
         sizes = most, float(factor), float(offset), float(min_prob), branch
         tokens, parent, probs, match = self._speculate(context, *sizes)
         return Speculation(tokens, parent, probs, float(probs.sum()), int(match))
@@ -385,10 +385,10 @@ class Speculator:
 
 
 class SuffixTree(Speculator):
-    """Counts of all runs of up to `depth` tokens in the sequences it holds.
+    """Counts of all runs of up to `depth` tokens in its sequences.
 
-    depth     longest run that is counted; a context and what is drafted after it share it.
-    capacity  tokens to make room for, 92 bytes each at most; the arrays double when there are more."""
+    depth     tokens of the longest run counted, context and draft together.
+    capacity  tokens to make room for, at most 92 bytes each; the arrays double when there are more."""
 
     def __init__(self, depth: int, capacity: int = 64):
         self.depth = depth
@@ -399,7 +399,7 @@ class SuffixTree(Speculator):
         self._nodes[ROOT, COUNT] = self._nodes[ROOT, LENGTH] = 0
         self._heads = np.empty(0, np.int32)
         self._counts = np.array([1, NONE, 0], np.int64)
-        # Entry k is the node of the last k tokens of the open sequence.
+        # Entry k: the node of the last k tokens of the open sequence.
         self._active = np.full(depth + 1, NONE, np.int32)
         self._active[0] = ROOT
         self._make_room(max(capacity, 1))
@@ -408,33 +408,33 @@ class SuffixTree(Speculator):
         return sum(self._lengths) + self._open
 
     def append(self, tokens: Sequence[int] | IntArray) -> None:
-        """Put `tokens`, each 0 or more, after the open sequence."""
+        """Append `tokens`, each 0 or more, to the open sequence."""
         if self._counts[TEXT] + len(tokens) > len(self._text):
             self._make_room(len(tokens))
-        # A fresh int32 array whatever comes in, so that only one version is ever compiled.
+        # Always a fresh int32 array, so that one version is compiled.
         new = np.array(tokens, np.int32)
         append(self._nodes, self._heads, self._text, self._counts, self._active, new)
         self._open += len(tokens)
 
     def close(self) -> None:
-        """End the open sequence; what is appended next begins another."""
+        """End the open sequence; the next tokens begin another."""
         self._lengths.append(self._open)
         self._open = 0
         self._active[1:] = NONE
 
     def remove(self) -> None:
-        """Take out the oldest closed sequence."""
+        """Remove the oldest closed sequence."""
         length = self._lengths.popleft()
         start = int(self._counts[TEXT]) - self._open - sum(self._lengths) - length
         remove(self._nodes, self._heads, self._text, self._counts, start, length, self.depth)
 
     def _speculate(self, context: Sequence[int] | IntArray, *sizes: float) -> tuple[Any, ...]:
-        """A match at the very end of the open sequence is not counted, for nothing has followed it yet."""
+        """The end of the open sequence itself is not counted as a match, because nothing has followed it yet."""
         key = np.array(context[-(self.depth - 1) :] if self.depth > 1 else context[:0], np.int32)
         return speculate(self._nodes, self._heads, self._text, self._active, key, *sizes)
 
     def _make_room(self, more: int) -> None:
-        """Room for `more` tokens; the text of sequences that were taken out goes."""
+        """Make room for `more` tokens; the text of removed sequences goes."""
         live = len(self)
         capacity = max(2 * (live + more), len(self._text))
         gone = int(self._counts[TEXT]) - live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ import torch
 from tests import gguf_files, models, native
 
 from paceline.cli import main
-from paceline.cost.beside import Answer, advice, measure
-from paceline.cost.mirror import Law
+from paceline.cost.draft_device import Measurement, advice, measure
+from paceline.cost.mirror import LatencyModel
 from paceline.target.load import load, load_tokenizer
 
-PROMPTS = ["the cat and the dog", "there was", "and then the little cat said: hello the cat"]
+PROMPTS = ["the cat and the dog", "there was", "and then the little cat text: hello the cat"]
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +31,9 @@ def test_the_parts_of_a_round_are_measured(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     answer = measure(target, load_tokenizer(folder), f"{folder},kappa=3", PROMPTS, max_tokens=24)
     assert answer.here is None, "one thread is not split"
-    assert answer.law.after > 0 < answer.law.ahead
-    assert 0 < answer.law.hit <= 1
-    assert answer.plain > answer.law.after
+    assert answer.latency.after > 0 < answer.latency.ahead
+    assert 0 < answer.latency.hit <= 1
+    assert answer.plain > answer.latency.after
     assert (target.threads, os.sched_getaffinity(0)) == (threads, cores)
 
 
@@ -51,13 +52,14 @@ def test_beside_is_measured_too_and_the_cores_are_given_back(folder: Path, monke
 
 
 def test_what_is_said_of_it() -> None:
-    law = Law(0.0, 0.002, 0.004, 0.001, 0.5)
-    told = {"draft": "d", **Answer(law, Law(0.0, 0.002, 0.004, 0.001, 0.5, together=1.5), 0.006, 0.003).to_json()}
-    said = advice(told)
-    assert "50% of rounds" in said
-    assert "0.50 times" in said, "measured"
-    assert "1.50 times as long" in said
-    assert "beside no target" in advice({"draft": "d", **Answer(Law(0, 1, 2, 1, 0.0), None, None, 1.0).to_json()})
+    latency = LatencyModel(0.0, 0.002, 0.004, 0.001, 0.5)
+    measured = Measurement(latency, replace(latency, together=1.5), 0.006, 0.003)
+    text = advice({"draft": "d", **measured.to_json()})
+    assert "50% of rounds" in text
+    assert "0.50 times" in text, "measured"
+    assert "1.50 times as long" in text
+    never = Measurement(LatencyModel(0, 1, 2, 1, 0.0), None, None, 1.0)
+    assert "with no target" in advice({"draft": "d", **never.to_json()})
 
 
 def test_tune_answers_and_predict_takes_its_hit_rate(
@@ -100,6 +102,6 @@ def test_a_gguf_file_is_predicted_like_its_folder(
 )
 def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str) -> None:
     assert main(["predict", str(folder), "--draft", str(folder), *more]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert says in text
+    assert text.count("\n") == 1

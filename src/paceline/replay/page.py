@@ -1,58 +1,48 @@
-"""A replay's report as one HTML page: tables and plots, nothing loaded from anywhere, for a phone and for a desk.
+"""The report of a replay as one HTML page with tables and plots.
 
     page(report, bases)      # report: what `paceline replay --json` prints
-
-The plots are SVG, so that the page is a few dozen kilobytes and needs no script.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from jinja2 import Environment
 from markupsafe import Markup
 
-from paceline.workbench.report import COLORS, Curve, plot, style
+from paceline.replay.report import OVERALL
+from paceline.workbench.report import COLORS, Curve, plot, render
 
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
 DEEPEST = 16
 """Depths in the plot."""
 
 
 def page(report: dict[str, Any], bases: Sequence[str]) -> str:
-    """The page. bases[i] is what drafter i is a variant of; variants of one are joined in the plot over nodes."""
+    """The page. bases[i]: the drafter that drafter i is a variant of. One line of the plot over nodes joins the
+    variants of one drafter."""
     results = report["results"]
-    overall = [result for result in results if result["category"] == "overall"]
+    specs = list(dict.fromkeys(result["draft"] for result in results))
+    color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(specs)}
+    overall = [result for result in results if result["category"] == OVERALL]
     categories = list(dict.fromkeys(result["category"] for result in results))
-    base_of = dict(zip(_specs(results), bases, strict=False))
-    color_of = {spec: COLORS[i % len(COLORS)] for i, spec in enumerate(_specs(results))}
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files("paceline.pages") / "replay.html.jinja").read_text("utf-8"))
-    return template.render(
+    by_category = [(name, [result for result in results if result["category"] == name]) for name in categories]
+    return render(
+        TEMPLATE,
         report=report,
-        style=style(),
         name=PurePath(report["trace"]).name,
         overall=overall,
         color_of=color_of,
-        by_category=[
-            (category, [result for result in results if result["category"] == category])
-            for category in categories
-            if len(categories) > 1
-        ],
+        by_category=by_category if len(categories) > 1 else [],
         most=max((result["mean_accepted_tokens"] for result in results), default=1.0),
         depths=_depths(overall, color_of),
-        nodes=_nodes(overall, base_of, color_of),
+        nodes=_nodes(overall, dict(zip(specs, bases, strict=False)), color_of),
     )
 
 
-def _specs(results: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(result["draft"] for result in results))
-
-
 def _depths(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Markup:
-    """Share of drafts accepted to each depth, of those that reach it."""
+    """Plot, by depth, the share of drafts accepted to that depth, of those that reach it."""
     lines = []
     for result in overall:
         shares = result["accepted_by_depth"][:DEEPEST]
@@ -64,7 +54,7 @@ def _depths(overall: Sequence[dict[str, Any]], color_of: dict[str, str]) -> Mark
 
 
 def _nodes(overall: Sequence[dict[str, Any]], base_of: dict[str, str], color_of: dict[str, str]) -> Markup:
-    """Tokens a round against nodes verified a round; variants of one drafter are one line."""
+    """Plot tokens a round over nodes verified a round."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for result in overall:
         groups.setdefault(base_of[result["draft"]], []).append(result)
