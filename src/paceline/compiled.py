@@ -1,4 +1,4 @@
-"""Shared by the compiled loops: reading numbers at an address, and bfloat16, which NumPy lacks."""
+"""For compiled loops: numbers at an address, and bfloat16, which NumPy lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import overload
 
-intrinsic: Any = numba_intrinsic  # its type hides that the typing context is not the caller's to give
+intrinsic: Any = numba_intrinsic  # its type demands the typing context, which callers do not pass
 
 
 @intrinsic
@@ -65,7 +65,7 @@ def halves(where: Any, size: Any) -> Any:
 
 
 def widened(number):  # type: ignore[no-untyped-def]
-    """float32 of bfloat16 bits (uint16), or of a float32. For compiled functions over either."""
+    """float32 of bfloat16 bits (uint16) or of a float32, in compiled functions."""
     raise NotImplementedError("compiled code only")
 
 
@@ -75,7 +75,7 @@ def _widened(number):  # type: ignore[no-untyped-def]
 
 
 def put(out, at, number):  # type: ignore[no-untyped-def]
-    """out[at] = number, rounded where `out` holds bfloat16 bits (uint16). For compiled functions over either."""
+    """out[at] = number, rounded if `out` holds bfloat16 bits (uint16), in compiled functions."""
     raise NotImplementedError("compiled code only")
 
 

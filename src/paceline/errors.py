@@ -1,7 +1,7 @@
-"""Errors a user can cause, each worth one clear line: what was wrong, what exists, what to do.
+"""Errors that a user can cause. Each message is one line: what was wrong, what exists, what to do.
 
-Everything else is a bug and keeps its traceback. The command line prints a PacelineError as one line and exits
-with status 2; a Python user catches `PacelineError` (or the narrower class).
+Everything else is a bug and keeps its traceback. The command line prints a PacelineError as one line and exits with
+status 2.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class PacelineError(Exception):
-    """Base of every error that the caller can mend."""
+    """Base of all errors that the caller can mend."""
 
 
 class ModelError(PacelineError):
@@ -30,7 +30,7 @@ class StoreError(PacelineError):
 
 
 class NumericError(PacelineError):
-    """The target's logits are not numbers any more."""
+    """Logits or probabilities are not finite numbers."""
 
 
 class RowError(Exception):
@@ -42,15 +42,15 @@ class RowError(Exception):
 
 
 def install(extra: str) -> str:
-    """How to install the packages of an extra: what an error says about one that is missing."""
+    """How to install the packages of an extra, for the message of an error."""
     absent = [name for name, installed in _packages(extra) if not installed] or [name for name, _ in _packages(extra)]
     by_name = f", elsewhere: pip install {' '.join(absent)}" if absent else ""
     return f"in a checkout of Paceline: pip install '.[{extra}]'{by_name}"
 
 
 def _packages(extra: str) -> list[tuple[str, bool]]:
-    """The packages of an extra, and whether each is installed; none where Paceline itself runs without being so."""
-    from importlib import metadata  # both are slow, and needed for an error alone
+    """The packages of an extra, and whether each is installed; none if Paceline itself is not installed."""
+    from importlib import metadata  # both imports are slow, and only errors need them
 
     from packaging.requirements import Requirement
 
@@ -58,25 +58,25 @@ def _packages(extra: str) -> list[tuple[str, bool]]:
         wanted = [Requirement(line) for line in metadata.requires("paceline") or ()]
     except metadata.PackageNotFoundError:
         return []
-    found: list[tuple[str, bool]] = []
-    for one in wanted:
-        if one.marker is None or not one.marker.evaluate({"extra": extra}):
+    packages: list[tuple[str, bool]] = []
+    for requirement in wanted:
+        if requirement.marker is None or not requirement.marker.evaluate({"extra": extra}):
             continue
-        if one.name == "paceline":
-            found += [package for inner in one.extras for package in _packages(inner)]
+        if requirement.name == "paceline":
+            packages += [package for inner in requirement.extras for package in _packages(inner)]
         else:
-            found.append((one.name, any(metadata.distributions(name=one.name))))
-    return found
+            packages.append((requirement.name, any(metadata.distributions(name=requirement.name))))
+    return packages
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'sam'?"` when one of `known` is close to `word`, else an empty string."""
-    import difflib  # slow, and the first thing that the command line would wait for
+    """`" Did you mean 'sam'?"` if one of `known` is close to `word`, else an empty string."""
+    import difflib  # slow, and the command line would wait for it
 
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def shortened(text: str, most: int = 120) -> str:
-    """A text of about `most` characters at most, for a message; a long one loses its middle."""
+    """`text` for a message: a text longer than `most` characters loses its middle."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"

@@ -1,7 +1,4 @@
-"""Ctrl-C before a command can stop by itself: one line, status 130, no traceback. Imports nothing slow.
-
-Later the loops of an engine and of a training check for Ctrl-C between two rounds or steps.
-"""
+"""Ctrl-C before a command's own loop watches for it: one line, status 130, no traceback. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ STATUS = 130
 
 
 def at_once() -> None:
-    """From here on Ctrl-C ends the process at once: for the first moments, while modules are imported."""
+    """Let Ctrl-C end the process at once, while modules are imported."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another handler stays
         signal.signal(signal.SIGINT, _leave)
 
@@ -30,8 +27,9 @@ def _leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoRet
 
 
 class ByException:
-    """Within it Ctrl-C raises KeyboardInterrupt and sets `pressed`, for libraries may turn the exception into another.
-    While torch is imported, which an exception may break, the process ends at once."""
+    """A context in which Ctrl-C raises KeyboardInterrupt and sets `pressed`, as libraries may replace the exception.
+
+    While torch is imported, which an exception may break, Ctrl-C ends the process at once."""
 
     def __init__(self) -> None:
         self.pressed = False

@@ -3,7 +3,7 @@
     for where, record in objects("log.jsonl", ConversationError, "an answer"): ...      # where: "log.jsonl, line 7"
     with Appender.open(Path("log.jsonl")) as log: log.append([record])
 
-Whatever is wrong with JSON from outside is a PacelineError of one line. At any moment, and after a crash or on a full
+Every fault of a JSON text from outside is a PacelineError of one line. At any moment, and after a crash or on a full
 disk, a written file holds whole lines.
 """
 
@@ -29,15 +29,15 @@ from paceline.errors import PacelineError
 PIECE_BYTES = 1 << 20
 """Bytes of a piece: some seconds of work."""
 DEPTH = 100
-"""Most levels of nesting. Python's own limit depends on the depth of the caller in the stack."""
+"""Most levels of nesting. Python's own limit depends on the caller's depth in the stack."""
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Whole lines of a file, to be read by themselves, on any machine: bytes [begin, end); end None: all the rest.
+    """Whole lines of a file, which any machine can read by themselves: bytes [begin, end); end None: all the rest.
 
-    line  the first one's number."""
+    line  number of the first line."""
 
     path: Path
     begin: int = 0
@@ -53,7 +53,7 @@ class Piece:
 
 
 def pieces_of(path: Path, error: type[PacelineError]) -> Iterator[Piece]:
-    """A file's pieces in order; one for an empty file, and for a gzipped one, which can only be read from its
+    """A file's pieces in order. An empty file is one piece; so is a gzipped one, which can be read only from its
     beginning. Raises `error` if the file cannot be read."""
     try:
         with path.open("rb") as raw:
@@ -79,8 +79,8 @@ class NotJSON(PacelineError, ValueError):
 
 
 def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """`json.loads`. NotJSON for bytes that are not UTF-8, a syntax error, nesting deeper than DEPTH, an integer of
-    more digits than Python reads, and half a surrogate pair (no text can be made of it)."""
+    """As `json.loads`. NotJSON for bytes that are not UTF-8, a syntax error, nesting deeper than DEPTH, an integer with
+    more digits than Python reads, and half of a surrogate pair, which no text can hold."""
     try:
         text = text.removeprefix(BOM).decode() if isinstance(text, bytes) else text
         value = json.loads(text, parse_constant=parse_constant)
@@ -91,7 +91,7 @@ def loads(text: str | bytes, parse_constant: Callable[[str], Any] | None = None)
         raise NotJSON(f"not JSON: {error.msg} at {line}column {error.colno}") from None
     except RecursionError:
         raise NotJSON(_DEEP) from None
-    except ValueError:  # the only other one: int() of a long text is refused, as it would take quadratic time
+    except ValueError:  # int() refuses a long text, which would take quadratic time
         raise NotJSON("a whole number of more than 4,300 digits is not read") from None
     if text.count("[") + text.count("{") > DEPTH and _is_deep(value):
         raise NotJSON(_DEEP)
@@ -116,7 +116,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
-    """The JSON object of a line; NotJSON, which says what is `wanted`, for anything else."""
+    """The JSON object of a line; NotJSON for anything else. wanted: what the line should be, for the message."""
     value = loads(line)
     if not isinstance(value, dict):
         raise NotJSON(f"a JSON object is wanted ({wanted}), not a {type(value).__name__}")
@@ -124,7 +124,7 @@ def as_object(line: str | bytes, wanted: str) -> dict[str, Any]:
 
 
 def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, bytes]]:
-    """(line number from `first`, line) of every line that is not blank, without a byte order mark."""
+    """(line number, counted from `first`; line) of every line that is not blank, without a byte order mark."""
     for number, line in enumerate(lines, first):
         line = line.removeprefix(BOM) if number == 1 else line
         if line.strip():
@@ -133,8 +133,8 @@ def numbered(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, byte
 
 @contextmanager
 def opened(path: Path, error: type[PacelineError]) -> Iterator[IO[bytes]]:
-    """A file for reading bytes, unzipped if its first bytes or its name say that it is gzipped. What cannot be read in
-    the block raises `error`. `tell` of its `raw` counts compressed bytes."""
+    """A file of bytes, unzipped if its first bytes or its name are those of gzip. Raises `error` if it cannot be opened
+    or read."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b" or path.suffix == ".gz"
@@ -152,7 +152,7 @@ def objects(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """("file, line n", object) of every line that is not blank; `error`, which names the line, if it is not an object.
 
-    wanted  what a line should be, for the message of the error."""
+    wanted  what a line should be, for the message."""
     piece = source if isinstance(source, Piece) else Piece(Path(source))
     with opened(piece.path, error) as file:
         for number, line in numbered(piece.within(file), piece.line):
@@ -168,17 +168,17 @@ def objects(
 
 
 class Writer(Protocol):
-    """Anything that records can be appended to."""
+    """Where records are appended."""
 
     def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
-        """Write records (or lines without their ends)."""
+        """Write records, or lines without line ends."""
 
 
 class Appender:
     """Lines at the end of an unbuffered file: when `append` returns they are written.
 
-    raw   opened for writing; closed with this.
-    name  for messages; then: what follows "cannot be written" in them."""
+    raw   the file, opened for writing; `close` closes it.
+    name  for messages; then: the end of the message "cannot be written"."""
 
     def __init__(self, raw: FileIO, name: str, then: str = ""):
         self._raw, self._name, self._then = raw, name, then
@@ -186,7 +186,7 @@ class Appender:
 
     @classmethod
     def open(cls, path: Path, *, new: bool = False, then: str = "") -> Appender:
-        """Append to `path`, made if it does not exist; new: it must not exist. PacelineError if that fails."""
+        """Append to `path`, which is made if it does not exist; new: it must not exist. PacelineError if that fails."""
         try:
             return cls(path.open("xb" if new else "a+b", buffering=0), str(path), then)
         except FileExistsError as error:
@@ -195,8 +195,8 @@ class Appender:
             raise PacelineError(f"{path} cannot be written: {error.strerror}") from error
 
     def append(self, records: Iterable[Mapping[str, Any] | str]) -> None:
-        """Write records (or lines without their ends) in one piece. If that fails the file is as it was, and
-        PacelineError says why; a pipe that nobody reads any more raises BrokenPipeError."""
+        """Write records, or lines without line ends, all or none: PacelineError if that fails, BrokenPipeError for a
+        pipe that nobody reads any more."""
         rest = memoryview("".join(_line(record) for record in records).encode())
         end = os.fstat(self._raw.fileno()).st_size
         try:
@@ -230,7 +230,7 @@ class _Stream:
 
 
 def standard_output() -> Writer:
-    """Lines to standard output."""
+    """A writer of lines to standard output."""
     sys.stdout.flush()
     try:
         return Appender(FileIO(os.dup(sys.stdout.fileno()), "w"), "standard output")
@@ -239,7 +239,7 @@ def standard_output() -> Writer:
 
 
 def check_file(path: Path | None) -> Path | None:
-    """`path`; PacelineError unless a file can be written there, perhaps over another. Its folder must exist."""
+    """`path`; PacelineError unless a file can be written there or replaced. Its folder must exist."""
     if path is not None:
         with _writing(path):
             if path.exists() and not path.is_file():
@@ -262,7 +262,7 @@ def check_log(path: Path | None) -> Path | None:
 
 
 def check_folder(path: Path | None) -> Path | None:
-    """`path`; PacelineError unless files can be written into this folder, which may be made, with its parents."""
+    """`path`; PacelineError unless files can be written into this folder, or it can be made."""
     if path is not None:
         with _writing(path):
             if path.exists() and not path.is_dir():
@@ -280,7 +280,7 @@ def check_new_folder(path: Path) -> Path:
 
 
 def _try_in(folder: Path, path: Path) -> None:
-    """Write a nameless file into `folder`: permissions alone do not say that it works."""
+    """Write a nameless file into `folder`: permissions alone do not show that it works."""
     if not folder.is_dir():
         problem = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
         raise PacelineError(f"{path} cannot be written: {problem}")
@@ -298,8 +298,8 @@ def _writing(path: Path) -> Generator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a file to write, which then replaces `path` (its folder is made): `path` keeps its old content
-    if something fails. PacelineError if it cannot be written."""
+    """Yields the path of a file to write, which then replaces `path`; its folder is made. If something fails, `path`
+    keeps its old content. PacelineError if it cannot be written."""
     part = path.with_name(f"{path.name}.part")
     try:
         with _writing(path):

@@ -25,25 +25,25 @@ from paceline.target.base import Facts, Needs
 
 
 class Drafter:
-    """Proposes tokens for rows and observes what became of them.
+    """Proposes tokens for rows and observes what was accepted.
 
     name            as in the registry; reports show it.
     lossless        "yes", or what it keeps instead of the target's distribution.
     paper           where it comes from.
     Config          a frozen dataclass of its options (`paceline.draft.spec.Options`), the class's only argument; None:
                     it has no options.
-    needs           what it asks of the target's forward.
+    needs           what it needs from the target's forward.
     weight_bytes    bytes of weights that one forward of its model reads; 0: it has no model.
-    wants           what a request must bring for a draft, other than its tokens; "": nothing.
-    times_rounds    after `bind`: what it drafts depends on how long the engine's rounds take.
-    acceptance      the acceptance rule that its options ask for, if the engine is given none; None: the lossless one.
+    wants           what a request must have for a draft, other than its tokens; "": nothing.
+    times_rounds    after `bind`: whether its drafts depend on the duration of the engine's rounds.
+    acceptance      the acceptance rule of its options, used if the engine is given none; None: the lossless one.
     eos_token_ids   the target's end tokens, from `bind`.
-    prefill_tokens  tokens of prompts that this round's forward runs beside the drafts, from `begin_round`.
+    prefill_tokens  prompt tokens that this round's forward runs with the drafts, from `begin_round`.
 
     The engine calls `bind` once, then `start(row)`; each round `begin_round`, `propose(rows)` and `observe(round)`; at
-    the end `drop(row)`, for every row that was started, also where `start` or `propose` failed. `restart(row)` comes
-    where a row has lost its place in the cache and is run again. Rows come and go between rounds; no two rows of an
-    engine's life have the same `row.id`.
+    the end `drop(row)`, for every row that was started, also if `start` or `propose` failed. It calls `restart(row)`
+    when a row has lost its place in the cache and is run again. Rows come and go between rounds; their ids are unique
+    in an engine's life.
     """
 
     name: str = ""
@@ -59,48 +59,47 @@ class Drafter:
     prefill_tokens: int = 0
 
     def bind(self, target: Facts) -> None:
-        """Called once, before the first row. Overrides call this one, and raise MethodError if the target does not
-        fit."""
+        """Called once, before the first row. Overrides call this method, and raise MethodError for a target that they
+        cannot use."""
         self.eos_token_ids = target.eos_token_ids
 
     def start(self, row: Request) -> None:
         """A row joins; `row.tokens` is its prompt."""
 
     def begin_round(self, prefill_tokens: int) -> None:
-        """A round begins. Its forward will also run `prefill_tokens` tokens of prompts."""
+        """A round begins. Its forward will also run `prefill_tokens` prompt tokens."""
         self.prefill_tokens = prefill_tokens
 
     def draft(self, row: Request) -> DraftTree:
-        """A tree for one row, for methods that look at each row by itself. Others override `propose`."""
+        """A tree for one row, for methods that draft each row by itself. Others override `propose`."""
         return DraftTree.root(row.last_token)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
-        """One tree a row, rooted at `row.last_token`, no deeper than `row.max_draft` (deeper nodes are cut off).
+        """One tree for each row, rooted at `row.last_token`; nodes deeper than `row.max_draft` are cut off.
 
-        `DraftTree.root(row.last_token)` is "nothing to propose": the row decodes plainly this round, and in `a+b`
-        the next drafter is asked."""
+        `DraftTree.root(row.last_token)` proposes nothing: the row decodes plainly in this round, and in `a+b` the next
+        drafter is asked."""
         return [self._draft_or_blame(row) for row in rows]
 
     def observe(self, round: Round) -> None:
-        """After a round: `row.tokens` ends with the accepted tokens (cut where the row ended). Rows that failed in this
-        round are not in it."""
+        """Called after a round: `row.tokens` ends with its new tokens. Rows that failed in the round are not in it."""
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
-        """Called in the middle of the forward, if `needs.callback_layer` is set, when `layer` layers are done.
+        """Called during the forward, if `needs.callback_layer` is set, when `layer` layers are done.
 
-        hidden  [N, H], the states of all nodes of the round; row i's are `hidden[round.spans()[i]]`."""
+        hidden  [N, H], the states of all nodes of the round; those of row i are `hidden[round.spans()[i]]`."""
 
     def restart(self, row: Request) -> None:
         """A row was preempted: its tokens so far will be run again, as if they were a prompt.
 
-        What is known of its tokens stays. A drafter that takes states from the forward is given all of them again, so
-        it starts anew."""
+        A drafter that reads the forward's states gets all of them again, so it starts anew; others keep what they have.
+        """
         if self.needs.whole_prompt:
             self.drop(row)
             self.start(row)
 
     def drop(self, row: Request) -> None:
-        """A row has ended, failed or was given up; forget it. `row.is_complete`: its answer is worth learning from."""
+        """A row has ended, failed or was aborted; forget it. A drafter may learn from it if `row.is_complete`."""
 
     # Helpers for subclasses --------------------------------------------------------------------------------------
 
@@ -109,11 +108,11 @@ class Drafter:
         return frozenset(row.params.stop_token_ids).union(() if row.params.ignore_eos else self.eos_token_ids)
 
     def chain_after(self, row: Request, tokens: IntArray) -> DraftTree:
-        """The draft of `tokens` int64 [n], one after another."""
+        """A chain of `tokens` int64 [n]."""
         return DraftTree.chain(row.last_token, tokens, source=self.name if len(tokens) else "")
 
     def tree_after(self, row: Request, tokens: IntArray, parent: IntArray) -> DraftTree:
-        """The draft of `tokens` int64 [n]; parent int64 [n]: 0 is the row's last token, 1 the first drafted one."""
+        """A tree of `tokens` int64 [n]; parent int64 [n]: 0 is the row's last token, 1 the first drafted one."""
         source = self.name if len(tokens) else ""
         return DraftTree(np.append(row.last_token, tokens), np.append(-1, parent), source=source)
 
@@ -125,7 +124,7 @@ class Drafter:
 
 
 def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
-    """Write down who proposed `trees`, where nobody has done so."""
+    """Set `owner` and `source` of `trees` to `drafter`, unless they are set."""
     for tree in trees:
         if tree.owner is None:
             tree.owner = drafter
@@ -134,13 +133,13 @@ def stamp(trees: list[DraftTree], drafter: Drafter) -> list[DraftTree]:
 
 
 def unmet(drafter: Drafter) -> str:
-    """What a drafter's parts need of a request, for a message where nothing was drafted; "": nothing."""
+    """What a drafter's parts need of a request, for a message when nothing was drafted; "": nothing."""
     parts: Sequence[Drafter] = getattr(drafter, "parts", (drafter,))
     return "; ".join(f"{part.name} needs {part.wants}" for part in parts if part.wants)
 
 
 def rooted(tree: DraftTree, row: Request, drafter: Drafter) -> DraftTree:
-    """`tree`, if its root is the row's last token."""
+    """`tree`; RowError unless its root is the row's last token."""
     if tree.tokens[0] != row.last_token:
         raise RowError(row.id) from ValueError(f"{drafter.name} proposed a tree whose root is not the row's last token")
     return tree

@@ -1,4 +1,4 @@
-"""Drafters where our engine does not run: a Recording in a model's place, and Chains for hosts that verify no trees."""
+"""Drafters without our engine: a Recording instead of a model, and Chains for hosts that cannot verify trees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.target.tokenizer import Tokenizer
 
 @dataclass
 class Recording:
-    """The facts that a drafter is bound to where no model runs, as over recorded answers or inside another engine."""
+    """The facts that a drafter is bound to, for recorded answers or inside another engine."""
 
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
@@ -33,15 +33,15 @@ class Recording:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Recording:
-        """A recording in this tokenizer's tokens; it must name an end token, as `open_tokenizer` sees to."""
+        """A recording in this tokenizer's tokens. The tokenizer must have an end token, as `open_tokenizer` checks."""
         assert tokenizer.eos_token_id is not None
         return cls(tokenizer, (tokenizer.eos_token_id,), tokenizer.vocab_size)
 
 
 class Chains(Drafter):
-    """Drafts what `inner` does, reduced to the best single chain of each tree. `inner` is bound already, or by this.
+    """The drafts of `inner`, reduced to the best chain of each tree. `inner` may be bound already.
 
-    vocab_size  a chain ends before a token that the model does not have; None: it has all."""
+    vocab_size  a chain ends before a token from this number on; None: no limit."""
 
     def __init__(self, inner: Drafter, vocab_size: int | None = None):
         self.inner, self.name, self.vocab_size = inner, inner.name, vocab_size

@@ -1,10 +1,10 @@
-"""The one table of methods. The names users write, such as "sam,draft=20+prompt-lookup", become drafters here.
+"""The table of methods: makes drafters of specs such as "sam,draft=20+prompt-lookup".
 
     name[:checkpoint][,key=value...]       one drafter
-    a+b                                    a, and b for the rows for which a has nothing to propose
+    a+b                                    a, and b for the rows for which a proposes nothing
 
 A method is a `Drafter` class, described by its class attributes and the first line of its docstring; its module is
-imported when it is asked for. Other packages add methods through the entry-point group `paceline.drafters`
+imported on demand. Other packages add methods through the entry-point group `paceline.drafters`
 (name = "package.module:Class"). No other module of the core knows a method by name.
 """
 
@@ -67,7 +67,7 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> MethodInfo:
-    """What `name` is and which options it has; MethodError if there is no such method."""
+    """The description of a method; MethodError if there is no method `name`."""
     drafter = _load(name)
     summary = (inspect.getdoc(drafter) or "").split("\n")[0]
     config = drafter.Config
@@ -75,7 +75,7 @@ def describe(name: str) -> MethodInfo:
 
 
 def create(spec: str) -> Drafter:
-    """The drafter that `spec` names, ready for the engine. Raises MethodError that says what exists instead."""
+    """The drafter that `spec` names. Raises MethodError, which lists what exists."""
     *parts, last = [parse(part, spec) for part in split(spec)]
     if not parts:
         return _build(last, in_front=False)
@@ -92,7 +92,7 @@ def _build(part: Part, *, in_front: bool) -> Drafter:
 
 @cache
 def added() -> tuple[EntryPoint, ...]:
-    """What other packages registered. Read once: the metadata of all packages takes milliseconds."""
+    """Drafters of other packages. Read once, because that takes milliseconds."""
     return tuple(entry_points(group=GROUP))
 
 
@@ -110,7 +110,6 @@ def _table() -> dict[str, str]:
 
 
 def _load(name: str) -> type[Drafter]:
-    """The class of a method."""
     table = _table()
     if name not in table:
         raise MethodError(f"There is no drafter {name!r}.{meant(name.lower(), table)} Drafters: {', '.join(table)}.")

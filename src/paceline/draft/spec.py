@@ -7,8 +7,8 @@
     part = parse("sam,draft=20")
     SamConfig(**values(part, SamConfig))
 
-An option's type says how its value is read: int, float, bool, str, Literal, or one of these `| None`. A field named
-`checkpoint` takes the checkpoint; without a default it must be given. Knows no method.
+The type of an option is int, float, bool, str, Literal, or one of these `| None`. A field named `checkpoint` takes the
+checkpoint; without a default it must be given.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def option(
 ) -> Any:
     """A field of a dataclass of options.
 
-    default      without one the option must be given.
-    least, most  the range of a number, both ends included; None: no bound. An option that is None is in every range.
-    more         in_front: the default where another drafter follows after a `+`, if that differs."""
+    default      without it the option must be given.
+    least, most  the range of a number, both ends included; None: no bound. The value None is in every range.
+    more         in_front: the default if another drafter follows after a `+`."""
     return dataclasses.field(default=default, metadata={"help": help, "least": least, "most": most, **more})
 
 
 class Options:
-    """Base of dataclasses of options. Raises MethodError for one that is outside its range."""
+    """Base of dataclasses of options. Raises MethodError for a value outside its range."""
 
     def __post_init__(self) -> None:
         for known in fields(self):  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class OptionInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """A name with its checkpoint and options, not read yet."""
+    """A name with its checkpoint and options, as texts."""
 
     name: str
     checkpoint: str | None
@@ -68,7 +68,7 @@ class Part:
 
 
 def split(spec: str) -> list[str]:
-    """Split at every + that a name follows; a path may contain others ("model:./c++/checkpoint")."""
+    """Split at every + before a name; a path may contain others ("model:./c++/checkpoint")."""
     return re.split(r"\s*\+\s*(?=[A-Za-z][\w-]*\s*(?:[:,+]|$))", spec.strip())
 
 
@@ -182,9 +182,9 @@ def _read(text: str, hint: Any, what: str) -> Any:
                 return choice
         if kind is types.NoneType and text.lower() == "none":
             return None
-        elif kind is bool and text.lower() in _TRUE + _FALSE:
+        if kind is bool and text.lower() in _TRUE + _FALSE:
             return text.lower() in _TRUE
-        elif kind in (int, float, str):
+        if kind in (int, float, str):
             try:
                 return kind(text)
             except ValueError:

@@ -1,24 +1,22 @@
 """Acceptance rules: which drafted tokens stand, and which token the target adds. Losslessness lives here.
 
 One walk serves every rule. Every row has a cursor, which starts at the root of its tree. At each step the target's
-distribution at the cursor is warped and a token is decided; where that token is a drafted child the cursor steps to the
-child, else the row is done.
+distribution at the cursor is warped and a token is decided. If the token is a drafted child, the cursor steps to it;
+else the row is done.
 
 * Greedy: the decided token is the argmax.
-* Sampling, point-mass drafts (retrieval, argmax drafts; chain or tree): the token is drawn from the target's p.
-  That is the distribution of rejection sampling: each child x is kept with probability p(x), and when none is, the
-  token is distributed as p with the children struck out.
+* Sampling, point-mass drafts (retrieval, argmax; chain or tree): the token is drawn from the target's p. Rejection
+  sampling has the same distribution: each child x is accepted with probability p(x), and if none is, the token is drawn
+  from p with the children struck out.
 * Sampling, drafts drawn from q (chain or tree): the children are tried in the order they were drawn. Child x is
-  kept with probability min(1, p(x) / q(x)); after a rejection p becomes normalise(max(p - q, 0)) and, if the
-  children were drawn without replacement, x is struck out of q. If none is kept the token is drawn from what p
-  has become. A child that q cannot have drawn is passed over.
-  (Leviathan et al. 2023, section 2.3 for chains; SpecInfer, Miao et al. 2024, section 4.3 for trees with
-  replacement; recursive rejection sampling, Jeon et al. 2024, for those without.)
+  accepted with probability min(1, p(x) / q(x)). After a rejection p becomes normalise(max(p - q, 0)), and, if the
+  children were drawn without replacement, x is struck out of q. If no child is accepted, the token is drawn from the
+  last p. A child with q(x) = 0 is passed over.
+  (Leviathan et al. 2023, section 2.3 for chains; SpecInfer, Miao et al. 2024, section 4.3 for trees with replacement;
+  recursive rejection sampling, Jeon et al. 2024, for trees without.)
 
-This holds for any q, on one condition: every drafted child stays in the tree, whatever token was drawn. The number of
-children and their q may depend on everything that was drawn before them.
-
-If a row's logits are not numbers, its `Accepted` has the error; the other rows are decided as if it were not there.
+This holds for any q, if every drafted child stays in the tree, whatever token was drawn. The number of children and
+their q may depend on everything that was drawn before them.
 """
 
 from __future__ import annotations
@@ -47,10 +45,10 @@ from paceline.errors import NumericError, PacelineError
 
 @dataclass(slots=True)
 class Accepted:
-    """What became of one row's tree.
+    """What was accepted of one row's tree.
 
-    path      nodes that stand, root first; tokens[i] is the token decided at path[i].
-    tokens    the new tokens: those of path[1:], then one the target added. Empty for a row still in its prompt.
+    path      accepted nodes, root first; tokens[i] is the token decided at path[i].
+    tokens    the new tokens: those of path[1:], then the target's own. Empty for a row still in its prompt.
     logprobs  one entry for each of `tokens` if the request wants them, else None.
     error     why no token could be decided; then path and tokens do not count.
     """
@@ -62,7 +60,7 @@ class Accepted:
 
 
 class Cursor(NamedTuple):
-    """Where a row stands in its tree, and what was decided on the way; logits [len(tree), V]."""
+    """A row's position in its tree, and the decisions so far; logits [len(tree), V]."""
 
     request: Request
     tree: DraftTree
@@ -86,27 +84,23 @@ class Cursor(NamedTuple):
 
 
 class Rule(Protocol):
-    """An acceptance rule: it decides one token for each of some rows.
-
-    name      for reports.
-    lossless  whether answers keep the target's distribution; reports show it.
-    """
+    """An acceptance rule. name, for reports; lossless: whether answers keep the target's distribution."""
 
     name: str
     lossless: bool
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """Append a token to `done.tokens` of every cursor, and, if a drafted child carries it, that child to
+        """Append a token to `done.tokens` of every cursor, and, if a drafted child has this token, that child to
         `done.path`. Returns the cursors that stepped to a child. Raises PacelineError before it changes any cursor."""
 
 
 class Lossless:
-    """Greedy decoding and sampling as the module's docstring has them; trees may be chains."""
+    """Greedy decoding and sampling as in the module's docstring."""
 
     name, lossless = "lossless", True
 
     def decide(self, cursors: Sequence[Cursor]) -> list[Cursor]:
-        """As `Rule.decide`, for rows that are decided alike (`_alike`)."""
+        """As `Rule.decide`, for rows of one group of `_alike`."""
         params = cursors[0].request.params
         if params.is_greedy:
             return [w for w, token in zip(cursors, _greedy(cursors), strict=True) if follow(w, token)]
@@ -125,9 +119,10 @@ def accept(
     logits: Sequence[torch.Tensor],
     rule: Rule = LOSSLESS,
 ) -> list[Accepted]:
-    """Decide every row of a round. logits[i] is [len(trees[i]), V]: what the target predicts after each node.
+    """Decide every row of a round. logits[i] [len(trees[i]), V]: the target's prediction after each node.
 
-    A row whose logits are not numbers, or whose request leaves no token, has that error in its `Accepted`."""
+    If a row's logits are not numbers, or its request allows no token, its `Accepted` has the error; the other rows are
+    decided as if it were not there."""
     cursors = [Cursor(*of_row, Accepted([0], [])) for of_row in zip(requests, trees, logits, strict=True)]
     active = cursors
     if cursors and rule is LOSSLESS and on_accelerator(cursors[0].logits):
@@ -141,8 +136,8 @@ def accept(
 
 
 def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
-    """One step of rows that are decided alike. If that fails, each is decided alone: a row that fails alone gets the
-    error, the others go on."""
+    """One step of rows that are decided alike. If it fails, each row is decided alone: those that fail get their error,
+    the others go on."""
     try:
         return rule.decide(cursors)
     except PacelineError as error:
@@ -153,7 +148,7 @@ def _decide(rule: Rule, cursors: Sequence[Cursor]) -> list[Cursor]:
 
 
 def _logprobs(cursor: Cursor, count: int) -> list[TokenLogprob]:
-    """The log-probability of every decided token, with the `count` most probable ones at its place."""
+    """The log-probability of every decided token, with the `count` best tokens at its place."""
     scores = cursor.logits[cursor.done.path[: len(cursor.done.tokens)]].double().log_softmax(-1)
     tokens = torch.tensor(cursor.done.tokens, device=scores.device)
     chosen = scores.gather(-1, tokens.unsqueeze(-1))[:, 0].tolist()
@@ -166,10 +161,10 @@ def _logprobs(cursor: Cursor, count: int) -> list[TokenLogprob]:
 
 
 def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
-    """Decide all tokens of the rows that are plainly greedy; returns the other rows.
+    """Decide all tokens of the greedy rows whose logits are not shifted; returns the other rows.
 
-    For accelerators: one wait fetches the best tokens of all nodes, whatever the depth of the trees. If any node's
-    logits are not numbers, no row is decided here."""
+    On an accelerator, this fetches the best tokens of all nodes in one wait, whatever the depth of the trees. If any
+    node's logits are not numbers, it decides no row."""
     plain = [w for w in cursors if w.request.params.is_greedy and not w.request.params.shifts_logits]
     if plain:
         try:
@@ -184,8 +179,8 @@ def _greedy_at_once(cursors: Sequence[Cursor]) -> list[Cursor]:
 
 
 def _alike(active: Sequence[Cursor]) -> list[list[Cursor]]:
-    """Groups of rows that are decided together: on a CPU one by one, elsewhere those whose logits are warped alike and
-    whose drafts are all drawn or all point masses."""
+    """Groups of rows that are decided together: on a CPU each row alone; on an accelerator those whose logits are
+    warped alike and whose drafts are all drawn or all point masses."""
     if not on_accelerator(active[0].logits):
         return [[cursor] for cursor in active]
     groups: list[list[Cursor]] = []
@@ -202,7 +197,6 @@ def _alike(active: Sequence[Cursor]) -> list[list[Cursor]]:
 
 
 def _greedy(cursors: Sequence[Cursor]) -> list[int]:
-    """The best token for each row."""
     params = cursors[0].request.params
     if not params.shifts_logits:
         return [best_token(w.logits, w.node) for w in cursors]
@@ -220,7 +214,7 @@ def target_distributions(cursors: Sequence[Cursor]) -> torch.Tensor | list[torch
 def _checked(cursors: Sequence[Cursor]) -> torch.Tensor:
     """The target's logits at each cursor, float32 or float64 [R, V].
 
-    Raises NumericError as `_best` does: filters would turn NaNs into anything."""
+    Raises NumericError as `_best`, because filters would hide NaNs."""
     here = [w.logits[w.node] for w in cursors]
     scores = torch.stack(here) if len(here) > 1 else here[0].unsqueeze(0)
     _best(scores)
@@ -228,9 +222,9 @@ def _checked(cursors: Sequence[Cursor]) -> torch.Tensor:
 
 
 def _best(scores: torch.Tensor) -> list[int]:
-    """The best token of each row of `scores` [R, V]; the lowest of several.
+    """The best token of each row of `scores` [R, V]; the lowest id of equals.
 
-    Raises NumericError if a row has NaN or infinity, or nothing above minus infinity."""
+    Raises NumericError if a row has NaN or infinity, or only minus infinity."""
     if not on_accelerator(scores):
         return [best_token(scores, r) for r in range(len(scores))]
     values, indices = scores.max(-1)
@@ -249,7 +243,7 @@ def _choose(cursors: Sequence[Cursor], probs: torch.Tensor | list[torch.Tensor])
 
 
 def follow(cursor: Cursor, token: int) -> bool:
-    """Add `token` and step to the drafted child that carries it; False if there is none: the row is done."""
+    """Add `token` and step to the drafted child with this token; False if there is none: the row is done."""
     tree, done = cursor.tree, cursor.done
     done.tokens.append(token)
     for child in tree.children(cursor.node):
@@ -260,29 +254,29 @@ def follow(cursor: Cursor, token: int) -> bool:
 
 
 def sample_from(cursor: Cursor, p: torch.Tensor) -> bool:
-    """Decide a token of a row that samples from the caller's distribution p [V]; returns as `follow`."""
+    """Decide a token of a row that samples from p [V]; returns as `follow`."""
     if cursor.tree.draft_probs is not None:
         return _reject_or_follow(cursor, p)
     return follow(cursor, cursor.request.random.choose(p, cursor.position))
 
 
 def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
-    """Try the children in turn against p [V] and step to the first that stands; else draw from the residual and return
-    False: the row is done."""
+    """Try the children in turn against p [V] and step to the first that is accepted; else draw from the residual and
+    return False: the row is done."""
     request, tree, _, done = cursor
     children = tree.children(cursor.node)
     q = tree.draft_probs[cursor.node].to(p) if children else p
     for child in children:
         token = int(tree.tokens[child])
         p_token, q_token = torch.stack([p[token], q[token]]).tolist()
-        if q_token == 0:  # not drawn from q; using it in any way would change the distribution
+        if q_token == 0:  # not drawn from q; any use of it would change the distribution
             continue
         if request.random.keep(min(1.0, p_token / q_token)):
             done.tokens.append(token)
             done.path.append(child)
             return True
-        last = child == children[-1]  # then q is not needed any more
-        p, q = residual(p, q, token, tree.replacement or last)
+        is_last = child == children[-1]  # then q is not needed any more
+        p, q = residual(p, q, token, tree.replacement or is_last)
     done.tokens.append(request.random.choose(p, cursor.position))
     return False
 
@@ -290,7 +284,9 @@ def _reject_or_follow(cursor: Cursor, p: torch.Tensor) -> bool:
 def residual(
     p: torch.Tensor, q: torch.Tensor, token: int, replacement: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """p and q, both [V], after `token`, drawn from q, was rejected: normalise(max(p - q, 0)), and q without it."""
+    """The next p and q, both [V], after the rejection of `token`: normalise(max(p - q, 0)), and q without the token.
+
+    replacement: q stays as it is."""
     rest = (p - q).clamp_min(0)
     total = float(rest.sum())
     if not replacement:
@@ -298,5 +294,5 @@ def residual(
         q[token] = 0
         left = float(q.sum())
         q = q / left if left > 0 else q
-    # If p equals q nothing is rejected but by rounding; then p itself is the residual.
+    # If p equals q, only rounding rejects a token; then p itself is the residual.
     return (rest / total if total > 0 else p), q

@@ -14,14 +14,14 @@ PARTS = {
     "accept": "accept",
     "align": "align",
 }  # fmt: skip
-"""Which part of a row's statistics a part of the clock belongs to; the rest is bookkeeping."""
+"""Parts of the clock, and the part of a row's statistics that each belongs to; all others are bookkeeping."""
 
 
 class Clock:
     """Splits running time into named parts, which add up to the whole.
 
-    exact  on an accelerator a lap waits for the device, which costs time; else the part that next waits for it is
-           booked with what was running."""
+    exact  a lap waits for the accelerator, which costs time; else its running work is booked under the part that next
+           waits for it."""
 
     def __init__(self, exact: bool = False):
         self.exact = exact
@@ -41,7 +41,7 @@ class Clock:
         self._last = now
 
     def shares(self, before: Mapping[str, float], rows: int) -> dict[str, float]:
-        """A row's share of the time since `seconds` was `before`, by part of a row's statistics."""
+        """The share of each of `rows` in the time since `seconds` was `before`, by part of a row's statistics."""
         shares: dict[str, float] = {}
         for part, seconds in self.seconds.items():
             booked = PARTS.get(part, "bookkeeping")
@@ -62,7 +62,7 @@ class Profile:
         return sum(self.parts.values())
 
     def share(self, *names: str) -> float:
-        """Share of the whole that the named parts take, 0 to 1."""
+        """Share of the named parts in the whole, 0 to 1."""
         return sum(self.parts.get(name, 0.0) for name in names) / self.seconds if self.seconds else 0.0
 
     def table(self) -> list[tuple[str, float, float]]:

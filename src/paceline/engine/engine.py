@@ -2,16 +2,16 @@
 
     draft -> verify -> accept -> commit -> observe
 
-`Engine.step` is that loop's body; everything else is rows coming and going. A prompt is run by the same forward, in
-pieces; plain decoding is the drafter that proposes nothing.
+`Engine.step` is one round of the loop. A prompt is run by the same forward, in pieces; plain decoding is the drafter
+that proposes nothing.
 
     from paceline import Engine, SamplingParams
     engine = Engine("models/demo", draft="sam")
     for delta in engine.stream(["Once upon a time"], SamplingParams(max_tokens=64)):
         print(delta.text, end="")
 
-A failure ends the rows it concerns with finish_reason "error"; the others go on. Only what fails outside a request,
-such as a wrong option, is raised.
+A failure ends the rows that it concerns with finish_reason "error"; the others go on. An exception is raised only for
+a failure outside a request, such as a wrong option.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paceline.engine.clock import Clock, Profile
 from paceline.engine.memory import Memory
 from paceline.engine.prompt import Prompt, encode, is_chat
 from paceline.engine.request import Completion, Delta, Row
-from paceline.engine.round import Round, Segment, Verdict
+from paceline.engine.round import Round, Segment, Verdict, score_prompts
 from paceline.engine.sampling import SamplingParams
 from paceline.engine.scheduler import Ragged, Schedule, Turn
 from paceline.engine.tree import DraftTree, IntArray
@@ -52,9 +52,9 @@ log = logging.getLogger("paceline")
 class Loading(TypedDict, total=False):
     """How a model is loaded.
 
-    dtype, device  as of `paceline.target.load.load`.
-    exact          the same logits, bit for bit, in any draft and batch (docs/exact.md). None: where that costs no time;
-                   False: never. True is for a Target that is already loaded, too.
+    dtype, device  as in `paceline.target.load.load`.
+    exact          the same logits, bit for bit, with any draft and in any batch (docs/exact.md). None: where that costs
+                   no time; False: never. True also applies to a Target that is loaded already.
     """
 
     dtype: str
@@ -65,19 +65,19 @@ class Loading(TypedDict, total=False):
 class Engine:
     """A target, a drafter, and the rows being answered.
 
-    model          a folder, a hub id, or a Target that is already loaded.
+    model          a folder, a hub id, or a loaded Target.
     draft          "name[:checkpoint][,key=value...]", joined by "+"; or a Drafter. `paceline methods` lists them.
     max_batch      most rows answered at once; others wait.
     prefill_chunk  most prompt tokens in one forward, so that a long prompt does not hold up the other rows.
     schedule       which rows run when: "ragged" (the default), "equal", "grouped", or a Schedule.
-    rule           the acceptance rule, which says whether it is lossless; None: the drafter's, else the lossless one.
-    cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of what is free. Requests wait for
-                   it. Where rows outgrow it the youngest is preempted and run again later (docs/batching.md).
-    reuse          start from the keys and values of earlier requests whose prompts begin alike.
-    threads        processor threads of a round, of this engine and all others of its target; None: torch's number, or
-                   fewer while other processes want the cores.
-    tokenizer      another one than the model's own.
-    exact_profile  wait for the accelerator after every part of a round, so that `profile` is right; that costs time.
+    rule           the acceptance rule; None: the drafter's, else the lossless one.
+    cache_memory   most memory for keys and values, in bytes or as "2GB"; None: half of the free memory. Requests wait
+                   for it. If rows outgrow it, the youngest is preempted and run again later (docs/batching.md).
+    reuse          copy the keys and values of earlier requests whose prompts begin alike.
+    threads        processor threads of a round, for all engines of its target; None: torch's number, or fewer while
+                   other processes want the cores.
+    tokenizer      replaces the model's own.
+    exact_profile  wait for the accelerator after every part of a round, so that `profile` is exact; that costs time.
     loading        see `Loading`.
     """
 
@@ -122,7 +122,7 @@ class Engine:
     # The loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
-        """Run one round; what each row gained. Rows that ended have left when it returns."""
+        """Run one round; return what each row gained. Rows that ended have left the batch when it returns."""
         plan, deltas = Round([], [], []), list[Delta]()
         before = self._begin()
         try:
@@ -138,7 +138,7 @@ class Engine:
         return [*deltas, *(Delta.end(row) for row in failed)]
 
     def _plan(self, turns: Sequence[Turn]) -> Round:
-        """What runs in this round: a draft for every row that is decoding, a piece of prompt for the others."""
+        """The round to run: a draft for every row that is decoding, a piece of the prompt for the others."""
         self.drafter.begin_round(sum(turn.chunk for turn in turns))
         trees = self._propose([turn.row for turn in turns if not turn.chunk])
         plan = Round([], [], [])
@@ -161,8 +161,7 @@ class Engine:
         return plan
 
     def _propose(self, rows: Sequence[Row]) -> dict[int, DraftTree]:
-        """A tree by row id. Where the drafter fails at a row it is asked again for the others, whose drafts must not
-        depend on that."""
+        """Trees by row id. If the drafter fails at a row, it is asked again for the others."""
         while rows := [row for row in rows if row.finish_reason is None]:
             for row in rows:
                 row.random.begin_round(row.num_new)
@@ -172,25 +171,22 @@ class Engine:
         return {}
 
     def _verify(self, plan: Round) -> Verdict | None:
-        """ONE forward of the target over all segments. Where it fails all rows end, and there is no verdict."""
+        """ONE forward of the target over all segments. If it fails, all rows end, and the verdict is None."""
         if not plan.rows:
             return None
         needs = self.drafter.needs
         callback = None if needs.callback_layer is None else partial(self.drafter.on_layer, round=plan)
         with _Guard(self._failed, plan.rows):
             verdict = self.target.verify(plan.segments, needs, callback)
-            if any(row.params.prompt_logprobs is not None for row in plan.rows):
-                from paceline.engine.scoring import score_prompts
-
-                return score_prompts(plan, verdict)
-            return verdict
+            wants_scores = any(row.params.prompt_logprobs is not None for row in plan.rows)
+            return score_prompts(plan, verdict) if wants_scores else verdict
         for row in plan.rows:
             if row.finish_reason is None:  # the error named another row
                 _fail(row, MethodError("the forward of its round failed at another request"), self._failed)
         return None
 
     def _accept(self, plan: Round, verdict: Verdict | None) -> list[Accepted]:
-        """What became of each row's tree, by the acceptance rule. A piece of a prompt is kept whole."""
+        """What the acceptance rule accepts of each row's tree. A piece of a prompt is accepted whole."""
         outcomes = [Accepted(list(range(len(segment.tokens))), []) for segment in plan.segments]
         decisive = [i for i in range(len(plan)) if verdict.count(i)] if verdict else []
         rows, trees = [plan.rows[i] for i in decisive], [plan.trees[i] for i in decisive]
@@ -206,7 +202,7 @@ class Engine:
         return outcomes
 
     def _apply(self, plan: Round, outcomes: Sequence[Accepted]) -> list[Delta]:
-        """Keep the accepted paths in the target's cache and give the rows their new tokens."""
+        """Commit the accepted paths to the target's cache and give the rows their new tokens."""
         for row, outcome in zip(plan.rows, outcomes, strict=True):
             if row.finish_reason != "error":
                 with _Guard(self._failed, [row]):
@@ -222,7 +218,7 @@ class Engine:
         return deltas
 
     def _observe(self, plan: Round, verdict: Verdict | None, outcomes: list[Accepted]) -> None:
-        """Show the drafter what became of the drafts of all rows that did not fail."""
+        """Show the drafter what was accepted, for all rows that did not fail."""
         alive = [i for i, row in enumerate(plan.rows) if row.finish_reason != "error"]
         if alive:
             round = Round(plan.rows, plan.trees, plan.segments, verdict, outcomes)
@@ -239,22 +235,22 @@ class Engine:
         return bool(self.rows or self.waiting)
 
     def add(self, prompt: Prompt, params: SamplingParams = SamplingParams()) -> Row:
-        """Queue a request; it joins between rounds, as soon as there is room.
+        """Queue a request; it joins the batch between rounds, as soon as there is a slot and memory.
 
-        Raises PromptError for a prompt that is empty, leaves no room in the model's context or can never fit into the
-        cache's memory, PacelineError for parameters that this model can never honour."""
+        Raises PromptError for a prompt that is empty, fills the model's context or can never fit into the cache's
+        memory, PacelineError for parameters that this model can never honour."""
         row = self.check(prompt, params)
         self._next_id += 1
         self.waiting.append(row)
         return row
 
     def check(self, prompt: Prompt, params: SamplingParams) -> Row:
-        """The row that `add` would queue, or the error that it would raise. Changes nothing; any thread may call it."""
+        """The row that `add` would queue, or its error. Changes nothing; any thread may call it."""
         tokens = self.encode(prompt)
         params.check_vocabulary(self.target.vocab_size)
         detokenizer = None
         if self.tokenizer is not None:
-            # An answer to messages is a text of its own; otherwise it goes on with the prompt's.
+            # An answer to messages is a text of its own; any other answer continues the prompt's text.
             detokenizer = self.tokenizer.detokenizer(() if is_chat(prompt) else tokens.tolist())
         if params.stop and detokenizer is None:
             raise PromptError("Stop strings need a tokenizer, and this engine has none; use stop_token_ids.")
@@ -277,13 +273,13 @@ class Engine:
             self._drop(row)
 
     def with_weights_of(self, target: Target) -> None:
-        """Go on with a target whose weights are new, between requests, and forget the prefixes of earlier prompts."""
+        """Replace the target by one with new weights, between requests, and forget the prefixes of earlier prompts."""
         self.target = target
         self.memory = Memory(target, self.memory.budget, max_batch=self.max_batch, reuse=self.memory.reuse)
 
     @contextmanager
     def using(self, *, rule: Rule | None = None, schedule: Schedule | None = None) -> Iterator[None]:
-        """Within it rows are decided by another rule, or run by another schedule; None: as before."""
+        """A context with another acceptance rule or schedule; None: as before."""
         before = self.rule, self.schedule
         self.rule, self.schedule = rule or self.rule, schedule or self.schedule
         try:
@@ -292,7 +288,7 @@ class Engine:
             self.rule, self.schedule = before
 
     def _admit(self) -> None:
-        """Preempt rows that have outgrown the memory, then let requests join, in order, while there is room."""
+        """Preempt rows that have outgrown the memory, then let requests join, in order, while they fit."""
         for row in self.memory.preempt(self.rows):
             self.rows.remove(row)
             self.waiting.appendleft(row)
@@ -327,7 +323,7 @@ class Engine:
         if not row.joined:
             return
         row.ended = perf_counter()
-        row.random.free.forget()  # callers may keep rows
+        row.random.free.forget()  # callers may hold the row for long
         try:
             self.drafter.drop(row)
         except Exception:  # the row's answer stands, and other rows must not suffer
@@ -338,10 +334,10 @@ class Engine:
     def stream(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = SamplingParams()
     ) -> Generator[Delta]:
-        """Answer `prompts` together, yielding what each round adds; `Delta.index` counts the prompts from 0.
+        """Answer `prompts` together; yield what each round adds. `Delta.index` counts the prompts from 0.
 
-        Closing the iterator gives up what is unfinished. One stream at a time: other rows run along, but what they
-        gain meanwhile is on the rows alone."""
+        Closing the iterator aborts unfinished requests. Rows of other callers run in the same rounds; their deltas are
+        not yielded."""
         if isinstance(prompts, str):
             raise PromptError("Give a list of prompts; for one prompt, a list that holds it.")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
@@ -355,9 +351,9 @@ class Engine:
             yield from self.follow(rows)
 
     def follow(self, rows: Sequence[Row], until: Callable[[], bool] = lambda: False) -> Generator[Delta]:
-        """Run until requests that were added have ended, yielding what each round adds; `Delta.index` counts `rows`.
+        """Run until `rows`, from `add`, have ended; yield what each round adds. `Delta.index` counts `rows`.
 
-        until  is called before every round; no more are run once it is true."""
+        until  called before every round; True stops the loop."""
         index = {row.id: i for i, row in enumerate(rows)}
         while any(row.finish_reason is None for row in rows) and not until():
             for delta in self.step():
@@ -365,7 +361,7 @@ class Engine:
                     yield replace(delta, index=index[delta.row.id])
 
     def finish(self, rows: Sequence[Row]) -> None:
-        """Run until requests that were added have ended. Raises PacelineError if one of them failed."""
+        """Run until `rows`, from `add`, have ended. Raises PacelineError if one of them failed."""
         for delta in self.follow(rows):
             if delta.row.error:
                 raise PacelineError(delta.row.error)
@@ -376,9 +372,9 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
         progress: Callable[[Delta], None] | None = None,
     ) -> list[Completion]:
-        """Answer `prompts`; completions in their order. `progress` is called with every delta.
+        """Answer `prompts`; return completions in their order. `progress` is called with every delta.
 
-        A request that failed has finish_reason "error" and says why in `error`; the others are unharmed."""
+        A request that failed has finish_reason "error" and a message in `error`; the others go on."""
         rows: dict[int, Row] = {}
         with closing(self.stream(prompts, params)) as deltas:
             for delta in deltas:
@@ -388,7 +384,7 @@ class Engine:
         return [Completion.of(i, rows[i]) for i in range(len(prompts))]
 
     def rollout(self, prompts: Sequence[Prompt], store: RolloutStore, **options: Any) -> Rollouts:
-        """Answer prompts of reinforcement learning, reusing their last answers. options: of `rollout.run.rollout`."""
+        """Answer prompts of reinforcement learning and reuse their last answers; options of `rollout.run.rollout`."""
         from paceline.rollout.run import rollout
 
         return rollout(self, prompts, store, **options)
@@ -396,8 +392,9 @@ class Engine:
     # A round's time -------------------------------------------------------------------------------------------
 
     def _begin(self) -> dict[str, float]:
-        """Start the clock and set the number of processor threads; seconds booked before this round, by part. In the
-        middle of an answer the number of threads changes only where that cannot change its tokens."""
+        """Start the clock and set the number of processor threads; return the seconds booked so far, by part.
+
+        While rows run, the number of threads changes only if it cannot change their tokens."""
         self.target.clock = self.clock
         self.clock.start()
         may_change = not self.rows or self.target.same_on_any_threads
@@ -405,7 +402,7 @@ class Engine:
         return dict(self.clock.seconds)
 
     def _end(self, plan: Round, before: Mapping[str, float]) -> None:
-        """Give the threads back, let ended rows leave, and give every row its share of the round's time."""
+        """Give the threads back, drop ended rows, and book every row's share of the round's time."""
         nodes = sum(segment.num_run for segment in plan.segments)
         has_prompts = any(segment.is_prompt for segment in plan.segments)
         kind = None if has_prompts or not nodes else (self.drafter.name, len(plan), nodes.bit_length())
@@ -421,7 +418,7 @@ class Engine:
 
     @property
     def profile(self) -> Profile:
-        """Where the time of all rounds so far went."""
+        """The time of all rounds so far, by part."""
         return Profile(self.rounds, dict(self.clock.seconds))
 
     def reset_profile(self) -> None:
@@ -441,22 +438,23 @@ def _schedule(schedule: str | Schedule | None, max_batch: int, prefill_chunk: in
 def _target(
     model: str | Path | Target, schedule: Schedule, tokenizer: Tokenizer | None, loading: Mapping[str, Any]
 ) -> Target:
-    """`model` as `schedule` needs it, with its tokenizer. What loads models, and rectangular caches, is imported only
-    where it is needed. Raises PacelineError, one line, for what cannot be found, read or used."""
+    """`model` as `schedule` needs it, with its tokenizer. Loaders and rectangular caches are imported on demand.
+
+    Raises PacelineError, one line, for a model that cannot be found, read or used."""
     if unknown := loading.keys() - Loading.__annotations__:
         raise TypeError(f"Engine has no parameter {', '.join(sorted(unknown))}")
-    rectangular = getattr(schedule, "is_rectangular", False)
+    is_rectangular = getattr(schedule, "is_rectangular", False)
     if isinstance(model, Target):
         target = model
     else:
         from paceline.target.load import load, load_tokenizer
 
-        target = load(model, native=False if rectangular else None, **loading)
-        target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # which says what is missing
-    if rectangular:
-        from paceline.engine.rectangles import fitted
+        target = load(model, native=False if is_rectangular else None, **loading)
+        target.tokenizer = tokenizer or target.tokenizer or load_tokenizer(model)  # its error names what is missing
+    if is_rectangular:
+        from paceline.engine.rectangles import rectangular
 
-        target = fitted(target, schedule)
+        target = rectangular(target)
     if isinstance(model, Target):
         target.tokenizer = tokenizer or target.tokenizer
         if loading.get("exact"):
@@ -465,7 +463,7 @@ def _target(
 
 
 def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
-    """Give a row its new tokens and note how its draft fared; what it gained."""
+    """Give a row its new tokens and count them in its statistics; return the delta."""
     tokens = outcome.tokens
     taken = row.extend(tokens, tree.source, outcome.logprobs)
     row.stats.record(tree.max_depth, tree.num_drafted, min(taken, len(tokens) - 1))
@@ -475,8 +473,9 @@ def _extended(row: Row, tree: DraftTree, outcome: Accepted) -> Delta:
 
 
 class _Guard:
-    """A context in which an error ends the row that it names, or, if it names none, all of `rows`; they are added to
-    `failed`. A class, because it is entered several times a round, and a generator costs five times as much."""
+    """A context in which an error ends the row that it names, or all of `rows`; they are added to `failed`.
+
+    A class, because it is entered several times a round, and a generator costs five times as much."""
 
     __slots__ = ("failed", "rows")
 
@@ -499,7 +498,7 @@ class _Guard:
 
 
 def _fail(row: Row, error: BaseException, failed: list[Row]) -> None:
-    """End a row with an error and add it to `failed`; an answer that has just come to its end stands."""
+    """End a row with an error and add it to `failed`; a row that has ended in this round stays as it is."""
     message = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
     log.error("request %d ended with an error: %s", row.id, message)
     row.end("error", message)

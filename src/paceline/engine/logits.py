@@ -1,8 +1,8 @@
 """From logits to tokens on the CPU, compiled: the best token, the k best, softmax, filters, a draw.
 
-Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size; these are
-one call each where torch and NumPy need from five to two dozen. `warp` and `draw_rows` of `paceline.engine.sampling`
-are the same in torch. Logits are bfloat16 or float32. Knows nothing of rows or drafts.
+Between two forwards every operator starts with cold caches and costs tens of microseconds, whatever its size. Each
+function here is one call; torch and NumPy need 5 to 24 operators. `warp` and `draw_rows` of `paceline.engine.sampling`
+are the same in torch. Logits are bfloat16 or float32.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from paceline.compiled import address, bits_of, float_of, halves, widened
 from paceline.errors import NumericError
 
 BLOCK = 256
-"""Numbers in a block. Its maximum or sum is taken without the index, so that the inner loop vectorises."""
+"""Numbers in a block. Its maximum or sum is computed without an index, so that the inner loop vectorises."""
 BEST_BLOCK = 512
-"""The same of the search for the best token."""
+"""The same in the search for the best token."""
 BROKEN = "The target's logits are NaN or infinite; its weights or dtype are broken."
 
-# Sums may be added up in any order, and there are no NaNs: `_best` has looked. There are infinities.
+# Sums may be added in any order. There are no NaNs, as `_best` has checked, but there are infinities.
 FREELY = {"nnan", "nsz", "reassoc", "contract", "arcp"}
 
 # float32 as bits that order as the numbers.
@@ -33,7 +33,7 @@ LOWEST = np.int32(-0x80000000)
 
 
 def _row(logits: torch.Tensor, row: int) -> tuple[torch.Tensor, int, bool]:
-    """(the tensor that holds logits[row] in one piece, its address there, whether it is float32)."""
+    """(a tensor in which logits[row] is contiguous, the row's address, whether it is float32)."""
     if logits.stride(1) != 1:
         logits, row = logits[row : row + 1].contiguous(), 0
     return logits, logits.data_ptr() + row * logits.stride(0) * logits.element_size(), logits.dtype == torch.float32
@@ -43,9 +43,9 @@ def _row(logits: torch.Tensor, row: int) -> tuple[torch.Tensor, int, bool]:
 
 
 def best_token(logits: torch.Tensor, row: int) -> int:
-    """The most probable token in `logits[row]`, logits [n, V] of any dtype; the lowest of several.
+    """The most probable token in `logits[row]`, logits [n, V] of any dtype; the lowest id of equals.
 
-    Raises NumericError if the row has NaN or infinity, or nothing above minus infinity."""
+    Raises NumericError if the row has NaN or infinity, or only minus infinity."""
     if logits.dtype not in (torch.bfloat16, torch.float32):
         logits, row = logits[row : row + 1].float(), 0
     logits, where, is_wide = _row(logits, row)
@@ -58,8 +58,8 @@ def best_token(logits: torch.Tensor, row: int) -> int:
 def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and token ids of the k best of each row of logits [n, V], both [n, k], the best first.
 
-    On a CPU torch.topk takes several times as long: here one vectorised pass finds the best of each block, and only a
-    block whose best is among the k best is searched."""
+    Several times as fast as torch.topk on a CPU: one vectorised pass finds the best of each block, and only blocks
+    whose best is among the k best are searched."""
     is_wide = logits.dtype == torch.float32
     compiled = logits.device.type == "cpu" and logits.is_contiguous() and k <= logits.shape[1]
     if not compiled or not (is_wide or logits.dtype == torch.bfloat16):
@@ -70,13 +70,13 @@ def top_tokens(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     return logits.gather(1, best), best
 
 
-# Compared as integers, for integer maxima vectorise: floats in order are integers in order once negative ones have
-# their lower bits flipped. The largest magnitude tells whether there is a NaN or an infinity.
+# Floats are compared as integers, because integer maxima vectorise: with the lower bits of negative numbers flipped,
+# the bits order as the floats. The largest magnitude shows whether there is a NaN or an infinity.
 
 
 @njit(inline="always")
 def _key(bits):  # type: ignore[no-untyped-def]
-    """An int32 that orders float32 bits as the numbers; minus zero is below zero."""
+    """An int32 with the order of the float32 that has these bits; minus zero is below zero."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
@@ -89,7 +89,7 @@ def _key_of_zeros(bits):  # type: ignore[no-untyped-def]
 
 @njit
 def _best(numbers, shift):  # type: ignore[no-untyped-def]
-    """Index of the largest number, each the bits of a float32 once shifted; -1 if one is NaN or +inf, or all -inf."""
+    """Index of the largest number, given as shifted bits of a float32; -1 if one is NaN or +inf, or all are -inf."""
     size, shift = len(numbers), np.int32(shift)
     best, best_block = MINUS_INFINITY, -1
     for begin in range(0, size, BEST_BLOCK):
@@ -119,8 +119,8 @@ def _best_at(where, size, is_wide):  # type: ignore[no-untyped-def]
 
 @njit
 def _top(numbers, shift, best):  # type: ignore[no-untyped-def]
-    """Write the ids of the largest of numbers [rows, V] into best [rows, k], each number the bits of a float32 once
-    shifted: the largest first, lower ids first among equals."""
+    """Write the ids of the largest of numbers [rows, V], as in `_best`, into best [rows, k]: the largest first, lower
+    ids first among equals."""
     (rows, size), shift, k = numbers.shape, np.int32(shift), best.shape[1]
     blocks, keys = np.empty((size + BLOCK - 1) // BLOCK, np.int32), np.empty(k, np.int32)
     for row in range(rows):
@@ -167,8 +167,8 @@ def _top_at(where, out, rows, size, k, is_wide):  # type: ignore[no-untyped-def]
 def softmax_of_row(logits: torch.Tensor, row: int, temperature: float = 1.0) -> torch.Tensor:
     """softmax(logits[row] / temperature), float32 [V], for logits [n, V] on the CPU.
 
-    Probabilities below e^-87 of the largest are 0. Raises NumericError if the row has NaN or infinity, or nothing
-    above minus infinity."""
+    Probabilities below e^-87 of the largest are 0. Raises NumericError if the row has NaN or infinity, or only minus
+    infinity."""
     logits, where, is_wide = _row(logits, row)
     probs = torch.empty(logits.shape[1])
     if not _softmax_at(where, 0, 1, len(probs), temperature, probs.data_ptr(), is_wide):
@@ -188,9 +188,9 @@ def softmax_of_rows(logits: torch.Tensor, temperature: float = 1.0) -> torch.Ten
 
 
 def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
-    """Of softmax(logits[row]): the entropy in nats, never negative, and the best token's probability.
+    """Entropy of softmax(logits[row]) in nats, never negative, and the best token's probability.
 
-    The distribution itself is not written down. Raises NumericError as `softmax_of_row`."""
+    Does not store the distribution. Raises NumericError as `softmax_of_row`."""
     logits, where, is_wide = _row(logits, row)
     entropy, best = _certainty_at(where, logits.shape[1], is_wide)
     if entropy < 0:
@@ -198,7 +198,7 @@ def certainty_of_row(logits: torch.Tensor, row: int) -> tuple[float, float]:
     return entropy, best
 
 
-@njit(fastmath={"contract"})  # in another order the two parts of ln 2 would be one
+@njit(fastmath={"contract"})  # reordering would join the two parts of ln 2
 def _exp(x):  # type: ignore[no-untyped-def]
     """e^x for x <= 0, to float32's last bit or two; 0 below -87. (Cephes' expf.)"""
     x = max(x, np.float32(-88))
@@ -217,7 +217,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=FREELY)
 def _softmax(logits, best, temperature, probs):  # type: ignore[no-untyped-def]
-    """softmax(logits / temperature) into probs; logits: float32, or bits of bfloat16; best: the largest one's index."""
+    """Write softmax(logits / temperature) into probs. logits: float32, or bfloat16 bits; best: index of the largest."""
     top, colder, total = widened(logits[best]), np.float32(1 / temperature), np.float32(0)
     for i in range(len(probs)):
         probs[i] = _exp((widened(logits[i]) - top) * colder)
@@ -242,8 +242,8 @@ def _softmax_at(where, stride, count, size, temperature, out, is_wide):  # type:
 
 @njit(fastmath=FREELY)
 def _certainty(logits, best):  # type: ignore[no-untyped-def]
-    """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z: two
-    sums, both of terms of one sign."""
+    """Entropy and best probability. With x = logit - best and Z = sum e^x, the entropy is ln Z - sum e^x x / Z; all
+    terms of a sum have the same sign."""
     top, total, spread = widened(logits[best]), np.float32(0), np.float32(0)
     for i in range(len(logits)):
         x = max(widened(logits[i]) - top, np.float32(-88))
@@ -286,9 +286,9 @@ def token_at(probs: torch.Tensor, noise: float) -> int:
 
 @njit
 def _candidates(probs, highest, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
-    """The probabilities of all tokens that may be kept, and a lower bound of them: far fewer than there are tokens."""
+    """The probabilities of all tokens that the filters may keep, and a lower bound of them. They are few."""
     values = np.empty(len(probs), np.float32)
-    # What top-p keeps of the best k depends on what all k hold.
+    # What top-p keeps of the best k depends on the sum of all k.
     lowest = 0.0 if top_k > 0 and top_p < 1 else min_p
     ratio = 2.0**-10
     while True:
@@ -307,7 +307,7 @@ def _candidates(probs, highest, top_k, top_p, min_p):  # type: ignore[no-untyped
 
 @njit(fastmath=FREELY)
 def _held(values, least, each):  # type: ignore[no-untyped-def]
-    """What values of at least `least` hold: their sum, or if `each`, their number."""
+    """The sum of the values that are `least` or more; if `each`, their number."""
     total = 0.0
     if each:
         for i in range(len(values)):
@@ -320,9 +320,9 @@ def _held(values, least, each):  # type: ignore[no-untyped-def]
 
 @njit
 def _cut(values, least, most, goal, each):  # type: ignore[no-untyped-def]
-    """The highest of `values`, all from `least` to `most`, such that those not below it hold `goal`; or `least`.
+    """The highest of `values`, which are from `least` to `most`, such that `_held` of it reaches `goal`; or `least`.
 
-    By halving: numbers in order are bits in order. Sorting takes much longer, and a random order is its worst."""
+    By bisection of the bits, which order as the numbers. Sorting takes much longer."""
     low, high = np.int64(bits_of(least)), np.int64(bits_of(most)) + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -373,7 +373,7 @@ def _sum(probs, begin, end):  # type: ignore[no-untyped-def]
 
 @njit
 def _token_at(probs, noise):  # type: ignore[no-untyped-def]
-    """First the block, then the token in it: sums of blocks vectorise, running sums do not."""
+    """The token's block first, then the token: sums of blocks vectorise, running sums do not."""
     size = len(probs)
     ends = np.empty((size + BLOCK - 1) // BLOCK)
     total = 0.0
@@ -390,7 +390,7 @@ def _token_at(probs, noise):  # type: ignore[no-untyped-def]
             running, last = running + np.float64(probs[i]), i
             if running > at:
                 return i
-    return last  # the two ways of adding up differ in the last bit
+    return last  # the two sums differ in the last bit
 
 
 @njit("int64(int64, int64, float64, boolean)", cache=True)

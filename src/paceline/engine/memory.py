@@ -1,4 +1,4 @@
-"""Memory: which requests the cache has room for, which row is preempted when it runs out, whose keys are reused."""
+"""Memory: which requests fit into the cache, which rows are preempted, and whose keys and values are reused."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from paceline.target.cache import RaggedCache, in_granules
 log = logging.getLogger("paceline")
 
 SHORTEST = 16
-"""Fewest tokens worth copying instead of running them."""
+"""Fewest tokens that are copied instead of run."""
 SLACK = 64
-"""Tokens of room that a row has beyond its own, for its draft and padding, until a larger draft was seen."""
+"""Cache tokens of a row beyond its own, for its draft and padding, until a larger draft comes."""
 SHARE = 0.5
 """Default share of free memory for the cache."""
 MOST_PREFIXES = 64
-"""Most prefixes, or four times the batch where that is more."""
+"""Most prefixes, or four times the batch if that is more."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
@@ -43,11 +43,10 @@ class Prefix(NamedTuple):
 class Prefixes:
     """Keys and values of requests that ended, for later ones that begin alike.
 
-    At most `most` prefixes, each of SHORTEST tokens or more; the least recently used go first.
+    At most `most` prefixes, each of SHORTEST tokens or more; the least recently used go first. nbytes: their memory.
 
-    Each is a copy as long as its row, outside the batch's cache, so that attention does not read it. Prefixes are found
-    by their first SHORTEST tokens: with a hundred rows, comparing each with each takes longer than the forwards of a
-    small model. nbytes: their memory."""
+    Each is a copy outside the batch's cache, so that attention does not read it. The first SHORTEST tokens are the key:
+    with a hundred rows, comparing each with each takes longer than the forwards of a small model."""
 
     def __init__(self, most: int):
         self.most = most
@@ -60,7 +59,7 @@ class Prefixes:
         return len(self._prefixes)
 
     def best(self, tokens: IntArray) -> tuple[int, Prefix | None]:
-        """The longest common beginning with `tokens`: its length and the prefix; 0 and None if it is too short."""
+        """(length, prefix) of the longest common beginning with `tokens`; 0 and None if it is too short."""
         alike = self._alike.get(beginning(tokens), {})
         shared = {number: common(prefix.tokens, tokens) for number, prefix in alike.items()}
         number = max(shared, key=shared.__getitem__, default=-1)
@@ -70,7 +69,7 @@ class Prefixes:
         return shared[number], self._prefixes[number]
 
     def has(self, tokens: IntArray) -> bool:
-        """Whether one of them begins with all of `tokens`."""
+        """Whether a prefix begins with all of `tokens`."""
         alike = self._alike.get(beginning(tokens), {})
         return any(common(prefix.tokens, tokens) == len(tokens) for prefix in alike.values())
 
@@ -100,7 +99,7 @@ class Prefixes:
 
 
 def beginning(tokens: IntArray) -> bytes:
-    """The key of a text: its first SHORTEST tokens. Texts with different keys have too little in common."""
+    """The key of a text: its first SHORTEST tokens. Texts with different keys share too little to be reused."""
     return tokens[:SHORTEST].tobytes()
 
 
@@ -112,9 +111,9 @@ def common(a: IntArray, b: IntArray) -> int:
 
 
 class Memory:
-    """The cache's memory in an engine. A target without a `RaggedCache` gets its rows and nothing else.
+    """The cache's memory in an engine. For a target without a `RaggedCache` it only adds and drops rows.
 
-    budget  most bytes; None: SHARE of what is free.
+    budget  most bytes; None: SHARE of the free memory.
     reuse   whether prompts that begin alike share keys and values."""
 
     def __init__(self, target: Target, budget: int | str | None, *, max_batch: int, reuse: bool):
@@ -142,14 +141,14 @@ class Memory:
         )
 
     def has_room(self, row: Row, running: Sequence[Row]) -> bool:
-        """Make room for one more row; False if it must wait for others to end."""
+        """Make the cache large enough for one more row; False if it must wait for others to end."""
         if self.cache is None:
             return True
         need = max(r.expected_length for r in (*running, row)) + self._slack
         return self._fit(len(self.cache.held) + 1, need, running) or not running
 
     def start(self, row: Row, running: Sequence[Row]) -> None:
-        """Give a row its slot. `ready` says when it may run: an older row may have to compute first what both need."""
+        """Give a row its slot. `ready` holds it back while an older row computes keys and values that both need."""
         row.slot = self.target.add_row(row.expected_length)
         row.cached = 0
         if not self.reuse or len(row) <= SHORTEST or row.params.prompt_logprobs is not None:
@@ -172,12 +171,12 @@ class Memory:
                 del self._fresh[row.id]
                 try:
                     self._take_over(row, running)
-                except (MemoryError, RuntimeError):  # then it is run
+                except (MemoryError, RuntimeError):  # then its tokens are run
                     log.exception("request %d could not reuse the keys and values of its prompt", row.id)
         return [row for row in running if row.id not in self._fresh]
 
     def _take_over(self, row: Row, running: Sequence[Row]) -> None:
-        """Copy the keys and values of the row or prefix that begins alike for longest; the last token is always run."""
+        """Copy the keys and values of the row or prefix with the longest common beginning. The last token is run."""
         assert self.cache is not None
         tokens = row.tokens[:-1]
         shared, prefix = self.prefixes.best(tokens)
@@ -195,46 +194,47 @@ class Memory:
         row.reused += row.cached
 
     def _alike(self, row: Row, running: Sequence[Row]) -> list[Row]:
-        """The rows with the key of `row`."""
+        """The running rows with the key of `row`."""
         begins = self._begins[row.id]
         return [other for other in running if self._begins.get(other.id) == begins]
 
     # Running --------------------------------------------------------------------------------------------------
 
     def preempt(self, running: Sequence[Row]) -> list[Row]:
-        """Make room for what the rows may write in this round; the rows that lost their slots, youngest first."""
+        """Make the cache large enough for this round; return the rows that lost their slots, youngest first."""
         if self.cache is None or not running:
             return []
-        rows, gone = list(running), list[Row]()
+        rows, preempted = list(running), list[Row]()
         while (need := max(map(len, rows)) + self._slack) > self.cache.capacity or self.cache.nbytes > self.budget:
             if self._fit(len(self.cache.held), need, rows) or len(rows) == 1:
                 break
             row = max(rows, key=lambda row: row.id)
             rows.remove(row)
             self.release(row)
-            gone.append(row)
-        return gone
+            preempted.append(row)
+        return preempted
 
     def note_draft_size(self, draft: int) -> None:
-        """Record the size of a draft, in nodes. The cache grows when one does not fit: in the middle of its forward,
-        perhaps above the budget; from the next round on there is room."""
+        """Record the size of a draft, in nodes. A draft that does not fit makes the cache grow during its forward,
+        perhaps above the budget; from the next round on the slack covers it."""
         if draft + SLACK // 2 > self._slack:
             self._slack = in_granules(draft) + SLACK
 
     def release(self, row: Row) -> None:
-        """Take a row's slot from it; it will be run again."""
+        """Take a row's slot; its tokens will be run again."""
         self.target.drop_row(row.slot)
         self._forget(row)
         row.slot, row.cached = -1, 0
         row.preempted += 1
 
     def _fit(self, slots: int, capacity: int, running: Sequence[Row]) -> bool:
-        """Make the cache hold `slots` rows of `capacity` tokens, and more if the budget allows; False if it cannot.
+        """Reshape the cache to `slots` rows of `capacity` tokens, or more if the budget allows; False if it cannot.
+
         Rows may move to other slots."""
         cache = self.cache
         assert cache is not None
         if len(cache.held) > len(running) and cache.held:
-            slots = max(slots, cache.held[-1] + 1)  # another engine's rows do not move
+            slots = max(slots, cache.held[-1] + 1)  # another engine's rows must not move
         if slots <= cache.num_slots and capacity <= cache.capacity and cache.nbytes <= self.budget:
             return True
         slot_counts = max(slots, min(2 * cache.num_slots, self.max_batch)), max(slots, cache.num_slots), slots
@@ -248,7 +248,7 @@ class Memory:
             self.prefixes.forget()
         try:
             moved = cache.reshape(*shape)
-        except (MemoryError, RuntimeError) as error:  # the machine has less than the budget says
+        except (MemoryError, RuntimeError) as error:  # the machine has less than the budget
             log.warning("no memory for a cache of %s: %s", in_words(cache.weight(*shape)), error)
             return False
         for row in running:
@@ -258,11 +258,11 @@ class Memory:
     # Leaving --------------------------------------------------------------------------------------------------
 
     def end(self, row: Row) -> None:
-        """Free a row's slot, after copying its keys and values for others while there is room."""
+        """Free a row's slot; its keys and values are copied for later requests if they fit into the budget."""
         self._forget(row)
         try:
             if self.reuse and row.finish_reason != "error" and row.cached >= SHORTEST:
-                self._keep(row)
+                self._store(row)
         except Exception:  # the row's answer stands, and other rows must not suffer
             log.exception("request %d is not kept for reuse", row.id)
         finally:
@@ -272,7 +272,7 @@ class Memory:
         self._fresh.pop(row.id, None)
         self._begins.pop(row.id, None)
 
-    def _keep(self, row: Row) -> None:
+    def _store(self, row: Row) -> None:
         assert self.cache is not None
         tokens = row.tokens[: row.cached].copy()
         left = self.budget - self.cache.nbytes - row.cached * self.cache.token_bytes
@@ -284,7 +284,7 @@ class Memory:
 
 
 def parse_bytes(text: int | str) -> int:
-    """2000000000, "2GB", "1.5 GiB", "500M" in bytes; PacelineError for anything else, and for 0."""
+    """Bytes of 2000000000, "2GB", "1.5 GiB" or "500M"; PacelineError for anything else, and for 0."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?", str(text).strip().upper())
     size = int(float(match[1]) * UNITS[match[2]]) if match and match[2] in UNITS else 0
     if size < 1 or isinstance(text, bool):
@@ -293,13 +293,13 @@ def parse_bytes(text: int | str) -> int:
 
 
 def in_words(size: int) -> str:
-    """Bytes as people write them."""
+    """A number of bytes as text: "1.5 GB"."""
     units = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
     return next((f"{size / unit:.3g} {name}" for unit, name in units if size >= unit), f"{size} bytes")
 
 
 def free_memory(device: torch.device) -> int:
-    """Free bytes of the accelerator, or of this machine or container; 4 GB where that is unknown."""
+    """Free bytes of the accelerator, or of this machine or container; 4 GB if that is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = []

@@ -1,4 +1,4 @@
-"""Prompts: text, token ids or chat messages become token ids that a model can read."""
+"""Prompts as token ids: from text, token ids or chat messages."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paceline.errors import PromptError
 from paceline.target.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text as it is, token ids, or chat messages with "role" and "content"."""
+"""Plain text, token ids, or chat messages with "role" and "content"."""
 
 
 def is_chat(prompt: Prompt) -> bool:
-    """Whether the prompt is a list of messages."""
+    """Whether the prompt is a list of chat messages."""
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, max_context: int) -> IntArray:
     """Token ids of a prompt, int64 [n], checked against the model's vocabulary and context.
 
-    Raises PromptError for a prompt that is empty, not readable, or leaves no room for an answer."""
+    Raises PromptError for a prompt that is empty, not readable, or fills the context."""
     ids = np.asarray(_ids(prompt, tokenizer, max_context))
     if not ids.size:
         raise PromptError("The prompt is empty; give it at least one token.")

@@ -1,15 +1,14 @@
-"""The two published schedules for rows that grow unequally, and the target with a rectangular cache they run on.
+"""The schedules EQSPEC and EXSPEC, and the rectangular cache that they run on, for comparison with `Ragged`.
 
-For comparison with `Ragged`: Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block,
-padded on the left:
+Zhang et al. 2025, arXiv 2510.22876. Rows of one forward lie right-aligned in a block, padded on the left:
 
-    block = cache.arrange(slots, counts)    # realigns the rows, if need be
-    block.write(layer, keys, values)        # the columns after the block's last
-    cache.commit(slot, path)                # which of them the row keeps
+    block = cache.arrange(slots, counts)    # realigns the rows if they grew unequally
+    block.write(layer, keys, values)        # writes the columns after the block's last
+    cache.commit(slot, path)                # adds some of these columns to the row
 
-`arrange` keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. What is
-padding follows from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they
-are. Else every row is copied into a new block, all layers in one copy.
+`arrange` keeps the method's invariant: p + c = L for every row, with p columns of padding before its c tokens. Padding
+follows from lengths alone, never from a token's id. Rows that committed equally many tokens stay where they are; else
+every row is copied into a new block, all layers in one copy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 
 from paceline.engine.request import Row
 from paceline.engine.round import Segment
-from paceline.engine.scheduler import Ragged, Schedule, Turn
+from paceline.engine.scheduler import Ragged, Schedule, Turn, take
 from paceline.engine.tree import IntArray, ancestors
 from paceline.errors import ModelError, PacelineError, meant
 from paceline.target.base import Target
@@ -41,8 +40,10 @@ GRANULE = 16
 class Block:
     """Rows side by side.
 
-    kv     [layers, 2, rows, kv_heads, columns, head_dim]; slots: its rows, in order.
-    end    columns in use, L; pads: unused columns before each row's tokens.
+    kv     [layers, 2, rows, kv_heads, columns, head_dim].
+    slots  the cache's slots of its rows, in order.
+    end    columns in use, L.
+    pads   unused columns before each row's tokens.
     width  columns that the current forward writes after `end`."""
 
     kv: torch.Tensor
@@ -61,7 +62,7 @@ class Block:
 
 @dataclass(eq=False)
 class _Row:
-    """Where a row's tokens lie: row `index` of `block`, columns `runs` (begin, end) in the order of the text.
+    """The place of a row's tokens: row `index` of `block`, columns `runs` (begin, end) in the order of the text.
 
     new  the column of node 0 of the segment that was just run."""
 
@@ -86,7 +87,7 @@ class RectangularCache:
     """Keys and values of rows that come and go, in blocks that are made anew when their rows change.
 
     moved_bytes  bytes of keys and values read and written so far to realign rows.
-    realigned    how often that was done; arranged: how often rows were asked for: once a forward."""
+    realigned    number of realignments; arranged: number of forwards."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str):
         self._shape = (layers, 2, kv_heads, head_dim)
@@ -96,7 +97,7 @@ class RectangularCache:
         self.moved_bytes = self.realigned = self.arranged = 0
 
     def add_row(self, expected_length: int) -> int:
-        """The lowest free slot, empty. Room is made when the row is first run."""
+        """The lowest free slot, empty. Memory is allocated when the row is first run."""
         slot = next(i for i in range(len(self._rows) + 1) if i not in self._rows)
         self._rows[slot] = _Row()
         return slot
@@ -116,8 +117,8 @@ class RectangularCache:
         return self._rows[slot]
 
     def arrange(self, slots: Sequence[int], counts: Sequence[int]) -> Block:
-        """The block of exactly these rows, right-aligned, with room for the counts[i] tokens that row i runs next, at
-        the end of the block's next max(counts) columns."""
+        """The block of exactly these rows, right-aligned. The counts[i] tokens that row i runs next belong at the end
+        of the block's next max(counts) columns."""
         rows, width = [self._row(slot) for slot in slots], max(counts)
         block, length = _aligned(rows, slots), sum(row.length for row in rows)
         self.arranged += 1
@@ -157,7 +158,8 @@ class RectangularCache:
 
 
 def _aligned(rows: Sequence[_Row], slots: Sequence[int]) -> Block | None:
-    """The block that holds exactly these rows, in this order, each of them whole and up to the same column."""
+    """The block that holds exactly these rows, in this order, each in one run up to the same column; None: there is
+    none."""
     block = rows[0].block
     if block is None or block.slots != list(slots) or any(row.block is not block for row in rows):
         return None
@@ -183,7 +185,7 @@ def rectangular(target: Target) -> RectangularTarget:
 
 
 class RectangularTarget(HFTarget):
-    """A transformers target with rows in rectangles. It was checked on loading."""
+    """A transformers target with a rectangular cache and the weights of `inner`, which was checked on loading."""
 
     cache: RectangularCache  # type: ignore[assignment]
 
@@ -213,8 +215,9 @@ class RectangularTarget(HFTarget):
 
 
 def _visible(segments: Sequence[Segment], block: Block) -> NDArray[np.bool_]:
-    """Which columns each query sees, bool [rows, queries, columns]: its row's tokens, its ancestors and itself. Padding
-    sees the first column, or its softmax would be NaN."""
+    """The columns that each query sees, bool [rows, queries, columns]: its row's tokens, its ancestors and itself.
+
+    Padding sees the first column, or its softmax would be NaN."""
     columns = block.end + block.width
     visible = np.zeros((len(segments), block.width, columns), np.bool_)
     visible[:, :, 0] = True
@@ -240,7 +243,7 @@ class _Columns(Cache):
         return self._block.write(layer_idx, key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns before this forward; models that are given positions and a mask do not use it."""
+        """Columns before this forward. Models that get positions and a mask do not use it."""
         return self._block.end
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
@@ -252,9 +255,9 @@ class _Columns(Cache):
 
 
 class Equal:
-    """A batch of at most `max_batch` rows; the next one begins when its last row has ended.
+    """EQSPEC: batches of at most `max_batch` rows; a batch begins when the last row of the one before has ended.
 
-    prefill_chunk  most tokens of each row's prompt in one round. Drafting begins when all prompts are through."""
+    prefill_chunk  most tokens of each row's prompt in one round. Drafting begins when all prompts are done."""
 
     is_rectangular = True
 
@@ -262,21 +265,21 @@ class Equal:
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """A whole batch, in the order they came, when there is none."""
-        return [] if running else [waiting.popleft() for _ in range(min(self.max_batch, len(waiting)))]
+        """A whole batch, in order of arrival, when no row runs."""
+        return [] if running else take(waiting, self.max_batch)
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """The prompts, until they are through; then every row."""
+        """The prompts, until they are done; then every row."""
         return _prompts(running, self.max_batch, self.prefill_chunk) or [Turn(row, 0) for row in running]
 
 
 class Grouped:
-    """A window of requests, of which `max_batch` run in a round.
+    """EXSPEC: a window of requests, of which `max_batch` run in a round.
 
-    window         most requests that are begun; more than `max_batch`, or there is nothing to choose from.
+    window         most requests in the window; more than `max_batch`, or there is no choice.
     prefill_chunk  most tokens of each row's prompt in one round.
 
-    A request whose length no others share runs only when it is among the window's first and no group is full, so it can
+    A request with a length of its own runs only while it is among the window's first and no group is full, so it can
     wait long. That is the method's weakness."""
 
     is_rectangular = True
@@ -285,18 +288,16 @@ class Grouped:
         self.max_batch, self.prefill_chunk, self.window = max_batch, prefill_chunk, window
 
     def admit(self, waiting: deque[Row], running: Sequence[Row]) -> list[Row]:
-        """As many as the window has room for, in the order they came."""
-        room = self.window - len(running)
-        return [waiting.popleft() for _ in range(min(room, len(waiting)))]
+        """As many as fit into the window, in order of arrival."""
+        return take(waiting, self.window - len(running))
 
     def select(self, running: Sequence[Row]) -> list[Turn]:
-        """New prompts, `max_batch` at a time; else the first group of the window that is full; else the window's first
-        rows."""
+        """New prompts, `max_batch` at a time; else the window's first full group; else its first rows."""
         prompts = _prompts(running, self.max_batch, self.prefill_chunk)
         return prompts or [Turn(row, 0) for row in self._group(running) or running[: self.max_batch]]
 
     def _group(self, running: Sequence[Row]) -> list[Row]:
-        """The first `max_batch` rows that are equally long; none if there are fewer."""
+        """The first `max_batch` rows of one length; none if no length has so many rows."""
         by_length: dict[int, list[Row]] = {}
         for row in running:
             group = by_length.setdefault(len(row), [])
@@ -317,10 +318,8 @@ WINDOW = 32
 """Default window of `grouped`, as in the published program; at least twice the batch."""
 
 
-def create_schedule(spec: str | Schedule | None, max_batch: int, prefill_chunk: int) -> Schedule:
-    """The schedule of that name; None: `ragged`; a Schedule: itself. PacelineError for a wrong name."""
-    if spec is None:
-        return Ragged(max_batch, prefill_chunk)
+def create_schedule(spec: str | Schedule, max_batch: int, prefill_chunk: int) -> Schedule:
+    """The schedule of that name; a Schedule: itself. PacelineError for a wrong name."""
     if not isinstance(spec, str):
         return spec
     name, window = check_schedule(spec)
@@ -343,7 +342,7 @@ def check_schedule(spec: str) -> tuple[str, int | None]:
     return name, int(window)
 
 
-def is_rectangular(schedule: str | Schedule | None) -> bool:
+def is_rectangular(schedule: str | Schedule) -> bool:
     """Whether a schedule runs on a transformers target with a rectangular cache."""
     if isinstance(schedule, str):
         return check_schedule(schedule)[0] != "ragged"
@@ -351,5 +350,5 @@ def is_rectangular(schedule: str | Schedule | None) -> bool:
 
 
 def fitted(target: Target, schedule: Schedule) -> Target:
-    """`target` as the schedule needs it; ModelError if it cannot be had so."""
+    """`target` as the schedule needs it; ModelError as `rectangular`."""
     return rectangular(target) if is_rectangular(schedule) else target

@@ -1,7 +1,7 @@
 """Row, one request in the engine: its tokens, where it ends, and what its rounds were like; Delta and Completion.
 
-Knows nothing of models, caches or drafters. A row ends exactly where plain decoding would: `extend` takes the tokens of
-a round one by one and stops at the first that ends the answer.
+A row ends exactly where plain decoding would: `extend` takes the tokens of a round one by one and stops at the first
+that ends the answer.
 """
 
 from __future__ import annotations
@@ -18,25 +18,15 @@ from paceline.engine.sampling import RowRandom, SamplingParams, TokenLogprob
 from paceline.engine.tree import IntArray
 
 FinishReason = Literal["stop", "length", "context", "abort", "error"]
-"""stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: given up by the
-caller; error: it could not go on, `Row.error` says why."""
+"""stop: an end token or stop string; length: max_tokens; context: the model's context is full; abort: the caller gave
+up; error: see `Row.error`."""
 
 AHEAD = 256
-"""Tokens of an answer to make room for when its request joins; most answers are shorter."""
+"""Tokens reserved for an answer when its request joins; most answers are shorter."""
 
 
 class Request(Protocol):
-    """What drafters see of a row: our engine's `Row`, or a request of another engine. Its attributes are `Row`'s.
-
-    id               no two requests of an engine's life share one.
-    slot             its slot in the target's cache, where self-drafters work; -1 while it has none.
-    tokens           every committed token, prompt and answer, int64; do not write into it.
-    last_token       the newest token: the root of the next draft.
-    num_new          tokens of the answer so far: the output position of the next token.
-    max_draft        deepest useful draft.
-    expected_length  tokens to make room for at once.
-    is_complete      whether the answer has ended and was not given up, so that drafters may learn from it.
-    """
+    """What drafters see of a request, our engine's or another's. The attributes are documented in `Row`."""
 
     @property
     def id(self) -> int: ...
@@ -70,12 +60,12 @@ class Detokenizer(Protocol):
         """Text that has become final with `token` (often empty inside a character of several bytes)."""
 
     def flush(self) -> str:
-        """Text still held back at the end."""
+        """The text that is still held back at the end."""
 
 
 @dataclass
 class RowStats:
-    """What a row's rounds were like. A round is one forward of the target that yielded tokens for this row.
+    """Statistics of a row's rounds. A round is one forward of the target that yielded tokens for this row.
 
     accepted  accepted[d] rounds accepted exactly d draft tokens (the target's own not counted).
     drafted   drafted[d] rounds offered a draft at least d deep.
@@ -90,7 +80,7 @@ class RowStats:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def record(self, depth: int, nodes: int, accepted: int) -> None:
-        """Count one round: a draft of `nodes` nodes, `depth` deep, of which `accepted` were kept."""
+        """Count one round: a draft of `nodes` nodes, `depth` deep, of which `accepted` were accepted."""
         self.rounds += 1
         self.draft_rounds += nodes > 0
         self.draft_tokens += nodes
@@ -99,7 +89,7 @@ class RowStats:
         _bump(self.accepted, accepted)
 
     def acceptance_by_depth(self) -> list[float]:
-        """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d tokens."""
+        """Entry d-1: share of the rounds with a draft of depth d or more that accepted at least d tokens."""
         return [sum(self.accepted[d:]) / self.drafted[d] for d in range(1, len(self.drafted)) if self.drafted[d]]
 
 
@@ -111,16 +101,18 @@ def _bump(histogram: list[int], index: int) -> None:
 class Row:
     """One request: `tokens` (prompt, then answer), its parameters, its randomness, its statistics.
 
-    slot             its slot in the target's cache, -1 while it has none; cached: how many of its tokens are in there.
+    id               unique in an engine's life.
+    slot             its slot in the target's cache, -1 while it has none.
+    cached           number of its tokens in the cache.
     reused           tokens whose keys and values were copied from another request instead of being run.
-    preempted        how often it has lost its slot; what was in there is run again.
+    preempted        number of times it lost its slot; its tokens are then run again.
     joined, ended    when it joined and left the batch, by time.perf_counter; 0 before that.
-    runs             (drafter, length) of each piece of the answer: who proposed it, or "" for the target's own tokens.
+    runs             (drafter, length) of each piece of the answer; drafter "" for the target's own tokens.
     logprobs         one entry a new token, if the request wants them.
-    prompt_logprobs  one entry a token of the prompt so far, if the request wants them; None for the first, which
-                     nothing predicts.
+    prompt_logprobs  one entry a prompt token so far, if the request wants them; the first is None: nothing predicts it.
     past             int64 [n], an earlier answer to the same prompt, for drafters to propose; None: there is none.
     error            why it ended, with finish_reason "error".
+    max_length       tokens that prompt and answer can become.
     """
 
     def __init__(
@@ -156,9 +148,9 @@ class Row:
         self._source = ""
         self._written: deque[tuple[str, int]] = deque()
         self._detokenizer = detokenizer
-        self._max_length = min(self.prompt_length + params.max_tokens, max_context)
+        self.max_length = min(self.prompt_length + params.max_tokens, max_context)
         self._context_first = self.prompt_length + params.max_tokens > max_context
-        self._tokens = np.empty(min(self._max_length, self.prompt_length + AHEAD) + 1, np.int64)
+        self._tokens = np.empty(min(self.max_length, self.prompt_length + AHEAD) + 1, np.int64)
         self._tokens[: self.prompt_length] = prompt
         self._length = self.prompt_length
 
@@ -177,7 +169,7 @@ class Row:
 
     @property
     def num_new(self) -> int:
-        """Tokens of the answer so far."""
+        """Tokens of the answer so far: the output position of the next token."""
         return self._length - self.prompt_length
 
     @property
@@ -193,28 +185,23 @@ class Row:
 
     @property
     def expected_length(self) -> int:
-        """Tokens to make room for when it joins: the prompt and up to `AHEAD` of the answer; more once it is longer."""
-        return min(self._max_length, max(self.prompt_length + AHEAD, self._length + AHEAD // 4))
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that prompt and answer can become."""
-        return self._max_length
+        """Tokens to reserve when it joins: the prompt and `AHEAD` of the answer; more once the answer is longer."""
+        return min(self.max_length, max(self.prompt_length + AHEAD, self._length + AHEAD // 4))
 
     @property
     def max_draft(self) -> int:
-        """Deepest useful draft: it must fit into the length that is left, with the token that the target adds."""
-        return self._max_length - self._length - 1
+        """Deepest useful draft: the length that is left, without the token that the target adds."""
+        return self.max_length - self._length - 1
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the row is past its prompt: only its last token, which is new, is not in the cache."""
+        """Whether the prompt is done: all tokens but the last, which is new, are in the cache."""
         return self._length > self.prompt_length and self.cached == self._length - 1
 
     def count_unscored(self, chunk: int) -> int:
-        """How many of the next `chunk` tokens of the prompt, counted from the end, need logits for `prompt_logprobs`.
+        """Number of tokens at the end of the prompt's next `chunk` that need logits for `prompt_logprobs`.
 
-        A prompt that is run again after a preemption is scored from where it was."""
+        A prompt that is run again after a preemption goes on where its scores end."""
         if self.params.prompt_logprobs is None:
             return 0
         begin = max(self.cached, len(self.prompt_logprobs) - 1)
@@ -222,7 +209,7 @@ class Row:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has ended and was not given up, so that drafters may learn from it."""
+        """Whether the answer has ended by itself, so that drafters may learn from it."""
         return self.finish_reason in ("stop", "length", "context")
 
     @property
@@ -231,10 +218,10 @@ class Row:
         return self.num_new / self.stats.rounds if self.stats.rounds else 0.0
 
     def extend(self, tokens: Sequence[int], source: str = "", logprobs: Sequence[TokenLogprob] | None = None) -> int:
-        """Take the tokens of one round, the last of them the target's own, up to the one that ends the answer.
+        """Append the tokens of one round, the last of them the target's own, up to the one that ends the answer.
 
-        source: who drafted the others. logprobs: of `tokens`, if the request wants them.
-        Sets `finish_reason` if the answer ended; returns how many tokens were taken."""
+        source: the drafter of the others. logprobs: of `tokens`, if the request wants them.
+        Sets `finish_reason` if the answer ended; returns the number of tokens taken."""
         taken, drafted = 0, max(len(tokens) - 1, 0)
         if self._length + len(tokens) > len(self._tokens):
             self._tokens = np.concatenate([self.tokens, np.empty(self._length + len(tokens), np.int64)])
@@ -247,11 +234,11 @@ class Row:
                 break
         drafted = min(taken, drafted)
         self.logprobs += (logprobs or ())[:taken]
-        self.runs += [(who, n) for who, n in ((source, drafted), ("", taken - drafted)) if n]
+        self.runs += [(name, n) for name, n in ((source, drafted), ("", taken - drafted)) if n]
         return taken
 
     def end(self, reason: FinishReason, error: str = "") -> None:
-        """End the answer where it is, unless it has ended: "abort", or "error" and why."""
+        """End the answer where it is, unless it has ended; reason "abort", or "error" with its message."""
         if self.finish_reason is None:
             self.finish_reason, self.error = reason, error
             if reason == "error":
@@ -259,12 +246,12 @@ class Row:
             self.finish_text()
 
     def _ends_with(self, token: int) -> bool:
-        """Push `token` into the text and say whether the answer ends here; the text never shows an end token."""
+        """Add `token` to the text; True if the answer ends here. The text never shows an end token."""
         ends = token in self._end_tokens
         stops = not ends and self._detokenizer is not None and self._write(self._detokenizer.push(token))
         if ends or stops:
             self.finish_reason = "stop"
-        elif self._length >= self._max_length:
+        elif self._length >= self.max_length:
             self.finish_reason = "context" if self._context_first else "length"
         if self.finish_reason is not None:
             self.finish_text()
@@ -277,12 +264,12 @@ class Row:
             self._detokenizer = None
 
     def _write(self, text: str) -> bool:
-        """Append to the answer's text; True if that completes a stop string: the text then ends before it."""
+        """Append to the answer's text; if that completes a stop string, cut the text before it and return True."""
         old = len(self.text)
         self.text += text
-        # The old text has no stop string, so one that is there now ends in the new text.
-        found = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
-        cuts = [at for at in found if at >= 0]
+        # The old text has no stop string, so a stop string ends in the new text.
+        matches = [self.text.find(stop, max(0, old - len(stop) + 1)) for stop in self.params.stop if text]
+        cuts = [at for at in matches if at >= 0]
         if cuts:
             self.text = self.text[: min(cuts)]
             self._detokenizer = None
@@ -291,9 +278,10 @@ class Row:
         return bool(cuts)
 
     def take_pieces(self) -> list[tuple[str, str]]:
-        """(source, text) of the text that is new since the last call and can no longer change, in order; source as
-        in `runs`. A character of several tokens belongs to the one that completed it. While the row runs, a tail that
-        may be the beginning of a stop string is held back."""
+        """(drafter, text) of the text that is new since the last call and can no longer change; drafter as in `runs`.
+
+        A character of several tokens belongs to the last of them. While the row runs, a tail that may be the beginning
+        of a stop string is held back."""
         safe = len(self.text)
         if self.finish_reason is None:
             safe -= max((overlap(self.text, stop) for stop in self.params.stop), default=0)
@@ -317,7 +305,7 @@ class Row:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     tail = text[-len(stop) + 1 :] if len(stop) > 1 else ""
     at = tail.find(stop[0])
     while at >= 0 and not stop.startswith(tail[at:]):
@@ -354,7 +342,7 @@ class Delta:
 
     @classmethod
     def end(cls, row: Row) -> Delta:
-        """The last of a request that ended without a new token: the text that was held back."""
+        """The last delta of a request that ended without a new token: the text that was held back."""
         return cls(row.id, row, [], row.take_pieces(), True)
 
 
@@ -362,10 +350,9 @@ class Delta:
 class Completion:
     """A finished request.
 
-    seconds   from the moment it joined the batch to its last token, prompt included.
-    logprobs  one entry a token, if the request wanted them. error: what went wrong, with finish_reason "error".
-    reused    tokens whose keys and values an earlier request had computed.
-    """
+    seconds  from the moment it joined the batch to its last token, prompt included.
+
+    stats, runs, logprobs, error and reused are as in `Row`."""
 
     index: int
     text: str
@@ -381,7 +368,7 @@ class Completion:
 
     @classmethod
     def of(cls, index: int, row: Row) -> Completion:
-        """A row's answer so far; one that has not ended counts as given up."""
+        """A row's answer so far; the finish_reason of one that has not ended is "abort"."""
         return cls(
             index,
             text=row.text,
@@ -413,5 +400,5 @@ class Completion:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens a second."""
+        """Speed of this request, prompt included."""
         return self.new_tokens / self.seconds if self.seconds else 0.0

@@ -1,9 +1,4 @@
-"""Round: what travels through one turn of the loop, and what a drafter may ask of it afterwards.
-
-    segments   what the target runs for each row: a draft, or a piece of a prompt
-    verdict    the target's one forward over all segments
-    accepted   what became of each draft
-"""
+"""Segment, Verdict and Round: the input of a forward, its output, and both with what was accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +10,9 @@ import numpy as np
 import torch
 
 from paceline.engine.accept import Accepted
+from paceline.engine.logits import top_tokens
 from paceline.engine.request import Row
+from paceline.engine.sampling import TokenLogprob
 from paceline.engine.tree import DraftTree, IntArray, depths
 from paceline.errors import MethodError
 
@@ -28,11 +25,11 @@ class Segment:
 
     slot        the row's slot in the cache; the target knows the row's committed length.
     tokens      int64 [n]; parent int64 [n] as in DraftTree.
-    start       nodes before `start` already have their keys and values after the row (from a self-drafter);
-                only nodes start..n-1 are run.
+    start       nodes before `start` have their keys and values after the row already (from a self-drafter); only nodes
+                start..n-1 are run.
     num_logits  logits are wanted for the last `num_logits` nodes.
     hidden      [n - start, H] or None: states of the nodes after layer `resume_layer - 1`; those layers are not run.
-    depth       int64 [n]: how far each node is below the first; worked out if not given.
+    depth       int64 [n]: depth of each node, 0 for the first; computed if not given.
     is_prompt   the tokens are a piece of the row's prompt.
     """
 
@@ -55,7 +52,7 @@ class Segment:
         return len(self.tokens) - self.start
 
     def longer(self, count: int) -> Segment:
-        """The segment with `count` more nodes, one below the other, whose tokens are 0."""
+        """The segment with a chain of `count` more nodes, whose tokens are 0."""
         n = len(self.tokens)
         return Segment(
             self.slot,
@@ -75,13 +72,13 @@ class Segment:
 
     @classmethod
     def chunk(cls, slot: int, tokens: IntArray, last: bool, scored: int = 0) -> Segment:
-        """A piece of a prompt; logits after its last token if `last`, and after its last `scored` ones."""
+        """A piece of a prompt; logits after its last `scored` tokens, and after its last one if `last`."""
         return cls(slot, tokens, np.arange(-1, len(tokens) - 1), num_logits=max(int(last), scored), is_prompt=True)
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What one forward says, packed in the order of the segments.
+    """The output of one forward, packed in the order of the segments.
 
     logits     [M, V] for the nodes whose logits were wanted, in the model's dtype.
     logits_at  where segment s begins: its logits are logits[logits_at[s] : logits_at[s + 1]].
@@ -104,8 +101,8 @@ class Verdict:
         return self.logits[self.logits_at[s] : self.logits_at[s + 1]]
 
     def select(self, logits: Sequence[slice], hidden: Sequence[slice] | None = None) -> Verdict:
-        """The verdict on other segments: of segment i the nodes logits[i] of the packed logits and hidden[i] of the
-        packed states, which are copied; hidden None: all states as they are."""
+        """The verdict on other segments: segment i gets copies of the packed logits[i] and the packed states hidden[i];
+        hidden None: all states as they are."""
         states, ends = self.hidden, self.hidden_at
         if hidden is not None:
             states, ends = {layer: _joined(of_layer, hidden) for layer, of_layer in states.items()}, _ends(hidden)
@@ -125,11 +122,10 @@ def _ends(parts: Sequence[slice]) -> list[int]:
 class Round:
     """One turn of the loop. Index i of every list is about the same row.
 
-    rows      the rows that run in this round.
-    trees     what each row drafted, cut to the length that is left to it; the last token alone where nothing was.
+    trees     each row's draft, cut to the length that it has left; the root alone where nothing was drafted.
     segments  what the target runs for each row: its tree, or a piece of its prompt.
     verdict   the target's forward over `segments`; None before it.
-    accepted  what became of each tree; empty before acceptance.
+    accepted  what was accepted of each tree; empty before acceptance.
     """
 
     rows: list[Row]
@@ -150,7 +146,7 @@ class Round:
         return self.trees[i].owner is drafter
 
     def logits(self, i: int) -> torch.Tensor:
-        """Logits of the nodes of row i's tree, [n, V]; [0, V] inside a prompt."""
+        """Logits of the nodes of row i's tree, [n, V]; [0, V] before the end of a prompt."""
         return self._forward.of(i)
 
     def top_k(self, i: int) -> torch.Tensor:
@@ -160,7 +156,7 @@ class Round:
         return verdict.top_k[1][verdict.logits_at[i] : verdict.logits_at[i + 1]]
 
     def hidden(self, i: int, layer: int) -> torch.Tensor:
-        """States before layer `layer` of every node of row i's segment that was run, [N, H]; see `Needs`."""
+        """States before layer `layer` of the nodes of row i's segment that were run, [N, H]; see `Needs`."""
         at = self._forward.hidden_at
         return self._forward.hidden[layer][at[i] : at[i + 1]]
 
@@ -175,17 +171,42 @@ class Round:
         ends = accumulate((segment.num_run for segment in self.segments), initial=0)
         return [slice(begin, end) for begin, end in pairwise(ends)]
 
-    def only(self, kept: Sequence[int]) -> Round:
-        """The round of the rows `kept` alone."""
+    def only(self, indices: Sequence[int]) -> Round:
+        """The round with the rows at `indices` alone."""
         verdict = self.verdict
         if verdict is not None:
             logits, hidden = ([slice(*ends) for ends in pairwise(at)] for at in (verdict.logits_at, verdict.hidden_at))
-            verdict = verdict.select([logits[i] for i in kept], [hidden[i] for i in kept] if hidden else None)
-        rows, trees, segments = ([of_rows[i] for i in kept] for of_rows in (self.rows, self.trees, self.segments))
-        return Round(rows, trees, segments, verdict, [self.accepted[i] for i in kept])  # type: ignore[arg-type]
+            verdict = verdict.select([logits[i] for i in indices], [hidden[i] for i in indices] if hidden else None)
+        rows, trees, segments = ([of_rows[i] for i in indices] for of_rows in (self.rows, self.trees, self.segments))
+        return Round(rows, trees, segments, verdict, [self.accepted[i] for i in indices])  # type: ignore[arg-type]
 
     @property
     def _forward(self) -> Verdict:
         if self.verdict is None:
             raise MethodError("This round has no forward: a recording holds tokens, and the drafter asks for more.")
         return self.verdict
+
+
+def score_prompts(plan: Round, verdict: Verdict) -> Verdict:
+    """Give rows the log-probabilities of their prompts' tokens; return the verdict on what decides new tokens alone."""
+    deciding = [slice(*verdict.logits_at[s : s + 2]) for s in range(len(plan))]
+    for i, (row, segment) in enumerate(zip(plan.rows, plan.segments, strict=True)):
+        if row.count_unscored(len(segment.tokens)):
+            end = row.cached + len(segment.tokens)
+            own = row.tokens[end - segment.num_logits + 1 : min(end + 1, row.prompt_length)].tolist()
+            row.prompt_logprobs += _logprobs(verdict.of(i)[: len(own)], own, row.params.prompt_logprobs or 0)
+            last = int(not row.num_new and end == row.prompt_length)
+            deciding[i] = slice(deciding[i].stop - last, deciding[i].stop)
+    return verdict.select(deciding)
+
+
+@torch.inference_mode()
+def _logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """The log-probabilities of tokens [n], each with the `top` best at its place, from logits [n, V]."""
+    logs = logits.float() - logits.float().logsumexp(-1, keepdim=True)
+    own = logs.gather(-1, torch.tensor(tokens, device=logs.device).unsqueeze(-1)).squeeze(-1).tolist()
+    alternatives: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if top:
+        values, ids = top_tokens(logs, min(top, logs.shape[-1]))
+        alternatives = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(*entry) for entry in zip(tokens, own, alternatives, strict=True)]

@@ -1,4 +1,4 @@
-"""SamplingParams, the warping of logits, and the seeded randomness of a row. Knows nothing of drafts.
+"""SamplingParams, the warping of logits, and the seeded randomness of a row.
 
 Logits are warped here and nowhere else. The target's and a sampling drafter's go through the same function, so that an
 acceptance rule compares two distributions that are warped alike.
@@ -54,7 +54,7 @@ RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "ignore_eos": (lambda ignore: isinstance(ignore, bool), "true or false"),
     "prediction": (lambda ids: all(index(i) >= 0 for i in ids), "a list of token ids"),
 }
-"""A test of each field of SamplingParams, and its rule in words."""
+"""For each field of SamplingParams: a test of its value, and the rule in words."""
 
 WARPING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -62,7 +62,7 @@ WARPING = (
 )  # fmt: skip
 """Fields of SamplingParams that change the distribution."""
 HIDDEN = ("prompt_logprobs", "grammar", "prediction", "draft", "beginning", "ends")
-"""Fields that command lines and prompt files do not have."""
+"""Fields that command lines and prompt files lack."""
 
 
 class Grammar(Protocol):
@@ -70,12 +70,12 @@ class Grammar(Protocol):
     ones are."""
 
     def allowed(self, answer: Sequence[int], size: int) -> torch.Tensor:
-        """Which of `size` tokens may come after the answer's tokens, bool [size]; none if it cannot go on."""
+        """Which of `size` tokens may come after the answer's tokens, bool [size]; none if the answer cannot go on."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is answered. Every drafter and every batch gives the same distribution of answers.
+    """Parameters of one request. The distribution of its answers does not depend on drafter or batch.
 
     temperature         0 is greedy.
     top_k               keep the k most probable tokens; 0 keeps all.
@@ -83,21 +83,22 @@ class SamplingParams:
     min_p               drop tokens less probable than min_p times the most probable one; 0 drops none.
     repetition_penalty  divides positive, multiplies negative logits of tokens in prompt and answer; 1 is off.
     presence_penalty    subtracted from the logits of tokens that the answer has; 0 is off.
-    frequency_penalty   subtracted as many times as the answer has the token; 0 is off.
+    frequency_penalty   subtracted once for each time that the answer has the token; 0 is off.
     min_tokens          the answer does not end before this many tokens.
     logit_bias          added to the logits of these token ids.
     bad_words           token sequences that must not occur.
     max_tokens          most new tokens.
     seed                makes the row reproducible; None draws a fresh seed.
     stop                strings that end the answer; the text ends before them.
-    stop_token_ids      tokens that end the answer, beside the model's own end-of-sequence tokens.
+    stop_token_ids      tokens that end the answer, in addition to the model's end-of-sequence tokens.
     ignore_eos          go on past the model's end-of-sequence tokens.
-    grammar             which tokens may come next, by what the answer has so far; see `Grammar`.
-    prediction          token ids that the answer is expected to be much like; only drafters read them.
-    draft               the drafter this request wants, where the engine has several (`draft/fallback.py`).
-    logprobs            report how likely the target found each new token, and this many of the most probable tokens at
-                        its place; None reports nothing.
-    prompt_logprobs     the same of the prompt's own tokens; the whole prompt is then run, whatever others share of it.
+    grammar             which tokens may come next, given the answer so far; see `Grammar`.
+    prediction          token ids of a text that the answer should resemble; only drafters read them.
+    draft               the drafter of this request, if the engine has several (`draft/fallback.py`).
+    logprobs            report the log-probability of each new token, and those of this many best tokens at its place;
+                        None reports nothing.
+    prompt_logprobs     the same for the prompt's own tokens; the whole prompt is then run, even if others share it.
+    beginning, ends     set by `of_row`.
     """
 
     temperature: float = 0.0
@@ -135,30 +136,28 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Temperature 0: the most probable token, always."""
+        """Whether the most probable token is always taken: temperature 0."""
         return self.temperature == 0
 
     @property
     def shifts_logits(self) -> bool:
-        """Whether the most probable token can change, so that greedy decoding needs warping too."""
+        """Whether warping can change the most probable token, so that greedy decoding needs it too."""
         is_biased = self.repetition_penalty != 1 or bool(self.logit_bias) or bool(self.bad_words)
         return is_biased or self.looks_back or self.grammar is not None
 
     @property
     def looks_back(self) -> bool:
-        """Whether what may come next depends on how the answer began."""
+        """Whether the distribution of the next token depends on the answer so far, by penalties or min_tokens."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.min_tokens > 0
 
     def of_row(self, beginning: int, ends: frozenset[int]) -> SamplingParams:
-        """The parameters of a row whose answer begins after `beginning` tokens and ends with one of `ends`; only what
-        looks at the answer needs to know."""
+        """The parameters of a row whose answer begins after `beginning` tokens and ends with one of `ends`."""
         if not self.looks_back and self.grammar is None:
             return self
         return replace(self, beginning=beginning, ends=ends)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise PacelineError if a model of `vocab_size` tokens cannot answer this: a parameter names a token that does
-        not exist, or every token is banned."""
+        """Raise PacelineError if a parameter names a token from `vocab_size` on, or if all tokens are banned."""
         _check_ids("logit_bias", self.logit_bias, vocab_size)
         _check_ids("bad_words", [word[-1] for word in self.bad_words], vocab_size)
         banned = {i for i, bias in self.logit_bias.items() if bias == -math.inf}
@@ -187,8 +186,8 @@ class TokenLogprob(NamedTuple):
 
 
 class FreeNoise:
-    """Uniform numbers in [0, 1). Each depends on the seed, the output position at which its round begins, and how many
-    were drawn in that round before; not on earlier rounds, or on rounds that were begun and given up."""
+    """Uniform numbers in [0, 1). Each depends on the seed, the output position at which its round begins, and its
+    index in the round; not on earlier rounds, or on rounds that were begun and given up."""
 
     LANE, BLOCK = 64, 64  # numbers of a round made at once; positions for which they are
 
@@ -198,7 +197,7 @@ class FreeNoise:
         self.forget()
 
     def forget(self) -> None:
-        """Free the numbers that were made (32 kB); asked again, it makes the same."""
+        """Free the numbers made so far (32 kB); if they are needed again, the same are made."""
         self._where: tuple[int, int] | None = None
         self._block = np.empty(0)
 
@@ -207,7 +206,7 @@ class FreeNoise:
         self._position, self._drawn = position, 0
 
     def random(self, count: int = 0) -> Any:
-        """The next number, or, with a `count`, an array of that many."""
+        """The next number; with a `count`, an array of the next numbers."""
         return np.array([self._next() for _ in range(count)]) if count else self._next()
 
     def _next(self) -> float:
@@ -224,9 +223,9 @@ class FreeNoise:
 class RowRandom:
     """The randomness of one row: `emit` for the tokens the target draws, `free` for everything else.
 
-    The noise of the token at output position i depends on the seed and i alone. So with drafts that are point masses a
-    seed gives exactly the tokens of plain sampling. Drawn drafts give other tokens, which also depend on where the
-    row's rounds begin, and on nothing else of how it was run.
+    The noise of the token at output position i depends on the seed and i alone. So with point-mass drafts a seed gives
+    exactly the tokens of plain sampling. With drawn drafts the tokens also depend on where the row's rounds begin, and
+    on nothing else.
 
     Every random decision of a row is `choose`, `keep` or `draft`, so that a test double can follow every branch with
     its exact probability.
@@ -254,7 +253,7 @@ class RowRandom:
         return draw(probs, self.emit(position))
 
     def keep(self, probability: float) -> bool:
-        """Whether to keep a drafted token that should be kept with `probability`."""
+        """Whether to accept a drafted token; True with `probability`."""
         return bool(self.free.random() < probability)
 
     def draft(self, probs: torch.Tensor) -> int:
@@ -263,7 +262,7 @@ class RowRandom:
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether reading a number of `tensor` has to wait for a device; otherwise NumPy can read it in place."""
+    """Whether a read of `tensor` has to wait for a device."""
     return tensor.device.type != "cpu"
 
 
@@ -321,7 +320,7 @@ def _shift(scores: torch.Tensor, params: SamplingParams, contexts: Sequence[IntA
 
 
 def _look_back(row: torch.Tensor, params: SamplingParams, answer: IntArray) -> None:
-    """OpenAI's penalties on what the answer has, and no end before min_tokens; row [V], in place."""
+    """OpenAI's penalties on the answer's tokens, and no end before min_tokens; row [V], in place."""
     tokens, counts = np.unique(answer[answer < len(row)], return_counts=True)
     seen = torch.from_numpy(tokens).to(row.device)
     times = torch.from_numpy(counts).to(row)
@@ -340,7 +339,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     """`scores` [R, V] with -inf outside the smallest set of tokens that holds `top_p` of the probability.
 
-    Of equal scores at its border, those of lower token ids are dropped first, so that a row's tokens do not depend on
+    Of equal scores at the border of the set, lower token ids are dropped first, so that a row's tokens do not depend on
     its batch. (Holtzman et al. 2020, section 3.1.)"""
     ranked, order = scores.sort(stable=True)
     drop = ranked.softmax(-1).cumsum(-1) <= 1 - top_p

@@ -1,8 +1,8 @@
-"""DraftTree: what a drafter proposes. Plain NumPy; knows nothing of models, caches or randomness.
+"""DraftTree: what a drafter proposes.
 
-Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node
-is a drafted token that follows its parent. A chain is a tree without branches; the tree of the root alone is
-"no draft", and verifying it is plain decoding.
+Node 0 is the root: the last committed token, whose keys and values the target does not hold yet. Every other node is a
+drafted token that follows its parent. A chain is a tree without branches. The root alone is "no draft": verifying it is
+plain decoding.
 
     DraftTree.chain(7, [1, 2, 3])                  # 7 -> 1 -> 2 -> 3
     DraftTree.of(7, tokens=[1, 2, 9], parent=[0, 1, 0])   # 7 -> 1 -> 2 and 7 -> 9
@@ -27,21 +27,21 @@ class DraftTree:
 
     tokens       int64 [n]; tokens[0] is the root, already committed.
     parent       int64 [n]; parent[0] is -1 and parents come before their children.
-    draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn
-                 from, warped as the target's is. None means every child is a point mass (retrieval, argmax).
-                 Every child that was drawn stays in the tree: dropping an improbable one, or drawing again, would be
-                 drawing from another distribution than q.
-    replacement  with several children drawn from one q: True when they were drawn independently, False when each
-                 drawn token was struck out of q before the next. Siblings are in the order they were drawn.
-    probe        bool [n] or None: nodes forwarded for what they predict and never accepted (Jacobi, lookahead).
+    draft_probs  float tensor [n, V] or None: row i is the distribution q that the children of node i were drawn from,
+                 warped as the target's is. None: every child is a point mass (retrieval, argmax). Every child that was
+                 drawn stays in the tree: without the improbable ones, the draft would have another distribution than q.
+    replacement  of several children drawn from one q: True if they were drawn independently, False if each drawn token
+                 was struck out of q before the next. Siblings are in the order they were drawn.
+    probe        bool [n] or None: nodes that are run for what they predict and never accepted (Jacobi, lookahead).
                  Children of a probe are probes.
-    hidden       float tensor [n, H] or None: a self-drafter's own states of the nodes after its last layer, whose
-                 keys and values are already in the cache after the row; `verify` goes on from there.
-    chances      float64 [n] or None: the drafter's own estimate that a node and all above it are accepted.
-    origin       int64 [n] or None: of a tree that was cut, the number each node had in the one that was proposed.
+    hidden       float tensor [n, H] or None: a self-drafter's states of the nodes after its last layer; their keys and
+                 values are in the cache after the row, and `verify` goes on from there.
+    chances      float64 [n] or None: the drafter's estimate of the probability that a node and its ancestors are
+                 accepted.
+    origin       int64 [n] or None: for a tree that was cut, each node's number in the tree that was proposed.
     source       name of the drafter that proposed it, for reports.
     owner        the drafter that proposed it, set by the engine and read by `Round.is_from`.
-    calls        forwards of a draft model that it took, one after another.
+    calls        forwards of a draft model made for it, one after another.
     """
 
     tokens: IntArray
@@ -85,7 +85,7 @@ class DraftTree:
 
     @property
     def num_drafted(self) -> int:
-        """Drafted nodes: all but the root."""
+        """Number of nodes without the root."""
         return len(self.tokens) - 1
 
     @property
@@ -116,7 +116,7 @@ class DraftTree:
         return self._children[node]
 
     def clipped(self, max_depth: int) -> DraftTree:
-        """The tree without nodes deeper than `max_depth`; itself when there are none. The root always stays."""
+        """The tree without nodes deeper than `max_depth`; itself if there are none. The root always stays."""
         if len(self) - 1 <= max_depth or self.depth.max() <= max(max_depth, 0):
             return self
         keep = np.flatnonzero(self.depth <= max(max_depth, 0))
@@ -125,23 +125,22 @@ class DraftTree:
         return self.keeping(keep)
 
     def keeping(self, nodes: IntArray) -> DraftTree:
-        """The tree of `nodes` alone, int64, ascending: the root, and no node without its parent."""
+        """The tree of `nodes` alone, int64, ascending; they hold the root, and the parent of each other node."""
         new_index = np.full(len(self), -1)
         new_index[nodes] = np.arange(len(nodes))
         parent = np.where(self.parent[nodes] < 0, -1, new_index[self.parent[nodes]])
         arrays = ("tokens", "draft_probs", "probe", "hidden", "chances")
-        kept = {name: values[nodes] for name in arrays if (values := getattr(self, name)) is not None}
+        selected = {name: values[nodes] for name in arrays if (values := getattr(self, name)) is not None}
         origin = nodes if self.origin is None else self.origin[nodes]
-        return replace(self, parent=parent, origin=origin, **kept)
+        return replace(self, parent=parent, origin=origin, **selected)
 
     def proposed(self, path: Sequence[int]) -> list[int]:
-        """The numbers that the nodes of `path` had in the tree as it was proposed."""
+        """The numbers of the nodes of `path` in the tree as it was proposed."""
         return list(path) if self.origin is None else self.origin[list(path)].tolist()
 
     def trunk(self) -> IntArray:
-        """The drafted tokens of the best single chain, int64: what a host that verifies chains only can use.
-
-        Of siblings it takes the first, for drafters put the best first; it leaves out probes."""
+        """The drafted tokens of the best chain, int64, for hosts that verify chains only: the first of all siblings,
+        as drafters put the best first; no probes."""
         if self.is_chain and self.probe is None:
             return self.tokens[1:]
         chain, node = [], 0
@@ -155,7 +154,7 @@ def depths(parent: IntArray) -> IntArray:
     """Depth of every node, int64 [n], from `parent` int64 [n] (parents first, -1 above the root)."""
     if len(parent) > 64 and (parent == np.arange(-1, len(parent) - 1)).all():  # a prompt's chunk
         return np.arange(len(parent))
-    # Lists, because between two forwards a dozen steps of the interpreter cost less than one NumPy call.
+    # Lists: between two forwards a dozen steps of the interpreter cost less than one NumPy call.
     depth = [0]
     for above in parent[1:].tolist():
         depth.append(depth[above] + 1)
@@ -163,7 +162,7 @@ def depths(parent: IntArray) -> IntArray:
 
 
 def ancestors(parent: IntArray) -> NDArray[np.bool_]:
-    """bool [n, n]: entry (i, j) says whether node i sees node j, that is, j is i or an ancestor of i."""
+    """bool [n, n]: entry (i, j) is whether node i sees node j: j is i or an ancestor of i."""
     n = len(parent)
     if (parent == np.arange(n) - 1).all():
         return np.tri(n, dtype=bool)
@@ -174,11 +173,9 @@ def ancestors(parent: IntArray) -> NDArray[np.bool_]:
 
 
 def merge(trees: Sequence[DraftTree]) -> DraftTree:
-    """One tree that holds every root-to-leaf path of `trees` once; all share the root, point-mass drafts only.
+    """One tree that holds every root-to-leaf path of `trees` once; paths of the first tree come first.
 
-    Paths of the first tree keep their order, so put the most trusted draft first. Raises ValueError if the
-    roots differ or a tree is more than point masses.
-    """
+    Raises ValueError if the roots differ, or for trees that are more than point masses."""
     if any(t.tokens[0] != trees[0].tokens[0] for t in trees):
         raise ValueError("trees with different roots cannot be merged")
     if any(t.draft_probs is not None or t.probe is not None or t.hidden is not None for t in trees):

@@ -1,10 +1,9 @@
 """Typical acceptance: a rule that is NOT lossless, for comparison with reports that used it.
 
 Cai et al. 2024, "Medusa" (arXiv 2401.10774, section 2.3.1). p is the target's distribution at the request's
-temperature, H its entropy. A drafted token x stands if p(x) > min(eps, delta exp(-H)). Of all paths that stand the
-longest is taken, of equally long ones the most probable; the token after it is the target's most probable one. Nothing
-is drawn: answers are the same at every seed, and not distributed as the target's. Greedy requests are decided as
-always. Drafts that were drawn are refused.
+temperature, H its entropy. A drafted token x is accepted if p(x) > min(eps, delta exp(-H)). The longest accepted path
+is taken, the most probable one of equals; the target's most probable token follows it. Nothing is drawn: answers are
+the same at every seed. Greedy requests are decided by the lossless rule. Drafts that were drawn are refused.
 
     Engine("models/demo", draft="medusa:models/demo-medusa", rule=Typical())     # or medusa:PATH,accept=typical
 """
@@ -24,7 +23,7 @@ from paceline.errors import PacelineError
 
 @dataclass
 class Typical:
-    """epsilon: a token of this probability always stands. delta: factor of the bound; theirs is epsilon ** 0.5."""
+    """epsilon: a token of this probability is always accepted. delta: factor of the bound; theirs is epsilon ** 0.5."""
 
     epsilon: float = 0.09
     delta: float = 0.3
@@ -40,7 +39,7 @@ class Typical:
         return [cursor for cursor in cursors if self._step(cursor)]
 
     def _step(self, cursor: Cursor) -> bool:
-        """Step to the child with which the best path begins; without one, add the most probable token: the end."""
+        """Step to the first node of the best path; without one, add the most probable token and return False."""
         p = _distribution(cursor, cursor.node, [])
         _, child = self._best(cursor, cursor.node, p, [])
         if child is not None:
@@ -49,8 +48,9 @@ class Typical:
         return False
 
     def _best(self, cursor: Cursor, node: int, p: torch.Tensor, way: list[int]) -> tuple[tuple[int, float], int | None]:
-        """(length and log-probability, first node) of the best path that stands below `node`, where the distribution is
-        p, after the tokens `way`."""
+        """((length, log-probability), first node) of the best accepted path below `node`.
+
+        p: the distribution at `node`; way: the tokens from the cursor to it."""
         best: tuple[tuple[int, float], int | None] = ((0, 0.0), None)
         bound = self._bound(p)
         for child in cursor.tree.children(node):
@@ -71,7 +71,7 @@ class Typical:
 
 
 def _distribution(cursor: Cursor, node: int, way: Sequence[int]) -> torch.Tensor:
-    """The target's warped distribution [V] after `node`, which the tokens `way` lead to."""
+    """The target's warped distribution [V] after `node`; way: the tokens from the cursor to it."""
     params = cursor.request.params
     context = [np.concatenate([cursor.context, np.array(way, np.int64)])] if params.shifts_logits else []
     scores = cursor.logits[node : node + 1]

@@ -1,7 +1,1 @@
-"""Our drafters inside the engines that people already run. Each module knows one host, and nothing else knows it.
-
-transformers.py   our loop, or a drafter in theirs, on a transformers model
-vllm.py           drafters by name for vLLM's V1 runner
-llama_cpp.py      drafters for llama-cpp-python
-history.py        what the hosts that verify chains share: a drafter that reads tokens, and its rows
-"""
+"""Our drafters inside other engines: transformers, vLLM and llama-cpp-python. Each module alone knows its host."""

@@ -1,15 +1,15 @@
-"""A drafter in a host that verifies chains and shows tokens: rows, drafts, and what became of them.
+"""A drafter in a host that verifies chains and shows tokens alone.
 
     history = History("sam", facts, most=16)
     row = history.start(prompt, max_tokens=500)
-    [chain] = history.draft([row])                   # int64 [n]: what the host may verify
-    history.advance([row], [accepted_tokens])        # what it kept, its own last token included
+    [chain] = history.draft([row])                   # int64 [n], for the host to verify
+    history.advance([row], [new_tokens])             # the accepted ones, then the host's own token
     history.drop(row)
 
-A host draws from its model and keeps the draft while the two agree, or keeps a drafted token with the model's
-probability. Both leave the model's distribution as it is, whatever was drafted. So drafts may be cut to what pays: to
-the tokens that raise the expected tokens a second of the host's batch, by how drafts have fared and how long the
-host's rounds have taken (`draft/auto.py`).
+A host draws from its model and accepts the draft while the two agree, or accepts a drafted token with the model's
+probability. Both keep the model's distribution, whatever was drafted. So drafts may be cut to what pays: to the tokens
+that raise the expected tokens a second of the host's batch, estimated from earlier drafts and the durations of the
+host's rounds (`draft/auto.py`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ MAX_TOKENS = 2**31 - 1
 
 
 class HostRow(Row):
-    """A request of another engine, whose model holds its keys and values.
+    """A request of another engine, which holds its keys and values.
 
-    max_tokens  most new tokens it may have; most: tokens of a draft that the host takes."""
+    max_tokens  most new tokens.
+    most        most tokens of a draft."""
 
     def __init__(self, id: int, prompt: Sequence[int] | IntArray, max_tokens: int, most: int = MAX_TOKENS):
-        # Its seed is the same in every process that drafts for it.
+        # The seed must be the same in every process that drafts for the request.
         params = SamplingParams(max_tokens=max(1, min(max_tokens, MAX_TOKENS)), seed=id)
         super().__init__(id, prompt, params, max_context=len(prompt) + MAX_TOKENS)
         self.most = most
@@ -54,10 +55,10 @@ class HostRow(Row):
 
 
 class History:
-    """A drafter, bound to what the host tells of its model.
+    """A drafter, bound to the facts of the host's model.
 
     drafter  its spec; or a Drafter that is bound already, whose needs are not checked.
-    most     tokens of a draft that the host takes.
+    most     most tokens of a draft.
     paced    cut drafts to what pays; else they are as long as the drafter makes them.
 
     Raises MethodError, one line, for a spec that needs more than tokens: hidden states, logits, layers."""
@@ -86,22 +87,19 @@ class History:
         return row
 
     def draft(self, rows: Sequence[HostRow]) -> list[IntArray]:
-        """The chain to verify after each row; empty: decode plainly.
-
-        They are the rows of one round, whose time counts until the next `advance`."""
+        """The chain to verify after each row; empty: decode plainly. Times the host's round until `advance`."""
         trees = self.drafter.propose(rows)
         for row, tree in zip(rows, trees, strict=True):
             row.draft = tree
         return [tree.tokens[1:] for tree in trees]
 
     def disturbed(self) -> None:
-        """The round since the last `draft` ran prompts as well, or not all of its rows: its time does not count."""
+        """Do not count the time of the round since the last `draft`: it also ran prompts, or not all of its rows."""
         if isinstance(self.auto, Auto):
             self.auto.disturbed()
 
     def advance(self, rows: Sequence[HostRow], tokens: Sequence[Sequence[int] | IntArray]) -> None:
-        """Each row has gained its `tokens`, at least one, in one round, after its last draft or without one; tells the
-        drafter what became of the drafts."""
+        """Add the `tokens` that each row gained in one round, at least one, and show the drafter what was accepted."""
         round = Round([], [], [])
         for row, gained in zip(rows, tokens, strict=True):
             tree = row.draft or DraftTree.root(row.last_token)
@@ -118,12 +116,12 @@ class History:
     def drop(self, row: HostRow, complete: bool = True) -> None:
         """Forget `row`; drafters that learn from finished requests do so if it is `complete`."""
         row.end("stop" if complete else "abort")
-        with suppress(KeyError):  # one that failed to start
+        with suppress(KeyError):  # a row that failed to start
             self.drafter.drop(row)
 
 
 def create_paced(spec: str, vocab_size: int) -> Drafter:
-    """The drafter that `spec` names; if it reads tokens alone, its drafts are cut to what pays. Not bound yet."""
+    """The drafter that `spec` names, unbound; if it reads tokens alone, its drafts are cut to what pays."""
     drafter = create(spec)
     if isinstance(drafter, Auto):
         return drafter
@@ -135,7 +133,7 @@ def create_paced(spec: str, vocab_size: int) -> Drafter:
 
 
 def _refuse(spec: str, facts: Facts) -> None:
-    """MethodError for a drafter that needs more than tokens: it says so, or a short trial shows it."""
+    """MethodError for a drafter that needs more than tokens, by its `needs` or in a short trial."""
     drafter = create(spec)
     drafter.bind(facts)
     wants = [name for name, value in vars(drafter.needs).items() if value not in ((), 0, None)]
@@ -157,9 +155,9 @@ def _refuse(spec: str, facts: Facts) -> None:
 
 
 def _accepted(tree: DraftTree, tokens: IntArray) -> Accepted:
-    """How far `tokens` went along a chain."""
+    """The part of a chain that `tokens` follow."""
     drafted = tree.tokens[1:]
     most = min(len(drafted), len(tokens) - 1)
-    unlike = np.flatnonzero(drafted[:most] != tokens[:most])
-    kept = int(unlike[0]) if len(unlike) else most
-    return Accepted(list(range(kept + 1)), tokens[: kept + 1].tolist())
+    different = np.flatnonzero(drafted[:most] != tokens[:most])
+    accepted = int(different[0]) if len(different) else most
+    return Accepted(list(range(accepted + 1)), tokens[: accepted + 1].tolist())

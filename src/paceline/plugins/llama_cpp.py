@@ -4,8 +4,8 @@
     llama = Llama(model_path="model.gguf", draft_model=paceline.draft("sam"), logits_all=True)
     paceline.check(llama)                     # refuses models that cannot forget a rejected draft
 
-llama-cpp-python samples every position from the model and keeps the draft while the two agree, so answers are exact,
-greedy or sampled, with penalties and grammars. One request at a time; a new one is recognised by its tokens.
+llama-cpp-python samples every position from the model and accepts the draft while the two agree, so answers are exact,
+greedy or sampled, with penalties and grammars. It runs one request at a time; a new one is recognised by its tokens.
 Works with llama-cpp-python 0.3.
 """
 
@@ -24,13 +24,13 @@ from paceline.plugins.history import History, HostRow
 from paceline.target.tokenizer import Tokenizer
 
 ROOM = 1 << 30
-"""New tokens of a request; the host says nothing of it, and cuts what does not fit."""
+"""Most new tokens of a request: the host does not pass its limit, and cuts drafts itself."""
 ANY = 1 << 18
-"""Vocabulary of a model that is not known: more than any has. Tokens of drafts come from the text all the same."""
+"""Vocabulary size of an unknown model: more than any has. Tokens of drafts come from the text in any case."""
 
 
 class Draft(LlamaDraftModel):
-    """Drafts for one `Llama`. Learns from requests as they end, if the drafter does."""
+    """Drafts for one `Llama`."""
 
     def __init__(self, history: History):
         self.history = history
@@ -42,7 +42,7 @@ class Draft(LlamaDraftModel):
         return self.history.draft([row])[0].astype(np.intc)
 
     def _follow(self, text: NDArray[np.intc]) -> HostRow:
-        """The row of this text: the one before, with what it gained, or a new one."""
+        """The row of this text: the last row with its new tokens, or a new row."""
         row = self._row
         if row is not None and len(row) < len(text) and np.array_equal(row.tokens, text[: len(row)]):
             self.history.advance([row], [text[len(row) :].astype(np.int64)])
@@ -63,20 +63,19 @@ def draft(
     eos_token_ids: tuple[int, ...] = (),
     paced: bool = True,
 ) -> Draft:
-    """A draft model that drafts as `spec` says, at most `most` tokens.
+    """A draft model with the drafter `spec`, for at most `most` tokens a draft.
 
-    paced  cut drafts to what pays, by how drafts have fared and what rounds have taken: on a CPU each verified token
-           costs nearly a forward of its own for quantised weights.
-    tokenizer  of the model (`paceline.target.load.load_tokenizer`), for drafters with a corpus; eos_token_ids of it.
+    tokenizer  the model's (`paceline.target.load.load_tokenizer`), for drafters with a corpus.
+    paced      cut drafts to what pays: on a CPU with quantised weights each verified token costs nearly a forward.
     Raises MethodError for a drafter that needs more than tokens."""
     return Draft(History(spec, Recording(tokenizer, eos_token_ids, vocab_size, name="a GGUF model"), most, paced))
 
 
 def check(llama: Any) -> None:
-    """Raise ModelError for a model whose memory of a rejected draft cannot be taken back, recurrent and hybrid ones,
-    and for one opened without logits_all, which fails with drafts when a text is longer than n_batch tokens.
+    """Raise ModelError for recurrent and hybrid models, which cannot forget a rejected draft, and for a model opened
+    without logits_all, which fails with drafts when a text is longer than n_batch tokens.
 
-    llama-cpp-python does not look whether taking it back worked, and would go on from a wrong state."""
+    llama-cpp-python does not check that a draft was forgotten, and would go on from a wrong state."""
     if len(llama.scores) < llama.context_params.n_ctx:
         raise ModelError("give Llama logits_all=True: with a draft_model it keeps the logits of all tokens")
     kinds = {"recurrent": llama_cpp.llama_model_is_recurrent, "hybrid": llama_cpp.llama_model_is_hybrid}

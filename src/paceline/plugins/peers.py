@@ -1,4 +1,4 @@
-"""Our plug-ins as peers: the host's engine, drafting as one of our drafters does.
+"""Our plug-ins as peers of a benchmark: the host's engine with one of our drafters.
 
     transformers-paceline,draft=sam    vllm-paceline,draft=sam    llama-cpp-paceline:model.gguf,draft=sam
 
@@ -23,7 +23,6 @@ from paceline.workbench.peers import llama_cpp, transformers, vllm
 from paceline.workbench.peers.setup import cut, cut_rounds
 
 SPEC = {"help": "the drafter, with ; for its commas"}
-MOST = {"help": "most tokens of a draft"}
 PACED = {"help": "cut drafts to what pays; else they are as the drafter makes them"}
 
 
@@ -44,7 +43,7 @@ class InVllmConfig(vllm.PlainConfig):
 @dataclass(frozen=True)
 class InLlamaCppConfig(llama_cpp.PlainConfig):
     draft: str = field(default="sam", metadata=SPEC)
-    most: int = field(default=16, metadata=MOST)
+    most: int = field(default=16, metadata={"help": "most tokens of a draft"})
     paced: bool = field(default=True, metadata=PACED)
 
 
@@ -88,22 +87,22 @@ class InTransformers(transformers.Plain):
         made = out[:, ids.shape[1] :].tolist()
         seconds = perf_counter() - began
         replies = []
-        for prompt, row, limit, heard in zip(prompts, made, limits, rounds, strict=True):
+        for prompt, row, limit, deltas in zip(prompts, made, limits, rounds, strict=True):
             tokens = cut(row, ask.ends, limit)
-            lengths = cut_rounds([len(delta.tokens) for _, delta in heard], len(tokens))
-            heard = heard[: len(lengths)]
+            lengths = cut_rounds([len(delta.tokens) for _, delta in deltas], len(tokens))
+            deltas = deltas[: len(lengths)]
             facts: dict[str, Any] = {
                 "lengths": lengths,
-                "times": [when for when, _ in heard],
-                "nodes": [delta.nodes for _, delta in heard],
-                "depths": [delta.depth for _, delta in heard],
+                "times": [seconds for seconds, _ in deltas],
+                "nodes": [delta.nodes for _, delta in deltas],
+                "depths": [delta.depth for _, delta in deltas],
             }
             replies.append(self.setup.turn(prompt, tokens, ask, seconds=seconds, **facts))
         return replies
 
 
 class InVllm(vllm.Plain):
-    """vLLM with `paceline.plugins.vllm.Proposer`. Its interpreter finds our package beside its own."""
+    """vLLM with `paceline.plugins.vllm.Proposer`. PYTHONPATH adds our package to vLLM's interpreter."""
 
     Config = InVllmConfig
     learns = True
@@ -122,7 +121,7 @@ class InVllm(vllm.Plain):
 
 
 class InLlamaCpp(llama_cpp.Plain):
-    """llama-cpp-python with a draft model of ours."""
+    """llama-cpp-python with `paceline.plugins.llama_cpp.draft`."""
 
     Config = InLlamaCppConfig
 

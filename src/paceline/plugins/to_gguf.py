@@ -3,9 +3,8 @@
     python -m paceline.plugins.to_gguf models/demo demo.gguf --dtype f32
     python -m paceline.plugins.to_gguf demo-int4 demo-Q4_0.gguf             # blocks as `paceline quantize` made them
 
-llama.cpp's own converter looks a tokenizer up in a table and refuses those it does not know. Here the vocabulary is
-written as it is, so token ids are right. llama.cpp may split text differently ("default" stands for GPT-2's splitting),
-so give it token ids.
+llama.cpp's own converter refuses tokenizers that are not in its table. This one writes the vocabulary as it is, so
+token ids are right. llama.cpp may split text differently ("default" is GPT-2's splitting), so give it token ids.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from paceline.target.quantised.blocks import Blocks
 from paceline.target.shape import Shape
 
 FILE_TYPES = {"int4": 2, "int8": 7}
-"""llama.cpp's numbers of files that are mostly Q4_0 and Q8_0."""
+"""llama.cpp's numbers for files that are mostly Q4_0 and Q8_0."""
 TYPES = {"f32": (np.float32, 0), "f16": (np.float16, 1)}
-"""NumPy's type of matrices, and llama.cpp's number of it; vectors are always float32."""
+"""NumPy's type of matrices, and llama.cpp's number for it; vectors are always float32."""
 
 
 def write(model: str | Path, file: Path, dtype: str = "f16") -> None:
-    """Write `model` to `file`; dtype: of matrices that are not in blocks already. Raises ModelError for another
-    architecture than Llama, or one with scaled positions."""
+    """Write `model` to `file`; dtype: of matrices that are not in blocks. Raises ModelError for an architecture other
+    than Llama, or for scaled positions."""
     import gguf
 
     folder = find(model, ["*.json", "*.safetensors"])
@@ -78,7 +77,7 @@ def _describe(writer: Any, config: PretrainedConfig, theta: float, kind: int) ->
 
 
 def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
-    """Tokens and merges of a byte-level BPE, and which tokens are special."""
+    """Write tokens, their kinds and the merges of a byte-level BPE."""
     import gguf
 
     known = json.loads((folder / "tokenizer.json").read_text("utf-8"))
@@ -105,8 +104,8 @@ def _vocabulary(writer: Any, folder: Path, config: PretrainedConfig) -> None:
 def _arrays(
     weights: quantised.Weights, config: PretrainedConfig, matrices: Any
 ) -> Iterator[tuple[str, NDArray[Any], int | None]]:
-    """llama.cpp's names and arrays, and of blocks its number of their kind. Its rotary positions pair neighbouring
-    rows, so queries and keys are permuted."""
+    """(llama.cpp's name, array, its number for the kind of blocks; None: no blocks). Its rotary positions pair
+    neighbouring rows, so queries and keys are permuted."""
     import gguf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""Our loop on a transformers model, behind its own `generate`; or a drafter of ours in transformers' loop.
+"""Our loop on a transformers model, called by its own `generate`; or our drafters in transformers' loop.
 
     from paceline.plugins import transformers as paceline
 
@@ -7,10 +7,9 @@
     with paceline.candidates(model, "sam"):           # their loop, batch 1
         model.generate(**inputs, prompt_lookup_num_tokens=1)
 
-`generate` takes what transformers has prepared: logits processors, stopping criteria, attention masks with padding on
-the left, a GenerationConfig. Greedy answers are those of `model.generate`; sampled ones have its distribution, and
-`torch.manual_seed` makes them reproducible. What it cannot honour it refuses by name. Works with transformers 5.16 to
-5.23.
+`generate` honours transformers' logits processors, stopping criteria, attention masks with padding on the left, and
+GenerationConfig; it refuses by name what it cannot honour. Greedy answers are those of `model.generate`; sampled ones
+have its distribution, and `torch.manual_seed` makes them reproducible. Works with transformers 5.16 to 5.23.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from paceline.target.hf import HFTarget
 HANDLED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 """Arguments of the model's forward that transformers prepares and our loop makes itself."""
 ENTANGLED = ("guidance", "synthid", "noofspeech", "nospeech")
-"""Parts of names of logits processors that run the model or remember their calls: a draft would confuse them."""
+"""Parts of names of logits processors that run the model or remember their calls, so that drafts would confuse them."""
 BATCHED = ("EncoderNoRepeatNGramLogitsProcessor", "PrefixConstrainedLogitsProcessor")
 """Logits processors that count the rows of their batch: they work for one prompt."""
 BY_ROW = ("prompt_ignore_length", "encoder_input_ids")
@@ -65,7 +64,7 @@ MODES = {
     GenerationMode.GROUP_BEAM_SEARCH: ("num_beam_groups", "beam search"),
     GenerationMode.CONSTRAINED_BEAM_SEARCH: ("constraints or force_words_ids", "constrained beam search"),
 }
-"""Ways of decoding that cannot be verified: the field that asks for each, and its name."""
+"""Ways of decoding that cannot be verified: the field that selects each, and its name."""
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 REFUSED = {
     **dict.fromkeys(_OUTPUTS, "paceline.generate does not keep them"),
@@ -99,12 +98,12 @@ def generate(
 ) -> Any:
     """For `model.generate(custom_generate=...)`: token ids [B, T + new], padded on the right as transformers does.
 
-    draft      the drafter's spec; it is kept with the model, with what it has learned.
+    draft      the drafter's spec. The drafter, with what it has learned, lives as long as the model.
     paced      cut drafts that are copied from text to what pays; else they are as long as the drafter makes them.
     stream_to  the same as streamer=, for a function that wraps this one: transformers drops its streamer.
-    on_round   called with what each round adds to each row: tokens, and how many were drafted.
-    streamer   a transformers streamer, for one prompt; transformers has given it the prompt.
-    tokenizer  for stop_strings and token_healing, which transformers has prepared with it.
+    on_round   called with the delta of each row in each round.
+    streamer   a transformers streamer, for one prompt, which transformers has passed to it.
+    tokenizer  not used: transformers has prepared stop_strings and token_healing with it.
     Raises PacelineError for what it cannot honour."""
     _refuse(model, input_ids, generation_config, model_kwargs)
     prompts = _unpadded(input_ids, model_kwargs)
@@ -126,8 +125,8 @@ def generate(
 
 
 def _hand_over(extract: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """`GenerationMixin._extract_generation_mode_kwargs` that hands `generate` what it drops for other custom functions:
-    tokenizer, without which transformers refuses stop_strings, and streamer, assistant_model and synced_gpus."""
+    """`GenerationMixin._extract_generation_mode_kwargs`, which also passes `generate` the arguments that it drops for
+    custom functions: tokenizer (else transformers refuses stop_strings), streamer, assistant_model, synced_gpus."""
     own = ("draft", "paced", "stream_to", "on_round")
 
     @functools.wraps(extract)
@@ -152,7 +151,7 @@ GenerationMixin._extract_generation_mode_kwargs = _hand_over(  # type: ignore[me
 
 
 def engine_of(model: Any, draft: str, paced: bool = True) -> Engine:
-    """The engine that serves this model with this drafter; made once, and gone with the model.
+    """The engine of this model with this drafter; made once, and dropped with the model.
 
     Raises ModelError for an architecture that cannot forget a rejected draft."""
     engines = _ENGINES.setdefault(model, {})
@@ -169,11 +168,11 @@ def forget(model: Any) -> None:
     _ENGINES.pop(model, None)
 
 
-# What cannot be honoured ---------------------------------------------------------------------------------------------
+# Checks of the arguments ---------------------------------------------------------------------------------------------
 
 
 def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given: dict[str, Any]) -> None:
-    """PacelineError, by name, for what would be silently wrong."""
+    """PacelineError, with its name, for an argument that cannot be honoured."""
     if model.config.is_encoder_decoder:
         raise PacelineError("custom_generate=paceline.generate takes decoder-only models, and this one has an encoder")
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
@@ -197,7 +196,7 @@ def _refuse(model: Any, input_ids: torch.Tensor, config: GenerationConfig, given
 
 
 def _unpadded(input_ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]:
-    """Each row's tokens without the padding on its left; PacelineError for other masks or positions."""
+    """Each row's tokens without the padding on the left; PacelineError for other masks or positions."""
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if mask is None:
         mask = torch.ones_like(input_ids)
@@ -215,13 +214,14 @@ def _unpadded(input_ids: torch.Tensor, given: dict[str, Any]) -> list[list[int]]
 
 
 class Processed(Lossless):
-    """The lossless rule over what transformers' logits processors make of the logits.
+    """The lossless rule on the scores of transformers' logits processors.
 
     A processor sees the text of one row, padding included, and its logits, and must depend on those alone.
 
-    processors, padded  of each row: its processors, and its prompt with padding, int64.
-    sampling            draw tokens; else take the best.
-    first               id of the first row; the others follow."""
+    processors  those of each row.
+    padded      each row's prompt with padding, int64.
+    sampling    draw tokens; else take the best.
+    first       id of the first row; those of the others follow."""
 
     def __init__(self, processors: Sequence[Any], padded: Sequence[IntArray], sampling: bool, first: int):
         self.processors, self.padded, self.sampling, self.first = processors, padded, sampling, first
@@ -246,8 +246,9 @@ class Processed(Lossless):
 
 
 def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) -> Callable[[int], Rule]:
-    """The acceptance rule by the id of the first row; ours where nothing is processed and nothing is drawn. Raises
-    PacelineError for a processor that a draft would confuse."""
+    """The acceptance rule, as a function of the first row's id; ours if there are no processors and no draws.
+
+    Raises PacelineError for a processor that drafts would confuse."""
     for one in processors:
         name = type(one).__name__
         if any(part in name.lower() for part in ENTANGLED):
@@ -262,7 +263,7 @@ def _rule(processors: Any, config: GenerationConfig, input_ids: torch.Tensor) ->
 
 
 def _of_row(processors: Any, i: int, count: int) -> Any:
-    """The processors as the batch of one of row i of `count` has them."""
+    """The processors for row i of `count` alone."""
     own = []
     for one in processors:
         for name in BY_ROW:
@@ -286,13 +287,13 @@ def _answer(
     streamer: Any,
     on_round: Callable[[Delta], None] | None,
 ) -> None:
-    """Answer the prompts; the new tokens of each row go to `ends`. rule: by the id of the first row."""
+    """Answer the prompts and add the new tokens of each row to `ends`. rule: a function of the first row's id."""
     most = engine.target.max_context
     if longest := next((len(prompt) for prompt in prompts if len(prompt) + ends.most > most), 0):
         raise PacelineError(f"{longest} tokens and max_new_tokens={ends.most} do not fit the model's context of {most}")
     params = _params(config, ends, len(prompts))
     rows = [engine.add(prompt, of_row) for prompt, of_row in zip(prompts, params, strict=True)]
-    # All prompts in one round, for no row is answering yet; a schedule gives half of it to the first of them.
+    # All prompts run in one round: the schedule gives half of prefill_chunk to the first prompt.
     schedule = Ragged(len(rows), 2 * sum(map(len, prompts)))
     try:
         with engine.using(rule=rule(rows[0].id), schedule=schedule):
@@ -316,19 +317,20 @@ def _answer(
 class _Ends:
     """The text of the batch, and where its rows end.
 
-    Criteria other than length and end tokens are asked as `generate` asks them: about all rows, after each step of the
-    batch. Rows advance by different numbers of tokens, so a step is taken when every row that goes on has its token."""
+    Criteria other than length and end tokens are called as `generate` calls them: with all rows, after each step of the
+    batch. Rows advance by different numbers of tokens, so a step waits until every unfinished row has its token.
+
+    most  most new tokens of a row."""
 
     def __init__(self, criteria: StoppingCriteriaList, input_ids: torch.Tensor, config: GenerationConfig):
         count, self.prompt = input_ids.shape
         limits = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
         self.most = max(1, min(limits, default=config.max_length) - self.prompt)
-        """How many tokens a row may gain."""
         ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
         self.stop = [token for tokens in ends for token in tokens.flatten().tolist()]
         own = {MaxLengthCriteria, EosTokenCriteria}  # the engine ends rows by these itself
         self.criteria = criteria if any(type(one) not in own for one in criteria) else StoppingCriteriaList()
-        # Without end tokens, transformers lets every row go on until the last has ended.
+        # Without end tokens, transformers continues every row until the last has ended.
         self.alone = count == 1 or any(hasattr(one, "eos_token_id") for one in criteria)
         self.pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
         self.device = input_ids.device  # of the sequences, and of the text that criteria see
@@ -339,8 +341,8 @@ class _Ends:
         self.lengths, self.goes_on, self.steps = [0] * count, [True] * count, 0
 
     def take(self, i: int, tokens: list[int]) -> list[int]:
-        """Add what row i gained in a round; returns what a single row keeps of it."""
-        if self.has_ended(i):  # in this round, by another row's token
+        """Add the tokens that row i gained in a round; return those that remain, for a streamer of a single row."""
+        if self.has_ended(i):  # in this round, with another row's token
             return []
         start = self.lengths[i]
         self.lengths[i] += len(tokens)
@@ -357,7 +359,7 @@ class _Ends:
         return not self.goes_on[i] if self.alone else not any(self.goes_on)
 
     def sequences(self) -> torch.Tensor:
-        """Prompts and answers, [B, T + longest], filled up with the padding token."""
+        """Prompts and answers, [B, T + longest], padded on the right."""
         return self.text[:, : self.prompt + self.steps].to(self.device, copy=True)
 
     def _waits_for(self, i: int) -> bool:
@@ -374,7 +376,7 @@ class _Ends:
 
 
 def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingParams]:
-    """How each row is answered. Temperature and filters are the processors' work; drafters that draw read them here."""
+    """The parameters of each row. Processors apply temperature and filters; drafters that draw read them here."""
     sampling: dict[str, Any] = {"temperature": 0.0}
     if config.do_sample:
         sampling = {"temperature": config.temperature or 1.0, "top_k": config.top_k or 0, "top_p": config.top_p or 1.0}
@@ -389,14 +391,14 @@ def _params(config: GenerationConfig, ends: _Ends, count: int) -> list[SamplingP
 class Candidates(CandidateGenerator):
     """Drafts for transformers' assisted generation: one prompt, chains, any drafter that reads tokens only.
 
-    limit  length at which the text ends, prompt included."""
+    limit  most tokens of the text, prompt included."""
 
     def __init__(self, history: History, limit: int):
         self.history, self.limit = history, limit
         self._row: HostRow | None = None
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        """The text with its draft; no probabilities, for a draft is certain of itself."""
+        """The text with its draft; None for probabilities, as every drafted token is a point mass."""
         text = input_ids[0].cpu().numpy().astype(np.int64)
         if self._row is None:
             self._row = self.history.start(text, self.limit - len(text))
@@ -406,10 +408,10 @@ class Candidates(CandidateGenerator):
         return torch.cat([input_ids, chain.unsqueeze(0)], -1), None
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Nothing to adapt: the drafter sees what was kept."""
+        """Nothing to adapt: the drafter sees what was accepted."""
 
     def close(self) -> None:
-        """The answer has ended."""
+        """End the row of the last answer."""
         if self._row is not None:
             self.history.drop(self._row)
             self._row = None
@@ -417,9 +419,10 @@ class Candidates(CandidateGenerator):
 
 @contextmanager
 def candidates(model: Any, draft: str = "sam", *, most: int = 16, paced: bool = True) -> Iterator[None]:
-    """Within it, transformers' prompt lookup drafts as `draft` says: pass prompt_lookup_num_tokens (any number).
+    """A context in which transformers' prompt lookup drafts with `draft`: pass prompt_lookup_num_tokens (any number).
 
-    most  tokens of a draft; paced: cut drafts to what pays."""
+    most   most tokens of a draft.
+    paced  cut drafts to what pays."""
     ends = model.generation_config.eos_token_id
     eos = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
     vocab_size = model.config.get_text_config().vocab_size

@@ -1,4 +1,4 @@
-"""Drafters for vLLM: every one that reads tokens only, by name. Everything we know of vLLM is in this file.
+"""Drafters for vLLM: all that read tokens only, by name.
 
     LLM(model, speculative_config={"model": "paceline.plugins.vllm.sam", "num_speculative_tokens": 16})
 
@@ -6,10 +6,10 @@
         speculative_config={"model": "paceline.plugins.vllm.Proposer", "num_speculative_tokens": 16},
         additional_config={"paceline": {"draft": "blend,corpus=build/answers"}})
 
-vLLM imports what stands before the last dot and asks the module for the rest, so any drafter's name works, "_" for "-"
-and "__" for "+". It calls `propose` once a step with all rows of its batch; rows move and are reused, and no request
-has a name there, so a row is recognised by its tokens. vLLM verifies chains with a rule that is right for any draft.
-Written for vLLM 0.32 (V1 runner, `custom_class`).
+vLLM imports the module before the last dot and reads the rest as its attribute, so any drafter's name works, with "_"
+for "-" and "__" for "+". It calls `propose` once a step with all rows of its batch. Rows move, are reused and have no
+request id, so a row is recognised by its tokens. vLLM's acceptance rule for chains is right for any draft. Written for
+vLLM 0.32 (V1 runner, `custom_class`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from paceline.draft.recording import Recording
 from paceline.errors import MethodError
 from paceline.plugins.history import History, HostRow
 
-log = logging.getLogger("vllm.paceline")  # vLLM shows what its own loggers say
+log = logging.getLogger("vllm.paceline")  # vLLM shows messages of its own loggers only
 
 OPTIONS = {"draft": str, "paced": bool, "repair": bool}
-"""What `additional_config["paceline"]` may hold.
+"""Options in `additional_config["paceline"]`.
 
 draft   the drafter's spec.
-paced   cut drafts to what pays at this size of batch, by how drafts have fared and how long steps have taken; true by
-        default, but false for a model that is split over processes, whose clocks differ.
-repair  mend vLLM's sampling with drafts on CPUs without Triton, which reads memory that nobody wrote (vllm-project/vllm
+paced   cut drafts to what pays at this size of batch; by default true, but false for a model that is split over
+        processes, whose clocks differ.
+repair  mend vLLM's sampling with drafts on CPUs without Triton, which reads uninitialised memory (vllm-project/vllm
         issue 55005); true by default."""
 FAILURES = 3
-"""Times that a drafter may fail before it is left out."""
+"""Failures of a drafter before it is left out."""
 
 
 class Proposer:
-    """What vLLM calls: one drafter and one memory for all requests of an engine.
+    """The proposer that vLLM calls: one drafter for all requests of an engine.
 
     spec  the drafter's; None: `additional_config["paceline"]["draft"]`.
     Raises PacelineError for a drafter that does not exist, or needs more than tokens; vLLM then does not start."""
@@ -66,7 +66,7 @@ class Proposer:
             repair_cpu_sampling()
 
     def load_model(self, target_model: Any) -> None:
-        """Called once the model is there; nothing to do, but vLLM's CPU runner asks for it."""
+        """Nothing to do; vLLM's CPU runner calls it."""
 
     def propose(
         self,
@@ -75,10 +75,11 @@ class Proposer:
         tokens: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """A chain for each row of the batch.
+        """A chain for each row of the batch. Catches all errors, because an exception would end the engine.
 
-        sampled  what each row gained in this step, empty inside a prompt; lengths [rows]: its tokens now;
-        tokens [rows, max_model_len]: what they are, vLLM's own buffer. An exception here would end the engine."""
+        sampled  the new tokens of each row in this step; none inside a prompt.
+        lengths  [rows], tokens of each row now.
+        tokens   [rows, max_model_len], vLLM's own buffer of them."""
         if self.failures < FAILURES:
             try:
                 return self._propose(sampled, lengths, tokens)
@@ -96,7 +97,7 @@ class Proposer:
             self.history.disturbed()
         known_rows = {i: row for i, row in known.items() if row is not None}
         self.history.advance(list(known_rows.values()), [texts[i][len(row) :] for i, row in known_rows.items()])
-        # A row seen for the first time, right after its prompt: what it has gained counts as prompt.
+        # For a new row, right after its prompt, its new tokens count as prompt.
         self.rows = {i: known[i] or self.history.start(text, self.limit - len(text)) for i, text in texts.items()}
         for i, row in before.items():
             if i < len(sampled) and not len(sampled[i]) and i not in self.rows:
@@ -114,7 +115,7 @@ class Proposer:
         return History(self.spec or "", self.facts, self.most, self.paced)
 
     def _recover(self) -> None:
-        """Begin again with a new drafter, or, if it keeps failing, without one."""
+        """Begin again with a new drafter; after `FAILURES` failures, without one."""
         self.failures += 1
         last = self.failures == FAILURES
         log.exception(
@@ -130,7 +131,7 @@ class Proposer:
 
 
 def _known(before: dict[int, HostRow], i: int, text: NDArray[np.int64]) -> HostRow | None:
-    """The row that had this text, taken out of `before`: the one in the same place, or one that moved."""
+    """The row with this text, in the same place or moved, removed from `before`; None: there is none."""
     for place in (i, *before):
         row = before.get(place)
         if row is not None and len(row) == len(text) and np.array_equal(row.tokens, text):
@@ -147,7 +148,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _options(additional: Any) -> dict[str, Any]:
-    """Our part of vLLM's additional_config. Raises MethodError for an unknown option or one of another type."""
+    """Our part of vLLM's additional_config. Raises MethodError for an unknown option, or a value of another type."""
     options = dict((additional or {}).get("paceline", {}))
     for name, value in options.items():
         if name not in OPTIONS:
@@ -158,27 +159,27 @@ def _options(additional: Any) -> dict[str, Any]:
 
 
 def _is_split(vllm_config: Any) -> bool:
-    """Whether several processes draft for the same requests: they must propose the same."""
+    """Whether several processes draft for the same requests, so that they must propose the same."""
     return getattr(getattr(vllm_config, "parallel_config", None), "world_size", 1) > 1
 
 
 def _facts(model: Any, spec: str) -> Recording:
-    """What drafters may know of the model: vocabulary, end tokens, and the tokenizer where a corpus is named."""
+    """The facts of the model: vocabulary size, end tokens, and the tokenizer if the spec names a corpus."""
     ends = getattr(model.hf_config.get_text_config(), "eos_token_id", None)
     eos = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
     tokenizer = None
-    if "corpus" in spec or ":" in spec:  # what is on disk has token ids, and must have the model's
-        from paceline.target.load import load_tokenizer  # which brings all of transformers' models along
+    if "corpus" in spec or ":" in spec:  # files on disk hold token ids, which must be the model's
+        from paceline.target.load import load_tokenizer  # slow: imports all models of transformers
 
         tokenizer = load_tokenizer(model.tokenizer)
     return Recording(tokenizer, eos, model.get_vocab_size(), name=model.model)
 
 
 def repair_cpu_sampling() -> bool:
-    """Mend vLLM's sampling with drafts on a CPU without Triton; True if there was something to mend.
+    """Mend vLLM's sampling with drafts on a CPU without Triton; True if it was mended.
 
-    Its kernel that repeats a row's temperature, top-k and top-p for every drafted token fills a copy and drops it; what
-    is read instead is uninitialised memory. Does nothing in a vLLM whose function has another name."""
+    The kernel that repeats a row's temperature, top-k and top-p for every drafted token fills a copy and drops it, and
+    the sampler reads uninitialised memory. Does nothing in a vLLM whose function has another name."""
     try:
         import torch
         from vllm.triton_utils import HAS_TRITON
@@ -190,20 +191,20 @@ def repair_cpu_sampling() -> bool:
 
     def expand(x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
         counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-        kept = torch.where(x == replace_from, replace_to, x) if replace_from != replace_to else x
-        return kept.to(x.dtype).repeat_interleave(counts)
+        replaced = torch.where(x == replace_from, replace_to, x) if replace_from != replace_to else x
+        return replaced.to(x.dtype).repeat_interleave(counts)
 
     rejection_sampler.expand_batch_to_tokens = expand
     log.info("paceline mended sampling with drafts on this CPU (vllm-project/vllm issue 55005)")
     return True
 
 
-# How often drafts are accepted ---------------------------------------------------------------------------------------
+# Acceptance in vLLM's log --------------------------------------------------------------------------------------------
 
 WINDOW = 1000
-"""Drafts after which acceptance is worked out."""
+"""Drafts in a window."""
 COLLAPSED = 0.5
-"""A warning is due below this share of the usual accepted tokens a draft."""
+"""Below this share of the usual accepted tokens a draft, a line is a warning."""
 
 
 @dataclass
@@ -216,7 +217,7 @@ class Acceptance:
     usual: float | None = None
 
     def add(self, drafts: int, accepted: int, by_position: Sequence[int]) -> tuple[str, bool] | None:
-        """Count one step; at the end of a window, a line for the log and whether acceptance collapsed."""
+        """Count one step; at the end of a window, return a line for the log and whether acceptance collapsed."""
         self.drafts, self.accepted = self.drafts + drafts, self.accepted + accepted
         longer = max(len(self.by_position), len(by_position))
         padded = [list(of) + [0] * (longer - len(of)) for of in (self.by_position, by_position)]
@@ -237,7 +238,7 @@ class Acceptance:
 
 @functools.cache
 def _monitor() -> type[Any]:
-    """The stat logger, a subclass of vLLM's own."""
+    """The class of the stat logger; imports vLLM."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Monitor(StatLoggerBase):
@@ -259,7 +260,7 @@ def _monitor() -> type[Any]:
                 log.log(logging.WARNING if collapsed else logging.INFO, line)
 
         def log_engine_initialized(self) -> None:
-            """vLLM calls it when an engine is up; there is nothing to report yet."""
+            """Nothing to report yet."""
 
     return Monitor
 

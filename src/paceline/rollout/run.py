@@ -162,23 +162,22 @@ def rollout(
     store.refresh()
     olds = [_usable(store.get(key, version), rule, params, engine.target.vocab_size) for key in keys]
     begun, cpu = perf_counter(), process_time()
-    before = rule.others = engine.rule
-    engine.rule = rule
+    rule.others = engine.rule
     rows: list[Row] = []
     reuses: list[Reuse] = []
     try:
-        for prompt, key, old in zip(given, keys, olds, strict=True):
-            row = engine.add(prompt, replace(params, seed=_seed_of(seed, key, version, old)))
-            rows.append(row)
-            reuses.append(rule.begin(row, key, old))
-            row.past = _NOTHING if (past := reuses[-1].old) is None else past.tokens.astype(np.int64)
-        for delta in engine.follow(rows):
-            if delta.row.error:
-                raise PacelineError(delta.row.error)
-            if progress is not None:
-                progress(len(delta.tokens))
+        with engine.using(rule=rule):
+            for prompt, key, old in zip(given, keys, olds, strict=True):
+                row = engine.add(prompt, replace(params, seed=_seed_of(seed, key, version, old)))
+                rows.append(row)
+                reuses.append(rule.begin(row, key, old))
+                row.past = _NOTHING if (past := reuses[-1].old) is None else past.tokens.astype(np.int64)
+            for delta in engine.follow(rows):
+                if delta.row.error:
+                    raise PacelineError(delta.row.error)
+                if progress is not None:
+                    progress(len(delta.tokens))
     finally:
-        engine.rule = before
         for row in rows:
             engine.abort(row)
             rule.end(row)
