@@ -114,9 +114,8 @@ class Kangaroo(StateReader, Stepping):
         if self.config.vocab is not None:
             self.columns = kept_tokens(self.config.vocab, path, target)
             self.head = target.head.rows(self.columns)
-        rows = target.vocab_size if self.columns is None else len(self.columns)
         early = sum(block.nbytes for block in target.blocks[: self.exit])
-        self.weight_bytes = early + self.adapter.nbytes + rows * target.head_bytes // target.vocab_size
+        self.weight_bytes = early + self.adapter.nbytes + self.head.nbytes
 
     def cached(self, row: Request) -> int:
         return self.pending.cached(row)

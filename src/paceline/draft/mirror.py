@@ -25,7 +25,7 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.model import check_tokenizer
-from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, best_tokens, most_candidates
+from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.neural.drafts import drawn_chain
 from paceline.draft.neural.stepping import Stepping
@@ -284,7 +284,7 @@ class EarlyExit:
     def candidates(self, states: torch.Tensor) -> list[Top]:
         """The best tokens after each of the states [N, H], with their probabilities."""
         logits = self._head(self._target.ops.norm(states, self._target.norm))[: len(states)]
-        return best_tokens(logits, self._count, self._columns)
+        return top_of(logits, self._count, self._columns)
 
 
 def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:

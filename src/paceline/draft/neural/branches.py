@@ -26,9 +26,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from paceline.draft.neural.drafts import Draft
+from paceline.draft.neural.drafts import Draft, best_tokens
 from paceline.draft.neural.stepping import Stepping
-from paceline.engine.logits import top_tokens
 from paceline.engine.request import Row
 from paceline.engine.sampling import RowRandom, SamplingParams
 from paceline.engine.tree import IntArray
@@ -48,13 +47,10 @@ def most_candidates(average: int, layout: Layout) -> int:
     return average * SPREAD if layout == "measured" else average
 
 
-def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
-    """The best `count` tokens of each row of logits [R, K], with their probabilities. columns: tokens of the logits'
-    columns, int64 [K]; None: all tokens."""
-    values, best = top_tokens(logits, min(count, logits.shape[-1]))
-    shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
-    tokens = best if columns is None else columns[best]
-    return [list(zip(ids, probs, strict=True)) for ids, probs in zip(tokens.tolist(), shares, strict=True)]
+def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
+    """The best `count` tokens of each row of logits [R, K]. columns: as of `best_tokens`."""
+    tokens, logs = best_tokens(logits, count, columns)
+    return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), logs.exp().tolist(), strict=True)]
 
 
 class Ask(NamedTuple):
@@ -257,7 +253,7 @@ class Ahead:
         """The best tokens of each row of logits [R, K], or of a run's with streams [R, 1 + count, K], with
         their probabilities: one more than may get a branch, for the drafted one cannot be the target's correction."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        return best_tokens(logits, self._most + 1, self.drafter.columns)
+        return top_of(logits, self._most + 1, self.drafter.columns)
 
     # Ahead ----------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,15 @@ def drawn_chain(
     return tree
 
 
+def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
+
+    columns  tokens of the logits' columns, int64 [K]; None: all tokens."""
+    values, best = top_tokens(logits, min(count, logits.shape[-1]))
+    logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return best if columns is None else columns[best], logs
+
+
 class Growth:
     """A tree in the making (Li et al. 2024, EAGLE-2, section 4). Candidates are numbered as they are found; -1 is the
     root.
@@ -141,9 +150,7 @@ class Growth:
 
     def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
         """Find the children of the level in logits [len(level), K]."""
-        values, best = top_tokens(logits, min(self.width, logits.shape[-1]))
-        logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
-        tokens = best if columns is None else columns[best]
+        tokens, logs = best_tokens(logits, self.width, columns)
         self._new = []
         for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
             so_far = self.score[above] if above >= 0 else 0.0

@@ -246,9 +246,13 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
     return keep.to(target.device)
 
 
-def kept_rows(own: Tensor, keep: Tensor, vocab: str, checkpoint: str) -> tuple[Tensor, Tensor]:
-    """Of a head whose rows are the tokens `own` int64 [K]: the rows whose tokens are in `keep`, and these tokens.
-    MethodError if there are none."""
+def kept_rows(own: Tensor | None, vocab: str, checkpoint: str | Path, target: Facts) -> tuple[Tensor, Tensor]:
+    """Of a head whose rows are the tokens `own` int64 [K] (None: all tokens): the rows that the option `vocab` keeps,
+    and their tokens. Errors as `kept_tokens`, and MethodError if no row is left."""
+    keep = kept_tokens(vocab, checkpoint, target)
+    if own is None:
+        return keep, keep
+    own = own.to(keep.device)
     rows = torch.isin(own, keep).nonzero().flatten()
     if not len(rows):
         raise MethodError(f"vocab={vocab}: none of these tokens is one that {checkpoint} drafts")
