@@ -153,6 +153,9 @@ def test_a_target_runs_on_other_threads_for_a_while_or_for_good(demo) -> None:  
         assert target.threads.begin() == 1
         target.threads.end(None)
     assert target.threads is learnt
+    with target.threads_of(1):
+        target.threads.fix(3)
+    assert target.threads.fixed == 3, "a number that was fixed meanwhile stays"
     learnt.fix(None)
     assert (learnt.fixed, learnt.number) == (None, ALL)
 

@@ -232,7 +232,7 @@ def test_heads_for_another_target_are_refused_in_one_line(
 ) -> None:
     small = models.model("llama2", hidden_size=48, tie_word_embeddings=False)
     message = refusal(write(tmp_path / "size", described(small), eagle1(small)), target, "eagle")
-    assert "predicts states of 48 numbers, and those of decoder have 64" in message
+    assert "reads states of 48 numbers, and those of decoder have 64" in message
     message = refusal(write(tmp_path / "size3", described(small), eagle3(small)), target, "eagle3")
     assert "reads states of 48 numbers, and those of decoder have 64" in message
     other = eagle1(model) | {"embed_tokens.weight": torch.zeros(models.VOCAB_SIZE, 64)}

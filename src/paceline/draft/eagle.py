@@ -1,9 +1,8 @@
-"""eagle: a layer over the target's last state and the next token predicts the next state; the target's head reads it.
+"""eagle: one layer predicts the target's next state from its last state and the next token; the target's head reads it.
 
-Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv 2401.15077); the tree grows
+Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty" (arXiv 2401.15077). The tree grows
 as in EAGLE-2 (arXiv 2406.16858): the best paths so far are drafted further, and the best nodes of all are verified.
-Embedding and output head are the target's. The layer has neither a norm before its attention nor one at its end; its
-geometry is its own. Folders that `paceline train eagle` wrote and published heads have the same layout.
+Embedding and output head are the target's. Folders of `paceline train eagle` have the layout of published heads.
 
     Engine("models/demo", draft="eagle:models/demo-eagle,tree=16")
 """
@@ -15,16 +14,17 @@ from typing import Any
 
 import torch
 
-from paceline.draft.neural.checkpoint import check_all, open_head
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.neural.checkpoint import check_all
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
 from paceline.draft.neural.layers import (
-    HeadLayers,
+    TABLE,
     Precision,
-    head_ops,
+    check_width,
     head_shapes,
     layer_config,
     nbytes,
     placed,
+    rotary_layers,
     table_and_head,
 )
 from paceline.engine.round import Segment
@@ -33,14 +33,12 @@ from paceline.target.base import Facts
 from paceline.target.linear import linear
 from paceline.target.shape import Shape
 
-TABLE = "embed_tokens.weight"
-"""Published heads bring a copy of the target's embedding."""
 DERIVED = "rotary_emb.inv_freq"
-"""Ending of names of tensors that follow from the configuration; old checkpoints have them."""
+"""Ending of the names of rotary tables, which old checkpoints hold. They follow from the configuration."""
 
 
 def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a head's tensors, given which of the optional ones it has."""
+    """Name and shape of a head's tensors. names: those it has, some of which are optional."""
     h = shape.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (h, 2 * h)}
     shapes |= {name: of for name, of in {"fc.bias": (h,), TABLE: (shape.vocab_size, h)}.items() if name in names}
@@ -51,9 +49,8 @@ def eagle_shapes(shape: Shape, names: Sequence[str]) -> dict[str, tuple[int, ...
 
 
 class EagleNetwork:
-    """fc(embedding, state), then the layer; no other norm (Li et al. 2024, section 3.1).
-
-    config   the head's config.json; tensors by their names in it. MethodError if they are not for the target."""
+    """fc(embedding, state), then the layers; no norm before the first, nor after the last (Li et al. 2024, section
+    3.1)."""
 
     def __init__(
         self,
@@ -65,24 +62,21 @@ class EagleNetwork:
     ):
         layers = layer_config(path, {"vocab_size": target.vocab_size, **config}, target)
         shape = Shape.of(layers)
-        if shape.hidden_size != target.hidden_size:
-            raise MethodError(
-                f"{path} predicts states of {shape.hidden_size} numbers, and those of {target.name} have "
-                f"{target.hidden_size}: it is a head for another target"
-            )
+        check_width(path, shape.hidden_size, target)
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(DERIVED)}
         check_all(path, tensors, eagle_shapes(shape, list(tensors)))
         here = placed({name: tensor for name, tensor in tensors.items() if name != TABLE}, target, dtype)
         self.taps: tuple[int, ...] = (target.num_layers,)
         self.table, self.head = table_and_head(target)
-        if getattr(target, "quantised", None) is None:  # a table in blocks is not to the bit the one it was made of
-            check_table(path, tensors.get(TABLE), self.table)
+        if getattr(target, "quantised", None) is None:  # quantising changes the target's table
+            own = tensors.get(TABLE)
+            if own is not None and not torch.equal(own.to(self.table), self.table):
+                raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")
         self.columns: torch.Tensor | None = None
-        prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
-        self.layers = HeadLayers(here, prefixes, shape, head_ops(layers, shape, target), target)
+        self.layers = rotary_layers(here, layers, target)
         vectors = self.layers.vectors
         self.fc = linear([here["fc.weight"]], vectors.get("fc.bias"), target.dtype)
-        self.norms = [vectors.get(f"{prefix}input_layernorm.weight") for prefix in prefixes]
+        self.norms = [vectors.get(f"layers.{n}.input_layernorm.weight") for n in range(shape.num_layers)]
         self.cache, self.nbytes = self.layers.cache, nbytes(here)
 
     def first(self, states: torch.Tensor) -> torch.Tensor:
@@ -99,11 +93,6 @@ class EagleNetwork:
         return y, y if layout.wanted is None else y[layout.wanted]
 
 
-def check_table(path: str, own: torch.Tensor | None, table: torch.Tensor) -> None:
-    """MethodError if a head brings the embedding of another target than `table`."""
-    if own is not None and not torch.equal(own.to(table), table):
-        raise MethodError(f"{path} brings another embedding than the target's: it is a head for another target")
-
 
 class Eagle(FeatureDrafter):
     """Drafts with one layer that predicts the target's next state; trees of the most probable tokens, or chains."""
@@ -111,8 +100,4 @@ class Eagle(FeatureDrafter):
     name = "eagle"
     lossless = "yes"
     paper = "Li et al. 2024, EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858"
-    Config = FeatureConfig
-
-    def open(self, target: Facts) -> Network:
-        config, tensors = open_head(self.config.checkpoint, self.name, target)
-        return EagleNetwork(self.config.checkpoint, config, tensors, target, self.config.dtype)
+    Config, Head = FeatureConfig, EagleNetwork

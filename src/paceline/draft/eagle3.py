@@ -1,11 +1,10 @@
-"""eagle3: a layer over three tapped states of the target drafts, with a vocabulary and an output head of its own.
+"""eagle3: a layer over the inputs of three of the target's layers drafts, with an output head of its own.
 
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (arXiv
-2503.01840). The features of committed tokens are made of the inputs of three of the target's layers; those of drafted
-nodes are the head's own output, which it was trained to read. `d2t` says for every token of the draft vocabulary how
-far its id is from the target's. The flags of EAGLE-3.1 put norms before the first product and feed back normed output.
+2503.01840). The feature of a committed token is made of those three inputs; a drafted node's is the head's own output,
+which it was trained to read. The draft vocabulary may be smaller than the target's.
 
-Read are folders of `paceline train eagle3` and others in the `speculators` format, and the authors' ("midlayer.").
+Folders can be in the `speculators` format, which `paceline train eagle3` writes, or the authors' ("midlayer.").
 
     Engine("models/demo", draft="eagle3:models/demo-eagle3,tree=16")
 """
@@ -18,16 +17,17 @@ from typing import Any
 
 import torch
 
-from paceline.draft.neural.checkpoint import check_all, open_head
-from paceline.draft.neural.features import FeatureConfig, FeatureDrafter, Network
+from paceline.draft.neural.checkpoint import check_all
+from paceline.draft.neural.features import FeatureConfig, FeatureDrafter
 from paceline.draft.neural.layers import (
-    HeadLayers,
+    TABLE,
     Precision,
-    head_ops,
+    check_width,
     head_shapes,
     layer_config,
     nbytes,
     placed,
+    rotary_layers,
     table_and_head,
 )
 from paceline.draft.neural.vocab import MEMBERS, OFFSETS, from_offsets
@@ -37,15 +37,15 @@ from paceline.target.base import Facts
 from paceline.target.linear import linear
 from paceline.target.shape import Shape
 
-TABLE = "embed_tokens.weight"
-
 
 @dataclass(frozen=True)
 class Flags:
-    """How a head differs from the paper's; its config.json has entries of these names.
+    """How a head differs from the paper's (EAGLE-3.1), as its config.json says.
 
-    norm_before_residual  the layer adds to the normed feature. norm_before_fc: one norm over all tapped states.
-    fc_norm               a norm for every tapped state. norm_output: the next node reads the normed output."""
+    norm_before_residual  the layer adds to the normed feature.
+    norm_before_fc        one norm over all tapped states.
+    fc_norm               a norm for each tapped state.
+    norm_output           the next node reads the normed output."""
 
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -54,7 +54,8 @@ class Flags:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Flags:
-        """From config.json: all are off where they are not named, but that `speculators` adds to the normed feature."""
+        """From config.json. A flag that is missing is off, but norm_before_residual is on in the `speculators`
+        format."""
         inner = config.get("eagle_config") or {}
         named = {f.name: inner.get(f.name, config.get(f.name)) for f in fields(cls)}
         given = {name: bool(value) for name, value in named.items() if value is not None}
@@ -62,7 +63,7 @@ class Flags:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The layers whose inputs are read where nobody says which: the paper's, or the last of a small target."""
+    """The layers whose inputs a head reads if it names none: the paper's, or the last three of a small target."""
     if num_layers >= 7:
         return (2, num_layers // 2, num_layers - 3)
     return tuple(range(max(num_layers - 3, 0), num_layers))
@@ -82,7 +83,7 @@ def taps_of(path: str, config: Mapping[str, Any], target: Facts) -> tuple[int, .
 
 
 def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a head's tensors but those that it may leave out. width: of one tapped state."""
+    """Name and shape of a head's tensors, without optional ones. width: of one tapped state; taps: their number."""
     h = shape.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (h, taps * width),
@@ -100,8 +101,8 @@ def eagle3_shapes(shape: Shape, width: int, taps: int, vocab: int, flags: Flags)
 
 
 def columns_of(path: str, tensors: Mapping[str, torch.Tensor], vocab: int, target: Facts) -> torch.Tensor | None:
-    """The target's ids of a draft vocabulary of `vocab` tokens, None where it is the target's. MethodError if they are
-    not tokens of the target."""
+    """The target's ids int64 [vocab] of a draft vocabulary; None if the two are the same. MethodError if they are not
+    tokens of the target."""
     if OFFSETS not in tensors and vocab == target.vocab_size:
         return None
     try:
@@ -118,9 +119,7 @@ def columns_of(path: str, tensors: Mapping[str, torch.Tensor], vocab: int, targe
 
 
 class Eagle3Network:
-    """fc(tapped states) or its own output before, and a layer over norms of it and of the embedding.
-
-    config   the head's config.json; tensors by their names in it. MethodError if they are not for the target."""
+    """A layer over the norms of the token's embedding and of the feature: fc(tapped states), or the parent's output."""
 
     def __init__(
         self,
@@ -136,11 +135,7 @@ class Eagle3Network:
         shape, self.flags = Shape.of(layers), Flags.of(config)
         self.taps = taps_of(path, config, target)
         width = config.get("target_hidden_size") or shape.hidden_size
-        if width != target.hidden_size:
-            raise MethodError(
-                f"{path} reads states of {width} numbers, and those of {target.name} have {target.hidden_size}: "
-                "it is a head for another target"
-            )
+        check_width(path, width, target)
         vocab = config.get("draft_vocab_size") or target.vocab_size
         shapes = eagle3_shapes(shape, width, len(self.taps), vocab, self.flags)
         optional = {TABLE: (target.vocab_size, shape.hidden_size), OFFSETS: (vocab,), MEMBERS: (target.vocab_size,)}
@@ -148,8 +143,7 @@ class Eagle3Network:
         self.columns = columns_of(path, tensors, vocab, target)
         here = placed({name: tensors[name] for name in shapes}, target, dtype)
         self.table = self._table(path, tensors.get(TABLE), shape, target)
-        prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
-        self.layers = HeadLayers(here, prefixes, shape, head_ops(layers, shape, target), target)
+        self.layers = rotary_layers(here, layers, target)
         self.weights, self.cache = self.layers.vectors, self.layers.cache
         self.fc, self.head = (linear([here[f"{name}.weight"]], None, target.dtype) for name in ("fc", "lm_head"))
         self.nbytes = nbytes(here, "lm_head")
@@ -158,7 +152,7 @@ class Eagle3Network:
         return self.layers.ops.norm(states, self.weights[f"{name}.weight"])
 
     def _table(self, path: str, own: torch.Tensor | None, shape: Shape, target: Facts) -> torch.Tensor:
-        """The embedding: the head's own if it brings one, which the target's saves where they are the same."""
+        """The head's own embedding, or else the target's. If the two are equal, the target's, which saves memory."""
         if own is None and shape.hidden_size != target.hidden_size:
             raise MethodError(f"{path} is {shape.hidden_size} wide, the target's embedding {target.hidden_size}: "
                               "it needs an embedding of its own, and brings none")  # fmt: skip
@@ -198,8 +192,4 @@ class Eagle3(FeatureDrafter):
     name = "eagle3"
     lossless = "yes"
     paper = "Li et al. 2025, EAGLE-3, arXiv 2503.01840"
-    Config = FeatureConfig
-
-    def open(self, target: Facts) -> Network:
-        config, tensors = open_head(self.config.checkpoint, self.name, target)
-        return Eagle3Network(self.config.checkpoint, config, tensors, target, self.config.dtype)
+    Config, Head = FeatureConfig, Eagle3Network

@@ -1,16 +1,15 @@
 """kangaroo: the target's own first layers, a small adapter and the target's head draft for it.
 
-Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). A draft
-leaves the network after layer l (the first exit) and through the adapter; it ends where the draft is no longer sure
-(the second, the stop rule `confidence`). Nothing is run twice: the early states of the drafted tokens are handed to
-the target, whose `verify` goes on from layer l.
+Liu et al. 2024, "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting" (arXiv 2404.18911). Drafted
+tokens leave the target after layer l (the first exit), through the adapter; the draft ends where the adapter is no
+longer sure (the second exit, the stop rule `confidence`). Nothing runs twice: the target's `verify` goes on from the
+early states of the drafted tokens, those after layer l.
 
-Two caches. The target's holds the first layers' keys and values of a draft before it is verified, and the engine
-commits them with the rest; the adapter has one of its own. The adapter never sees the last token of a draft, so after
-a draft that was accepted whole, or drafted by someone else, committed tokens wait for it: their early states, taken
-from the target's forward, are `pending`, and so are a prompt's.
+The first layers' keys and values of a draft are in the target's cache before it is verified; the engine commits them
+with the others. The adapter has a cache of its own. Early states of committed tokens that it has not run wait in
+`pending`: of a prompt, of the last token of a draft, and of other drafters' tokens.
 
-Where we differ from the published method and why: docs/methods/kangaroo.md.
+Differences from the published method: docs/methods/kangaroo.md.
 
     Engine("models/demo", draft="kangaroo:build/kangaroo,threshold=0.4")
 """
@@ -53,16 +52,16 @@ class KangarooConfig(SteppingConfig):
 
 
 def adapter_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP. 4 h^2 + 2 h
-    numbers where every head has keys of its own."""
+    """Name and shape of the adapter's tensors for a target of that shape: attention and two norms, no MLP. They have
+    4 h^2 + 2 h numbers if every attention head has its own keys."""
     norm = (shape.hidden_size,)
     return {"input_norm.weight": norm, **attention_shapes(shape), "output_norm.weight": norm}
 
 
 class Adapter:
-    """norm(f + attention(norm(f))) over early states f, on a ragged cache of its own; the target's head reads it.
+    """norm(f + attention(norm(f))) over early states f, with a cache of its own. The target's head reads the output.
 
-    weights  as `adapter_shapes` lists them; they are cast to the target's dtype on its device."""
+    weights  of `adapter_shapes`."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], target: Decoder, dtype: Precision = "auto"):
         here = placed(weights, target, dtype)
@@ -73,8 +72,8 @@ class Adapter:
 
     @torch.inference_mode()
     def __call__(self, states: torch.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
-        """Over early states [N, H] of the segments' nodes that are to be run; [M, H] for the nodes whose logits are
-        wanted. Nothing is committed."""
+        """Run the segments' nodes, given their early states [N, H]; [M, H] for the nodes whose logits are wanted.
+        Nothing is committed."""
         ops = self.attention.ops
         layout, cache = begin(segments, self.cache, self.attention.shape, ops, states)
         delta = self.attention(ops.norm(states, self.input_norm), layout, cache, 0)
@@ -95,7 +94,7 @@ class Kangaroo(StateReader, Stepping):
         self.config = config
 
     def bind(self, target: Facts) -> None:
-        """Load the adapter. MethodError if the target cannot be cut in two, or the adapter is not for it."""
+        """Load the adapter. MethodError if the target does not run natively, or the adapter is not for it."""
         super().bind(target)
         path = self.config.checkpoint
         if not isinstance(target, Decoder):
@@ -114,24 +113,23 @@ class Kangaroo(StateReader, Stepping):
         if self.config.vocab is not None:
             self.columns = kept_tokens(self.config.vocab, path, target)
             self.head = target.head.rows(self.columns)
-        rows = target.vocab_size if self.columns is None else len(self.columns)
         early = sum(block.nbytes for block in target.blocks[: self.exit])
-        self.weight_bytes = early + self.adapter.nbytes + rows * target.head_bytes // target.vocab_size
+        self.weight_bytes = early + self.adapter.nbytes + self.head.nbytes
 
     def cached(self, row: Request) -> int:
         return self.pending.cached(row)
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
-        """The first exit: the adapter over early states, those that wait and those that the target's first layers make
-        of the nodes now."""
+        """The first exit: run the target's first layers over new nodes, and the adapter over all early states that it
+        has not run."""
         states = []
         for draft, early in zip(drafts, self._run_early(drafts), strict=True):
             states += [early] if draft.done else [self.pending.of(draft.row), early]
         return self.head(self.adapter(torch.cat(states), segments(drafts, num_logits, self.pending.slot)))
 
     def _run_early(self, drafts: Sequence[Draft]) -> Sequence[torch.Tensor]:
-        """The target's first layers over the nodes of every draft that they have not seen, [nodes, H] each: from the
-        root on, for what is before it the target has committed."""
+        """Run the target's first layers over each draft's new nodes; their states [nodes, H]. Nodes before the root are
+        in the target's cache already."""
         early = []
         for draft in drafts:
             root = draft.known - 1
@@ -145,8 +143,8 @@ class Kangaroo(StateReader, Stepping):
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
         """Draft, and give every tree the early states of its nodes.
 
-        Nodes that were never expanded, a chain's last token and a tree's leaves, are verified too, so they are run
-        now; and the keys and values of a tree's nodes are brought into its order, in which the target commits them."""
+        A chain's last token and a tree's leaves, which were not expanded, are verified too, so they are run now. The
+        keys and values are put into the tree's order, in which the target commits them."""
         trees = super().propose(rows)
         drafts = list(self._drafts.values())
         orders = [order_of_tree(draft) for draft in drafts]
@@ -164,14 +162,14 @@ class Kangaroo(StateReader, Stepping):
         self.pending.read(draft.row, len(nodes))
 
     def read_chunk(self, row: Request, states: torch.Tensor) -> None:
-        tokens = np.zeros(len(states), np.int64)  # the adapter reads none
+        tokens = np.zeros(len(states), np.int64)  # the adapter reads states only
         self.adapter(states, [Segment.chunk(self.pending.slot(row), tokens, last=False)])
         self.pending.cache.commit(self.pending.slot(row), range(len(states)))
 
 
 def order_of_tree(draft: Draft) -> list[int]:
-    """For every node of the draft's tree its number in the draft, counted from the root. A tree's leaves, which the
-    draft does not have, are added to it; a chain's last token it has."""
+    """For each node of the draft's tree its number in the draft, counted from the root. Leaves of the tree that the
+    draft lacks are added to it."""
     assert draft.tree is not None
     root = draft.known - 1
     order: list[int] = []
@@ -188,7 +186,7 @@ def order_of_tree(draft: Draft) -> list[int]:
 
 
 def exit_layer(path: str, config: Mapping[str, Any], num_layers: int) -> int:
-    """The exit layer that a checkpoint names; MethodError unless layers are left after it."""
+    """The exit layer in a checkpoint's config.json; MethodError unless the target has layers after it."""
     layer = config.get("exit_layer")
     if not isinstance(layer, int) or not 0 <= layer < num_layers:
         raise MethodError(

@@ -1,17 +1,14 @@
-"""mirror: while the target verifies a window, the draft model drafts what comes after it, for every likely outcome.
+"""mirror: while the target verifies a window, the draft model drafts the next one for every likely outcome.
 
-Bhendawade et al. 2025, "Mirror Speculative Decoding" (arXiv 2510.13161). Plain speculation is serial: draft, verify,
-draft. Here the next window is there when the target has finished, if its outcome (how many drafted tokens stand, and
-which token the target adds) is among those that were drafted ahead; if not, it is drafted as usual. `branches.py` has
-the algorithm. Candidates for the token that the target adds come from
+Bhendawade et al. 2025, "Mirror Speculative Decoding" (arXiv 2510.13161). `branches.py` has the algorithm, and the proof
+that the output is the target's. The draft model runs in a process with cores or a device of its own
+(`draft_worker.py`); in line it gains no time, and serves to try the algorithm. Candidates for the target's next token:
 
-    source=draft       the draft's own probabilities: drafting ahead can begin as soon as the window is out
+    source=draft       the draft's own probabilities: drafting ahead begins as soon as the window is sent
     source=early_exit  the target's layer `layer`, read by its own head (the paper): better candidates, less time
     source=both
 
-It runs in a process of its own, with cores or a device of its own (`draft_worker.py`), or in line, which gains no time
-and is there to try the algorithm. What is verified has the distribution of a freshly drafted window, so the answer is
-plain decoding's. What it costs and when it pays: docs/methods/mirror.md.
+Costs, and when it pays: docs/methods/mirror.md.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ import torch
 
 from paceline.draft.base import Drafter
 from paceline.draft.model import check_tokenizer
-from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, best_tokens, most_candidates
+from paceline.draft.neural.branches import Ahead, Ask, Layout, Top, Window, most_candidates, top_of
 from paceline.draft.neural.draft_worker import Closed, DraftWorker, Setup, confined, facts_to_send, split_cores
 from paceline.draft.neural.drafts import drawn_chain
 from paceline.draft.neural.stepping import Stepping
@@ -45,11 +42,11 @@ from paceline.target.load import device_named, load_tokenizer
 log = logging.getLogger("paceline")
 
 OVERLAPS = 1 / 0.9
-"""How many times faster two pieces of work must be at once than one after the other, for a process to pay."""
+"""A process pays if work on both sides at once is this many times as fast as in turn."""
 STATELESS = ("fixed", "svip", "confidence")
-"""Stop rules that look at one distribution alone, so that a window drafted ahead ends where a fresh one would."""
+"""Stop rules that look at one distribution alone: a window drafted ahead ends where a fresh one would."""
 RECENT = 1024
-"""The number of last windows whose times are kept."""
+"""Rounds whose times are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,39 +57,42 @@ class MirrorConfig(Options):
     kappa: int = option(
         4, "windows drafted ahead for each position, on average; 0: plain speculation; paper: 8", least=0
     )
-    branches: int | None = option(None, "most windows drafted ahead for a row; none: kappa a position", least=1)
+    branches: int | None = option(
+        None, "most windows drafted ahead for a row; none: kappa for each position", least=1
+    )
     layout: Layout = option(
-        "measured", "give positions windows by how often verification ends there, or all as many; paper: uniform"
+        "measured",
+        "measured: more windows where verification ends more often; uniform: as many for every position (the paper's)",
     )
     source: Literal["draft", "early_exit", "both"] = option(
         "draft", "where candidates come from: the draft itself, the target's middle layer, or both; paper: early_exit"
     )
-    layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, the paper's", least=1)
+    layer: int | None = option(None, "of early_exit: layers before the exit; none: half of them, as the paper", least=1)
     vocab: str | None = option(
         None, "of early_exit: read only these tokens of the head: the K most frequent, or a file of `train vocab`"
     )
     miss: Literal["fresh", "empty"] = option(
-        "fresh", "a window that was not drafted ahead: draft it now, or leave it out and look ahead meanwhile"
+        "fresh", "if no window was drafted ahead: draft one now, or verify without a draft and look ahead meanwhile"
     )
     where: Literal["process", "line"] = option(
-        "process", "the draft runs in a process beside the target, or in line, which saves no time"
+        "process", "the draft runs in a process of its own, or in line with the target, which saves no time"
     )
     threads: int = option(1, "of process: the draft's processor threads, on cores of their own", least=1)
     device: str | None = option(None, "of process: the draft's device, such as cuda:1; none: the target's")
-    check: bool = option(True, "of process: measure at the start whether the two really overlap; if not, draft in line")
-    limit: float = option(20.0, "of process: seconds to wait for a draft before decoding goes on without", least=0)
+    check: bool = option(True, "of process: measure at the start whether the two overlap; if not, draft in line")
+    limit: float = option(20.0, "of process: seconds to wait for a draft; after it, decode without drafts", least=0)
     stop: Literal["fixed", "svip", "confidence"] = option("fixed", "when a window ends; see `model`; paper: fixed")
     draft: int | None = option(None, "tokens of a window, or the most of them; none: 5; paper: 7", least=1)
-    streams: int = option(0, "of a draft model with streams: tokens a forward says beside the next one", least=0)
+    streams: int = option(0, "of a draft model with streams: tokens a forward drafts after the next one", least=0)
 
 
 @dataclass
 class Counts:
-    """What became of windows, and times in seconds.
+    """Windows counted, and times in seconds.
 
-    hits, misses   windows that were drafted ahead or not, by how many tokens of the window before were accepted.
-    waited         time that the target's side waited for windows; exposed: of it, in rounds with a miss.
-    fresh, ahead   in line, of the last rounds: drafting windows in a round with a miss, and looking ahead."""
+    hits, misses   windows that were drafted ahead or not, by the number of tokens accepted of the window before.
+    waited         time that the target's side waited for windows. exposed: its part in rounds with a miss.
+    fresh, ahead   of the last rounds: drafting windows in a round with a miss, and looking ahead in line."""
 
     hits: Counter[int] = field(default_factory=Counter)
     misses: Counter[int] = field(default_factory=Counter)
@@ -103,17 +103,18 @@ class Counts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of windows that had been drafted ahead, of those that could have been."""
+        """Share of windows drafted ahead, of those that could have been."""
         hits = sum(self.hits.values())
         return hits / max(hits + sum(self.misses.values()), 1)
 
     def add(self, asks: Sequence[Ask], windows: Sequence[Window], seconds: float) -> None:
-        """Count a round's windows, for which the target's side waited `seconds`."""
+        """Count a round's windows. seconds: how long the target's side waited for them."""
         for ask, window in zip(asks, windows, strict=False):
             if window.hit is not None:
                 (self.hits if window.hit else self.misses)[len(ask.new) - 1] += 1
         self.waited += seconds
-        self.exposed += seconds if any(not window.hit for window in windows) else 0.0
+        if any(not window.hit for window in windows):
+            self.exposed += seconds
         if any(window.hit is False for window in windows):
             self.fresh.append(seconds)
 
@@ -121,7 +122,7 @@ class Counts:
 class Mirror(Drafter):
     """Drafts the next window for every likely outcome while the target verifies this one, in a process of its own.
 
-    side  what drafts ahead, here or in its process; None before `bind`, and after it is closed or lost."""
+    side  the draft's side, here or in its process; None before `bind`, and after it was closed or lost."""
 
     name = "mirror"
     lossless = "yes"
@@ -131,8 +132,8 @@ class Mirror(Drafter):
     def __init__(self, config: MirrorConfig):
         self.config = config
         self.counts = Counts()
-        self._known: dict[int, int] = {}
-        self._windows: dict[int, list[int]] = {}
+        self._known: dict[int, int] = {}  # tokens of each row that the draft's side knows
+        self._has_window: set[int] = set()
         self.side: Ahead | DraftWorker | None = None
         self._resources = ExitStack()
 
@@ -146,9 +147,8 @@ class Mirror(Drafter):
             self._exit = EarlyExit(self.config, target)
             self.needs = Needs(callback_layer=self._exit.layer)
         spec, drafter = stateless_drafter(self.config)
-        c = self.config
-        options: dict[str, Any] = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout}
-        options["fresh"] = c.miss == "fresh"
+        c, fresh = self.config, self.config.miss == "fresh"
+        options = {"num_candidates": c.kappa, "branches": c.branches, "layout": c.layout, "fresh": fresh}
         self.side = self._start_worker(target, spec, options) if c.where == "process" else None
         if self.side is None:
             drafter.bind(target)
@@ -156,7 +156,7 @@ class Mirror(Drafter):
             self.side = Ahead(drafter, **options)
 
     def _start_worker(self, target: Facts, spec: str, options: dict[str, Any]) -> DraftWorker | None:
-        """The process; None, and a line that says why, where the two do not overlap."""
+        """The process; None, with a warning, where it does not overlap with the target."""
         c = self.config
         path = parse(spec).checkpoint or ""
         if target.tokenizer is not None:
@@ -184,20 +184,20 @@ class Mirror(Drafter):
     # Rows -----------------------------------------------------------------------------------------------------
 
     def start(self, row: Request) -> None:
-        # A row that is run again has an answer already: the draft's side gets it with the first question.
+        # A row that is run again has output already: the draft's side gets it with the first request.
         self._known[row.id] = row.prompt_length
-        # Draws of the draft must not be those of the acceptance test.
+        # The draft's random draws must be independent of those of the acceptance test.
         own_seed = (row.random.seed * 2862933555777941757 + 3037000493) % 2**63
         params = replace(row.params, seed=own_seed, stop=(), grammar=None, prediction=())
         self._tell(lambda side: side.open(row.id, row.tokens[: row.prompt_length], params, self._max_context))
 
     def drop(self, row: Request) -> None:
         self._known.pop(row.id, None)
-        self._windows.pop(row.id, None)
+        self._has_window.discard(row.id)
         self._tell(lambda side: side.drop(row.id))
 
     def close(self) -> None:
-        """End the process, if there is one, and give its cores back; after it rows decode plainly."""
+        """End the process, if there is one, and take its cores back. Rows decode plainly from then on."""
         self.side = None
         self._resources.close()
 
@@ -206,7 +206,7 @@ class Mirror(Drafter):
             self.close()
 
     def _tell(self, act: Callable[[Ahead | DraftWorker], None]) -> None:
-        """Do something with the draft's side; without it, from then on, where it has died or hangs."""
+        """Call the draft's side; if it has died or hangs, warn and go on without it."""
         if self.side is not None:
             try:
                 act(self.side)
@@ -225,7 +225,7 @@ class Mirror(Drafter):
         if asks:
             self._tell(lambda side: windows.extend(side.windows(asks)))
         self.counts.add(asks, windows, perf_counter() - began)
-        self._windows = {window.id: window.tokens for window in windows}
+        self._has_window = {window.id for window in windows}
         self._known |= {row.id: len(row) for row, _ in zip(able, windows, strict=False)}
         trees = {row.id: self._tree(row, window) for row, window in zip(able, windows, strict=False)}
         if self.config.source == "draft" and isinstance(self.side, Ahead):
@@ -238,11 +238,11 @@ class Mirror(Drafter):
         return drawn_chain(row.last_token, window.tokens, window.probs, source, window.calls)
 
     def on_layer(self, layer: int, hidden: torch.Tensor, round: Round) -> None:
-        """Look ahead with the candidates of the early exit after every node of the windows."""
+        """Look ahead, with candidates of the early exit after every node of the windows."""
         own = [
             i
             for i, (row, tree) in enumerate(zip(round.rows, round.trees, strict=True))
-            if not round.is_prompt(i) and row.id in self._windows and (round.is_from(i, self) or len(tree) == 1)
+            if not round.is_prompt(i) and row.id in self._has_window and (round.is_from(i, self) or len(tree) == 1)
         ]
         if own and self.config.kappa:
             spans = round.spans()
@@ -260,8 +260,8 @@ def _timed(seconds: deque[float]) -> Iterator[None]:
 
 
 class EarlyExit:
-    """The target's states after `layer` layers, read by its own norm and head (the paper's proxy). MethodError if the
-    target has no such layer."""
+    """The target's states after `layer` layers, read by its final norm and its head (the paper's proxy). MethodError
+    if the target has no such layer."""
 
     def __init__(self, config: MirrorConfig, target: Facts):
         if not isinstance(target, Decoder):
@@ -282,13 +282,13 @@ class EarlyExit:
         self._count = most_candidates(config.kappa, config.layout) + 1
 
     def candidates(self, states: torch.Tensor) -> list[Top]:
-        """The best tokens after each of the states [N, H]."""
+        """The best tokens after each of the states [N, H], with their probabilities."""
         logits = self._head(self._target.ops.norm(states, self._target.norm))[: len(states)]
-        return best_tokens(logits, self._count, self._columns)
+        return top_of(logits, self._count, self._columns)
 
 
 def stateless_drafter(config: MirrorConfig) -> tuple[str, Stepping]:
-    """The drafter that is to draft ahead, and its spec; MethodError for one that cannot."""
+    """The spec of the drafter that drafts ahead, and the drafter. MethodError for one that cannot."""
     from paceline.draft.registry import create
 
     path = config.checkpoint

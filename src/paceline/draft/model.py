@@ -1,8 +1,8 @@
 """model: any causal model with the target's tokenizer drafts for it (speculative decoding with a draft model).
 
-Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318). The draft model runs like a target, on a
-ragged cache of its own; the loop is `stepping.py`. What it costs is its depth more than its size where launching
-kernels is what takes the time, and its weights where reading them is.
+Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318). The draft model runs like a target, with
+a cache of its own; the loop is `stepping.py`. A forward costs the time to read its weights, or, on a fast accelerator,
+the time to launch the kernels of its layers.
 
     Engine("models/demo", draft="model:models/demo-draft,stop=svip")
 """
@@ -37,26 +37,29 @@ CHUNK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(SteppingConfig):
-    """Options of `model`, but for streams."""
+    """Options of drafters with a draft model."""
 
     checkpoint: str = option(help="folder or hub id of the draft model")
     dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = option(
-        "auto", "of the draft model's weights; auto: the target's. int8, int4 read less, and draft a little otherwise"
+        "auto",
+        "of the draft model's weights; auto: the target's. int8 and int4 read less memory and change drafts a little",
     )
-    context: int | None = option(None, "most tokens read at once: of a longer prompt the last ones; none: all", least=1)
+    context: int | None = option(
+        None, "most tokens of a text that it reads at once, the last ones of a longer one; none: all", least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedConfig(ModelConfig):
     """Options of `model`."""
 
-    streams: int = option(0, "tokens that a forward says beside the next one, of a draft model with streams", least=0)
+    streams: int = option(0, "of a draft model with streams: tokens a forward drafts after the next one", least=0)
 
 
 class Model(Streaming):
-    """Drafts with another model that has the target's tokenizer, a smaller one of its family as a rule.
+    """Drafts with another model that has the target's tokenizer, usually a smaller one of its family.
 
-    With `context` it need not read a whole text: its rows then hold the text from some token on, `_first`."""
+    With the option `context`, the model's cache may hold only the end of a row's text, from token `_first` on."""
 
     name = "model"
     lossless = "yes"
@@ -81,7 +84,7 @@ class Model(Streaming):
         if target.tokenizer is not None:
             check_tokenizer(path, load_tokenizer(path), target.tokenizer)
         self.model = load(path, dtype=self._dtype(target), device=target.device)
-        if getattr(target, "exact", False):  # then what is drawn for a row does not depend on its batch either
+        if getattr(target, "exact", False):  # then a row's draft must not depend on its batch either
             with suppress(ModelError):
                 self.model.make_exact()
         if target.tokenizer is None and self.model.vocab_size != target.vocab_size:
@@ -91,7 +94,7 @@ class Model(Streaming):
             )
         if (self.config.context or 0) > self.model.max_context:
             raise MethodError(f"context is {self.config.context}; {path} can read {self.model.max_context} tokens")
-        if self.model.vocab_size < target.vocab_size:  # fewer rows of padding
+        if self.model.vocab_size < target.vocab_size:  # the same tokenizer, padded to fewer rows
             self.columns = torch.arange(self.model.vocab_size, device=target.device)
         if self.config.vocab is not None:
             self.columns = trim(self.model, self.config.vocab, path, target)
@@ -102,7 +105,7 @@ class Model(Streaming):
             self.weight_bytes += self.streams.nbytes
 
     def _dtype(self, target: Facts) -> str | torch.dtype:
-        own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # a draft in blocks keeps them
+        own = f"auto-{str(target.dtype).removeprefix('torch.')}"  # a quantised draft model stays quantised
         return own if self.config.dtype == "auto" else self.config.dtype
 
     def start(self, row: Request) -> None:
@@ -113,31 +116,31 @@ class Model(Streaming):
         self.close(row)
 
     def open(self, row: Request, first: int) -> None:
-        """Reserve a slot for a row's tokens from `first` on."""
+        """Give a row a slot, for its tokens from `first` on."""
         self._first[row.id] = first
         self._slots[row.id] = self.model.add_row(self.expected(row))
 
     def expected(self, row: Request) -> int:
-        """Tokens of a row to reserve memory for at once."""
+        """The number of tokens to reserve memory for."""
         return max(0, min(row.expected_length - self._first[row.id], self.model.max_context))
 
     def close(self, row: Request) -> None:
-        """Forget what was read of a row, which may have found no memory to start."""
+        """Free a row's slot, if it got one."""
         if row.id in self._slots:
             self.model.drop_row(self._slots.pop(row.id))
         self._first.pop(row.id, None)
 
     def draft_limit(self, row: Request) -> int:
         if self.model.vocab_size < self._vocab_size and row.tokens.max() >= self.model.vocab_size:
-            return 0  # a row of padding of the target's, which the draft model cannot read
-        # The last drafted token is not run; streams lie after the one before it.
+            return 0  # the text has a token of the target's padding, which the draft model lacks
+        # The last drafted token is not run; streams come after the one before it.
         return min(row.max_draft, self.model.max_context - (len(row) - self._begin(row)) + 1 - self.num_streams)
 
     def cached(self, row: Request) -> int:
         return self._first[row.id] + self.model.length(self._slots[row.id])
 
     def read(self, row: Request) -> IntArray:
-        """The tokens of a row that the draft model holds."""
+        """The tokens of a row in the draft model's cache."""
         return row.tokens[self._first[row.id] : self.cached(row)]
 
     def catch_up(self, row: Request) -> None:
@@ -149,8 +152,8 @@ class Model(Streaming):
             self.read_chunk(row, row.tokens[begin : begin + CHUNK])
 
     def _begin(self, row: Request) -> int:
-        """The first token of a row that this round's draft sees: as before, or `context` tokens back where more than
-        that would have to be read, or where the draft model's own context is full."""
+        """The first token of a row that the draft model sees in this round: `context` tokens back if it has more than
+        those to read, or if its own context is full; else as before."""
         first, context = self._first[row.id], self.config.context
         if context is None:
             return first
@@ -158,7 +161,7 @@ class Model(Streaming):
         return len(row) - context if full or len(row) - self.cached(row) > context else first
 
     def read_chunk(self, row: Request, tokens: IntArray) -> None:
-        """Run the next tokens of a row, CHUNK of them, and keep them."""
+        """Run a row's next tokens, at most CHUNK, and commit them."""
         slot = self._slots[row.id]
         self.model.verify([Segment.chunk(slot, np.array(tokens), last=False)])
         self.model.commit(slot, range(len(tokens)))

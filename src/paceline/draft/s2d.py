@@ -1,17 +1,16 @@
-"""s2d: a draft model that each token leaves at the first exit that is sure of it (Sorted Speculative Decoding).
+"""s2d: a draft model that each token leaves at the first exit that is sure enough (Sorted Speculative Decoding).
 
-Kavehzadeh et al. 2024 (arXiv 2407.01955); SD2, its revision of 2025, adds the tree. The draft is the first layers of
-some target, trained so that the final norm and the head fit after several of them (SoFT, arXiv 2309.08968; see
-`train/s2d.py`). All it knows of the target it drafts for is the tokenizer, so one draft serves many targets.
+Kavehzadeh et al. 2024 (arXiv 2407.01955); SD2, its revision of 2025, adds the tree. The draft model is the first layers
+of a model, trained so that the final norm and the head fit after several of them (SoFT, arXiv 2309.08968;
+`train/s2d.py`). It needs only the target's tokenizer, so one draft model serves many targets.
 
-    run the layers up to exit k -> is the best token likelier than threshold k? -> draft from here, or go deeper
+    run the layers up to exit k -> is the best token's probability above threshold k? -> draft from here, or go deeper
 
-Layers that a token did not reach have no keys and values of it. Its state waits, and goes through them with the first
-later token that needs them. So the exit of one token changes the cost of the next one, never its distribution. The exit
-depends on a distribution, never on the token drawn from it, so the token is drawn from the q of the exit it left at,
-and that q is what verification compares.
+Layers that a token did not reach lack its keys and values. Its state waits before them, and runs with the first later
+token that needs them. So a token's exit changes the cost of later ones, never their distribution. The exit depends on a
+distribution, never on the token drawn from it; so the exit's q is the draft distribution that verification needs.
 
-Where we differ from the published method and why: docs/methods/s2d.md.
+Differences from the published method: docs/methods/s2d.md.
 
     Engine("models/demo", draft="s2d:build/sorted,thresholds=0.7")
 """
@@ -40,11 +39,11 @@ from paceline.target.decoder import Decoder
 from paceline.target.load import SMALL_FILES, find
 
 LAG = 64
-"""Most committed tokens that deeper layers may still have to run when a round begins."""
+"""Most committed tokens that may wait before deeper layers when a round begins."""
 SURE = 0.5
-"""The threshold where neither the request nor the draft's training names one; the paper's."""
+"""The threshold if neither the options nor the checkpoint name one; the paper's."""
 NEVER = 1.01
-"""Highest threshold: no probability is above it."""
+"""Largest threshold: no probability is above it."""
 
 N = TypeVar("N", int, float)
 
@@ -59,31 +58,31 @@ class SortedConfig(ModelConfig):
     exits: str | None = option(None, "layers after which a token may leave, as in 2,4,8; none: the trained ones")
     thresholds: str | None = option(
         None,
-        "what the best token's probability must exceed at every exit but the last, as in 0.5,0.7, or one for all; "
-        "none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B",
+        "the best token's probability above which a draft leaves, for every exit but the last, as in 0.5,0.7, or one "
+        "for all; none: what training found best for its target, or 0.5; paper: 0.5, and 0.75,0.7 for 70B",
     )
 
 
 class Section:
-    """Layers first..last-1 of the draft, up to one exit, with a cache of their own.
+    """Layers first..last-1 of the draft model, up to one exit, with a cache of their own.
 
-    A row's nodes are numbered from the end of this cache on: committed tokens that these layers have not run, then the
+    A row's nodes have numbers from the end of this cache on: committed tokens that these layers have not run, then the
     nodes of the round's draft.
 
     threshold  of the exit.
     deeper     the next section; None after the last exit.
-    nbytes     bytes of the weights read by running these layers and trying their exit.
-    ran        by slot: nodes run since the last commit.
-    waiting    by slot: [n, H], states before layer `first` of the nodes that come next.
-    left       distributions that drafts took from here. tried: tokens drafted from them that the target decided on;
-               kept: those of them that it accepted."""
+    nbytes     bytes of weights that these layers and their exit read.
+    ran        by slot: number of nodes run since the last commit.
+    waiting    by slot: states [n, H], before layer `first`, of the next nodes to run.
+    left       number of times that a draft left here.
+    tried      tokens drafted from here that the target accepted or rejected. kept: those that it accepted."""
 
     def __init__(self, model: Decoder, first: int, last: int, threshold: float):
         self.first, self.last, self.threshold = first, last, threshold
         self.deeper: Section | None = None
         layers = [block.nbytes for block in model.blocks]
         self.nbytes = model.weight_bytes - sum(layers) + sum(layers[first:last])
-        # A row of the model is a row of its first section.
+        # The first section's cache is the model's own.
         self.cache = model.new_cache(last - first) if first else model.trim_cache(last)
         self.nothing = model.norm.new_empty(0, model.hidden_size)
         self.ran: dict[int, int] = {}
@@ -91,11 +90,11 @@ class Section:
         self.left = self.tried = self.kept = 0
 
     def start(self, slot: int) -> None:
-        """Nothing has been run since the last commit, and nothing waits."""
+        """No nodes have been run since the last commit, and none wait."""
         self.ran[slot], self.waiting[slot] = 0, self.nothing
 
     def segment(self, draft: Draft, slot: int, read: IntArray) -> Segment:
-        """What waits to be run of a row. read: tokens of it that the first section holds."""
+        """The row's nodes that these layers have not run. read: the row's tokens in the first section's cache."""
         late = read[self.cache.length(slot) :].tolist()
         lag = len(late)
         tokens = [*late, *draft.tokens]
@@ -104,7 +103,9 @@ class Section:
         return Segment(slot, np.array(tokens), np.array(parent), start=self.ran[slot], hidden=hidden)
 
     def commit(self, slot: int, end: int, nodes: Sequence[int]) -> None:
-        """Keep `nodes` of the draft, those that were run here; the others of them go on waiting."""
+        """Commit those of the draft's `nodes` that were run here; the others still wait.
+
+        end  length of the first section's cache, before its commit."""
         lag, ran, waiting = end - self.cache.length(slot), self.ran[slot], self.waiting[slot]
         path = [*range(lag), *(lag + node for node in nodes)]
         self.cache.commit(slot, [node for node in path if node < ran])
@@ -114,9 +115,9 @@ class Section:
 
 
 class Sorted(Model):
-    """Drafts with a model that each token leaves as soon as it is sure, possibly half-way through its layers.
+    """Drafts with a model that each token leaves at the first exit that is sure enough.
 
-    sections  the draft's layers, cut at its exits."""
+    sections  the model's layers, cut at its exits."""
 
     name = "s2d"
     lossless = "yes"
@@ -135,7 +136,7 @@ class Sorted(Model):
         self._forwards = self._read = 0
 
     def bind(self, target: Facts) -> None:
-        """Load the draft. MethodError if its tokenizer is another than the target's, or it has no such exits."""
+        """Load the draft model. MethodError if its tokenizer is another than the target's, or it has no such exits."""
         path = self.config.checkpoint
         exits, thresholds = (self.exits, []) if self.exits else _trained(path)
         super().bind(target)
@@ -151,7 +152,7 @@ class Sorted(Model):
 
     @property
     def mean_depth(self) -> float:
-        """Layers that a drafted token took on average (in a tree, a level); what others left undone is not counted."""
+        """Mean layers up to the exit of a drafted token (of a tree: of a level). Layers run later are not counted."""
         left = sum(section.left for section in self.sections)
         return sum(section.last * section.left for section in self.sections) / left if left else 0.0
 
@@ -168,7 +169,7 @@ class Sorted(Model):
     def close(self, row: Request) -> None:
         slot = self._slots.get(row.id, -1)
         for section in self.sections[1:]:
-            if slot in section.cache.held:  # all of them, unless the row found no memory to start
+            if slot in section.cache.held:  # it is not if there was no memory to start the row
                 section.cache.drop_row(slot)
         super().close(row)
 
@@ -192,12 +193,12 @@ class Sorted(Model):
         for i, row in enumerate(round.rows):
             left, path = self._left.pop(row.id, []), round.accepted[i].path
             if left and round.is_from(i, self):
-                stood = len(path) - 1
-                for section in left[:stood]:
+                accepted = len(path) - 1
+                for section in left[:accepted]:
                     section.tried += 1
                     section.kept += 1
                 if round.trees[i].children(path[-1]):
-                    left[stood].tried += 1
+                    left[accepted].tried += 1
         super().observe(round)
 
     # A step ---------------------------------------------------------------------------------------------------
@@ -225,7 +226,8 @@ class Sorted(Model):
         return torch.cat([logits[i] for i in range(len(drafts))])
 
     def _through(self, section: Section, drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """Run a section over what waits for it; the states after it, [n, H] of each draft, wait for the next one."""
+        """Run a section over the nodes that wait for it. Returns the states after it, [n, H] for each draft; they wait
+        for the next section."""
         slots = [self._slots[draft.row.id] for draft in drafts]
         segments = [section.segment(d, slot, self.read(d.row)) for d, slot in zip(drafts, slots, strict=True)]
         hidden = self.decoder.run_layers(segments, section.last, first=section.first, cache=section.cache)
@@ -237,7 +239,7 @@ class Sorted(Model):
         return states
 
     def _must_go_on(self, section: Section, draft: Draft) -> bool:
-        """Whether the layers after a section have too many of a row's tokens to catch up with."""
+        """Whether too many of a row's tokens wait for the next section, so that they run now."""
         deeper, slot = section.deeper, self._slots[draft.row.id]
         if deeper is None or deeper.ran[slot]:
             return False
@@ -246,10 +248,10 @@ class Sorted(Model):
     def _leave(
         self, section: Section, drafts: Sequence[Draft], wanted: Mapping[int, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        """Logits [n, K] of the drafts that leave after a section, among those with states [n, H] in `wanted`.
+        """Logits [n, K] of the drafts that leave after a section. wanted: by draft, its states [n, H].
 
-        A draft leaves if one of its distributions, at the request's temperature, has a token that is likely enough:
-        one for a chain, a level's for a tree (SD2)."""
+        A draft leaves if one of its n distributions, at the request's temperature, has a token above the threshold: a
+        chain has one distribution, a tree those of a level (SD2)."""
         if not wanted:
             return {}
         counts = [len(states) for states in wanted.values()]
@@ -265,7 +267,7 @@ class Sorted(Model):
 
 
 def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: int) -> list[tuple[int, float]]:
-    """(layers, threshold) of every exit that a token can leave at, the last of which lets every token go.
+    """(layers, threshold) of every exit that a token can leave at; the last one has the threshold 0 or less.
 
     thresholds: one for all exits, or one for each but the last. MethodError unless exits and thresholds fit."""
     if any(low >= high for low, high in pairwise([0, *exits])) or exits[-1] > num_layers:
@@ -284,8 +286,8 @@ def exits_in_use(exits: Sequence[int], thresholds: Sequence[float], num_layers: 
 
 
 def _trained(path: str) -> tuple[list[int], list[float]]:
-    """What the draft's training wrote down: exits, and the thresholds that suit its target, if any. MethodError if the
-    folder was not written by `train sorted`."""
+    """Exits, and thresholds if there are any, from the config.json of a draft model. MethodError if it is not one of
+    `train sorted`."""
     folder = find(path, SMALL_FILES)
     noted = read_drafter(folder, Sorted.name)
     exits, thresholds = noted.get("exits"), noted.get("thresholds") or []
@@ -303,7 +305,7 @@ def _possible(thresholds: list[float]) -> list[float]:
 
 
 def _numbers(what: str, text: str, kind: Callable[[str], N], example: str) -> list[N]:
-    """`text` as numbers with commas between."""
+    """The numbers in `text`, with commas between. MethodError names the option `what`."""
     try:
         return [kind(number) for number in text.split(",")]
     except ValueError:

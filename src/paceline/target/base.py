@@ -130,12 +130,15 @@ class Target(ABC):
 
     @contextmanager
     def threads_of(self, number: int) -> Iterator[None]:
-        """Run rounds on `number` processor threads, then choose them as before."""
-        before, self.threads = self.threads, Threads(number)
+        """Run rounds on `number` processor threads, then choose them as before, unless the caller fixed another number
+        meanwhile: that one stays."""
+        before, own = self.threads, Threads(number)
+        self.threads = own
         try:
             yield
         finally:
-            self.threads = before
+            if self.threads is own and own.fixed == number:
+                self.threads = before
 
     @property
     def exact_is_free(self) -> bool:

@@ -35,8 +35,8 @@ def stops(rule: stop.StopRule, logits: torch.Tensor, drafted: int = 1) -> bool:
 
 
 def test_every_rule_has_a_name():
-    assert tuple(stop.names()) == get_args(stop.Name)
-    assert [type(stop_rule(name)).__name__.lower() for name in stop.names()] == list(stop.names())
+    assert tuple(stop.RULES) == get_args(stop.Name)
+    assert [type(stop_rule(name)).__name__.lower() for name in stop.RULES] == list(stop.RULES)
 
 
 @pytest.mark.parametrize(

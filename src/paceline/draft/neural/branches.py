@@ -1,19 +1,19 @@
-"""Drafting ahead: the next window of every likely outcome of a verification, before the outcome is known.
+"""Drafting ahead: while a window is verified, the next window for each likely outcome.
 
-A drafted window y_1..y_g is out for verification. Its outcome is a key (a, v): the target accepts a drafted tokens and
-then says v. For the likeliest keys the next window is drafted now, all of them in one batched forward a step: they are
-branches of one tree over the draft model's cache,
+The window y_1..y_g has the outcome (a, v) if the target accepts a of its tokens and then adds v. The likeliest outcomes
+get a branch, the next window in that case. All branches grow by one batched forward a step, as one tree over the draft
+model's cache:
 
-    prefix | root  y_1 ... y_g | v of each key | next token of each branch | ...
+    prefix | root  y_1 ... y_g | v of each branch | next token of each branch | ...
 
-    ahead.windows(asks)        what has happened since: the branch of that key, or a window drafted afresh
-    ahead.look_ahead()         branches for the windows that were just handed over
+    ahead.windows(asks)        the branch of each row's outcome, or a window drafted afresh
+    ahead.look_ahead()         branches for the windows just returned
 
-Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections 3.2 and 3.3; candidates from the draft
+A branch is chosen by its outcome, which is committed text, and drawn given prefix and outcome. So a window has the
+distribution of a fresh one, and acceptance stays exact.
+
+Bhendawade et al. 2025, Mirror Speculative Decoding (arXiv 2510.13161), sections 3.2 and 3.3. Candidates from the draft
 itself, and more of them where verification is likelier to end: Kumar et al. 2026, SSD (arXiv 2603.03251).
-
-A branch is chosen by its key, which is committed text, and drawn given prefix and key, so the window that is verified
-has the distribution of a fresh one and acceptance stays exact. Knows no process and no target.
 """
 
 from __future__ import annotations
@@ -26,39 +26,35 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from paceline.draft.neural.drafts import Draft
+from paceline.draft.neural.drafts import Draft, best_tokens
 from paceline.draft.neural.stepping import Stepping
-from paceline.engine.logits import top_tokens
 from paceline.engine.request import Row
 from paceline.engine.sampling import RowRandom, SamplingParams
 from paceline.engine.tree import IntArray
 
 Top = Sequence[tuple[int, float]]
-"""(token, probability) of what may come next, best first."""
+"""(token, probability) of candidates for the next token, best first."""
 Candidates = Sequence[Top]
-"""What the target may say after the root and after each token of a window."""
+"""Candidates after the root and after each token of a window."""
 Layout = Literal["measured", "uniform"]
-"""measured: branches go where they are likeliest to be needed; uniform: every position gets as many (the paper's)."""
+"""measured: the branches likeliest to be needed; uniform: as many for every position, as in the paper."""
 SPREAD = 4
-"""With the measured layout one position gets at most SPREAD times as many branches as the mean."""
+"""In the measured layout a position gets at most this many times the mean number of branches."""
 
 
 def most_candidates(average: int, layout: Layout) -> int:
-    """Most branches of one position, where there are `average` of them in the mean."""
+    """Most branches of one position, if positions have `average` of them in the mean."""
     return average * SPREAD if layout == "measured" else average
 
 
-def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
-    """The best `count` tokens of each row of logits [R, K], with their probabilities. columns: tokens of the logits'
-    columns, int64 [K]; None: all tokens."""
-    values, best = top_tokens(logits, min(count, logits.shape[-1]))
-    shares = (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp().tolist()
-    tokens = best if columns is None else columns[best]
-    return [list(zip(ids, probs, strict=True)) for ids, probs in zip(tokens.tolist(), shares, strict=True)]
+def top_of(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> list[Top]:
+    """The best `count` tokens of each row of logits [R, K]. columns: as of `best_tokens`."""
+    tokens, logs = best_tokens(logits, count, columns)
+    return [list(zip(*row, strict=True)) for row in zip(tokens.tolist(), logs.exp().tolist(), strict=True)]
 
 
 class Ask(NamedTuple):
-    """A row that wants a window. new: its tokens since it last asked."""
+    """A request for a row's window. new: the row's tokens since the last request."""
 
     id: int
     new: Sequence[int]
@@ -66,8 +62,11 @@ class Ask(NamedTuple):
 
 @dataclass
 class Window:
-    """What is drafted for a row. tokens [n]; probs: the distributions they were drawn from, [V] each, if they were
-    drawn; hit: whether it was drafted ahead, None where nothing could be (the first window of a row)."""
+    """A row's draft.
+
+    probs  distributions [V] that the tokens were drawn from; empty if they were not drawn.
+    hit    whether it was drafted ahead; None where nothing could be, such as the first window of a row.
+    calls  forwards that it needed."""
 
     id: int
     tokens: list[int]
@@ -78,10 +77,10 @@ class Window:
 
 @dataclass
 class Branch:
-    """The next window under one key.
+    """The next window for one outcome (a, v).
 
-    draft  the path to it, and after `draft.ahead` tokens the window.
-    nodes  numbers of v and of each token of the window that was run, in the tree of all branches.
+    draft  the root, y_1..y_a, v (`draft.ahead` = a + 1), and then the window.
+    nodes  nodes of v and of the window's tokens that were run, in the row's tree.
     tops   candidates after each of these nodes."""
 
     draft: Draft
@@ -93,10 +92,11 @@ class Branch:
 class _State:
     """A row on the draft's side.
 
-    main    the tree that the model runs after the row: tokens it had not read, the window, branches; None before the
-            first window.
-    window  what was handed over. tops: candidates after the root and each token of the window that was run.
-    table   branches by key."""
+    main    the tree that the model runs: committed tokens it had not run, the window, branches. None before the first
+            window.
+    window  the tokens that are being verified.
+    tops    candidates after the root and each token of the window that was run.
+    table   branches by outcome (a, v)."""
 
     row: Row
     main: Draft | None = None
@@ -106,7 +106,7 @@ class _State:
 
 
 class _Later:
-    """A row as it will be under a key: what it is now, with the draws of the round that begins there."""
+    """A row, with the random draws of the round that begins `ahead` tokens later."""
 
     def __init__(self, row: Row, ahead: int):
         self._row = row
@@ -121,7 +121,7 @@ class _Later:
 
 
 class Hazard:
-    """How often verification ends at each position, as far as it got there; older windows count less."""
+    """P(verification ends at a position | it gets there), from past windows; older ones count less."""
 
     KEPT, PRIOR = 0.98, 0.4
 
@@ -130,7 +130,7 @@ class Hazard:
         self._seen: list[float] = []
 
     def note(self, window: int, accepted: int) -> None:
-        """A window of `window` tokens, of which `accepted` stood."""
+        """Count a window of `window` tokens, of which the first `accepted` were accepted."""
         for position in range(min(window, accepted + 1)):
             if position == len(self._seen):
                 self._ended.append(2 * self.PRIOR)
@@ -139,7 +139,7 @@ class Hazard:
             self._seen[position] = self._seen[position] * self.KEPT + 1
 
     def stops(self, window: int) -> list[float]:
-        """P(exactly a tokens accepted) for a = 0..window."""
+        """P(exactly a tokens are accepted) for a = 0..window."""
         left, shares = 1.0, []
         for position in range(window):
             known = position < len(self._seen)
@@ -150,11 +150,11 @@ class Hazard:
 
 
 class Ahead:
-    """The draft's side of every row: a drafter with a model, shadows of the rows, and their branches.
+    """The draft's side: a drafter with a model, copies of the rows, and their branches.
 
-    num_candidates  branches for a position, in the mean; 0: nothing is drafted ahead.
-    branches        most for a row; None: num_candidates for every position.
-    fresh           whether to draft a window where none was drafted ahead."""
+    num_candidates  mean number of branches for a position; 0: nothing is drafted ahead.
+    branches        most branches for a row; None: num_candidates for every position.
+    fresh           draft a window if none was drafted ahead; else it is empty."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Ahead:
     # Rows -----------------------------------------------------------------------------------------------------
 
     def open(self, id: int, prompt: Sequence[int] | IntArray, params: SamplingParams, max_context: int) -> None:
-        """A row joins; its parameters have the seed of the draft's own draws."""
+        """A row joins. params: with the seed of the draft's own draws."""
         row = Row(id, prompt, params, max_context=max_context, eos_token_ids=self.drafter.eos_token_ids)
         self._states[id] = _State(row)
         self.drafter.start(row)
@@ -185,10 +185,10 @@ class Ahead:
         self._out = [other for other in self._out if other is not state]
         self.drafter.drop(state.row)
 
-    # What has happened -------------------------------------------------------------------------------------------
+    # Windows --------------------------------------------------------------------------------------------------
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
-        """The next window of every row that asks."""
+        """The next window of each row in `asks`."""
         self._out = [self._states[ask.id] for ask in asks]
         hits = [self._settle(state, ask.new) for state, ask in zip(self._out, asks, strict=True)]
         missed = [state for state, hit in zip(self._out, hits, strict=True) if not hit]
@@ -203,8 +203,8 @@ class Ahead:
         return windows
 
     def _settle(self, state: _State, new: Sequence[int]) -> bool | None:
-        """Commit what was accepted, and make the branch of the outcome the row's window. Whether there was one; None
-        where there could be none, at the beginning of a row or after another drafter's draft."""
+        """Commit the accepted tokens, and make the outcome's branch the row's window. Returns whether there was a
+        branch; None where there could be none: at a row's beginning, or after another drafter's draft."""
         main, window, table = state.main, state.window, state.table
         state.row.extend(new)
         state.table = {}
@@ -212,7 +212,7 @@ class Ahead:
             return None
         same = takewhile(lambda pair: pair[0] == pair[1], zip(window, new[:-1], strict=False))
         accepted = sum(1 for _ in same)
-        nodes = [node for node in range(main.known + accepted) if node < main.done]
+        nodes = range(min(main.known + accepted, main.done))
         self.drafter.keep(main, nodes)
         if accepted < len(new) - 1:
             return None
@@ -223,15 +223,15 @@ class Ahead:
         return branch is not None if self.num_candidates else None
 
     def _move_in(self, state: _State, branch: Branch, committed: int) -> None:
-        """Make a branch the row's window. Its keys and values are moved after the row, and not computed again."""
+        """Make a branch the row's window. Its keys and values are moved, not computed again."""
         self.drafter.arrange(state.row, [node - committed for node in branch.nodes])
-        tokens = branch.draft.tokens[branch.draft.ahead :]  # v, which is the row's last token now, and the window
+        tokens = branch.draft.tokens[branch.draft.ahead :]  # v, now the row's last token, and the window
         main = Draft.chain(state.row, tokens, branch.draft.ends)
         main.known, main.done, main.probs = 1, len(branch.nodes), branch.draft.probs
         state.main, state.tops = main, branch.tops
 
     def _fresh(self, states: Sequence[_State]) -> dict[int, Draft]:
-        """Windows drafted as plain speculation does it, by row id."""
+        """Draft windows now, as plain speculation does; by row id."""
         for state in states:
             state.tops = []
             state.row.random.free.begin(state.row.num_new)
@@ -242,30 +242,30 @@ class Ahead:
         return self.drafter.hand_over()
 
     def _empty(self, state: _State) -> Draft:
-        """A window of no token."""
+        """A window without tokens."""
         state.tops, row = [], state.row
         self.drafter.catch_up(row)
         return Draft.of(row, self.drafter.cached(row), self.drafter.end_tokens(row))
 
     def _note_tops(self, drafts: Sequence[Draft], logits: torch.Tensor) -> None:
-        """Keep the candidates before every token of a window that is drafted afresh."""
+        """Keep the candidates for every position of a window that is drafted now."""
         if self.num_candidates:
             for draft, top in zip(drafts, self._tops(logits), strict=True):
                 self._states[draft.row.id].tops.append(top)
 
     def _tops(self, logits: torch.Tensor) -> list[Top]:
-        """The best tokens of each row of logits [R, K], or of a run's with streams [R, 1 + count, K], with
-        their probabilities: one more than may get a branch, for the drafted one cannot be the target's correction."""
+        """Candidates from logits [R, K], or, with streams, [R, 1 + count, K]. There is one more than can get a branch,
+        because the drafted token gets none."""
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        return best_tokens(logits, self._most + 1, self.drafter.columns)
+        return top_of(logits, self._most + 1, self.drafter.columns)
 
     # Ahead ----------------------------------------------------------------------------------------------------
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
-        """Draft the next window for the likeliest outcomes of the windows just handed over.
+        """Draft the next window for the likeliest outcomes of the windows just returned.
 
-        given   candidates by row from elsewhere than the draft; a row without any gets no branch, unless
-        joined  the draft's own are taken too."""
+        given   candidates by row, instead of the draft's own; a row without any gets no branch.
+        joined  use the draft's own too."""
         if not self.num_candidates:
             return
         states = [state for state in self._out if state.row.finish_reason is None]
@@ -278,7 +278,7 @@ class Ahead:
         self._grow(grown)
 
     def _finish(self, states: Sequence[_State]) -> None:
-        """Run the last tokens of every window, which drafting it did not: they may stand, and something follows."""
+        """Run the last tokens of every window, which drafting did not run: branches may follow them."""
         unrun = [_main(state) for state in states if _main(state).done < len(_main(state).tokens)]
         if unrun:
             counts = [len(main.tokens) - max(main.done, main.known - 1) for main in unrun]
@@ -288,8 +288,7 @@ class Ahead:
                 state.tops = [*state.tops, *islice(tops, count)]
 
     def _keys(self, window: Sequence[int], tops: Candidates) -> list[tuple[int, int]]:
-        """(a, v) of the outcomes that get a branch, the likeliest first. Token y_{a+1} is not one of its position: a
-        correction differs from what it corrects."""
+        """The outcomes (a, v) that get a branch, the likeliest first. v is not y_{a+1}: the target rejected that."""
         stops = self.hazard.stops(len(window))
         worth: list[tuple[float, tuple[int, int]]] = []
         for a, top in enumerate(tops[: len(window) + 1]):
@@ -301,7 +300,7 @@ class Ahead:
         return [key for _, key in worth[: self.branches or self.num_candidates * (len(window) + 1)]]
 
     def _roots(self, state: _State, keys: Sequence[tuple[int, int]]) -> list[Branch]:
-        """A branch for each key, its v a node of the row's tree. None where nothing can come after v."""
+        """A branch for each outcome of `keys` after which a window can follow, with v as a node of the row's tree."""
         main, window = _main(state), state.window
         root = main.known - 1
         for a, v in keys:
@@ -313,7 +312,7 @@ class Ahead:
         return list(state.table.values())
 
     def _grow(self, grown: Sequence[tuple[_State, Branch]]) -> None:
-        """Draft all branches by the drafter's own draws and stop rule, a token a step, or what its streams say."""
+        """Draft all branches, by the drafter's own draws and stop rule: a token a step, more with streams."""
         branches, active = {id(branch.draft): branch for _, branch in grown}, list(grown)
 
         def note(drafts: Sequence[Draft], logits: torch.Tensor) -> None:
@@ -321,14 +320,14 @@ class Ahead:
                 branches[id(draft)].tops.append(top)
 
         while active:
-            counts: Counter[int] = Counter()  # in the order in which their nodes were added
+            counts: Counter[int] = Counter()  # by row, in the order in which their nodes were added
             for state, branch in active:
                 counts[state.row.id] += 1 + branch.draft.guessed
             logits = self.drafter.run_nodes([_main(self._states[id]) for id in counts], list(counts.values()))
             with self.drafter.watched(note):
                 going = {id(draft) for draft in self.drafter.grow([branch.draft for _, branch in active], logits)}
             for state, branch in active:
-                del branch.nodes[len(branch.tops) :]  # guesses that do not stand
+                del branch.nodes[len(branch.tops) :]  # rejected guesses of streams
                 if id(branch.draft) in going:
                     for token in branch.draft.tokens[branch.draft.ahead + len(branch.nodes) :]:
                         _main(state).add(token, branch.nodes[-1])
@@ -342,7 +341,7 @@ def _main(state: _State) -> Draft:
 
 
 def _merged(own: Candidates, given: Candidates) -> list[Top]:
-    """Both candidates of every position, each token once with the higher probability."""
+    """The candidates of both for every position; a token that both name has the higher probability."""
     merged: list[Top] = []
     for mine, theirs in zip_longest(own, given, fillvalue=()):
         best: dict[int, float] = {}

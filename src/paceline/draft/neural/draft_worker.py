@@ -1,11 +1,11 @@
 """A draft model in a process of its own, on cores of its own, that drafts while the target verifies.
 
     worker = DraftWorker(setup)                # starts the process, which loads the model
-    worker.windows(asks)                       # as Ahead: its answer comes first, then it looks ahead by itself
+    worker.windows(asks)                       # as Ahead.windows: the process answers, and then looks ahead
     worker.close()
 
-Messages are pickled through a socket, which wakes the reader at once. A process that dies, fails or does not answer in
-time raises `Closed`. Every answer has the number of its question; answers to earlier questions are dropped.
+Messages are pickled through a socket, which wakes the reader at once. A response carries the number of its request;
+responses to earlier requests are dropped. A process that dies, fails or is too slow raises `Closed`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -34,15 +34,15 @@ from paceline.engine.tree import IntArray
 from paceline.target.base import Facts, Target
 
 START_S = 300.0
-"""Seconds that starting the process and loading its model may take."""
+"""Most seconds for starting the process and loading its model."""
 
 
 class Closed(Exception):
-    """The process is gone, or took longer than it may."""
+    """The process is gone, or did not answer in time."""
 
 
 class Fingerprint(NamedTuple):
-    """The target's tokenizer as the process knows it: drafters compare nothing but the fingerprint."""
+    """What the process knows of the target's tokenizer. Drafters compare nothing but the fingerprint."""
 
     fingerprint: str
     name: str
@@ -50,7 +50,7 @@ class Fingerprint(NamedTuple):
 
 
 def facts_to_send(target: Facts, device: torch.device) -> Facts:
-    """The facts of `target` for a process in which the draft model runs on `device`."""
+    """The facts of `target` for the process, whose draft model runs on `device`."""
     facts = {name: getattr(target, name) for name in Facts.__annotations__}
     tokenizer = target.tokenizer and Fingerprint(target.tokenizer.fingerprint, target.tokenizer.name)
     return cast(Facts, SimpleNamespace(**facts | {"tokenizer": tokenizer, "device": device}))
@@ -58,13 +58,13 @@ def facts_to_send(target: Facts, device: torch.device) -> Facts:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process needs to begin.
+    """How to start the process.
 
     drafter  its spec. facts: of the target. ahead: the options of `Ahead`.
-    own      whether the draft's own candidates are all there are, so that the process looks ahead without waiting for
-             others. joined: whether others are added to its own.
-    threads  processor threads; cores: those it may run on, none: all.
-    limit_s  seconds that an answer may take."""
+    own      the draft's own candidates are the only ones, so the process looks ahead without waiting for others.
+    joined   candidates from the target are added to the draft's own.
+    threads  processor threads. cores: where it may run; empty: everywhere.
+    limit_s  most seconds for a response."""
 
     drafter: str
     facts: Facts
@@ -77,7 +77,7 @@ class Setup:
 
 
 class DraftWorker:
-    """The process, as the target's side sees it. Closed if it cannot be started."""
+    """The process, seen from the target's side: the methods of `Ahead`. Closed if it does not start."""
 
     def __init__(self, setup: Setup):
         context = get_context("spawn")
@@ -85,8 +85,8 @@ class DraftWorker:
         self.process: BaseProcess = context.Process(target=_serve, args=(setup, other), daemon=True)
         self._end = finalize(self, _end, self.process, self._pipe)
         self.process.start()
-        other.close()  # the process has the only copy, so its death is the end of the stream
-        self._question = 0
+        other.close()  # now only the process holds that end, so reading fails when the process dies
+        self._number = 0
         _limit(self._pipe, START_S)
         try:
             self._answer()
@@ -105,23 +105,23 @@ class DraftWorker:
 
     def windows(self, asks: Sequence[Ask]) -> list[Window]:
         """As `Ahead.windows`."""
-        answer = self._ask("windows", asks)
-        return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in answer]
+        windows = self._ask("windows", asks)
+        return [Window(id, tokens, [torch.from_numpy(q) for q in probs], *rest) for id, tokens, probs, *rest in windows]
 
     def look_ahead(self, given: Mapping[int, Candidates] | None = None, joined: bool = False) -> None:
-        """Hand over candidates. Without any the process looks ahead by itself."""
+        """Send candidates. Without any, nothing is sent: the process looks ahead by itself."""
         if given is not None:
             self._send("look_ahead", given)
 
     def round_trip(self) -> float:
-        """Seconds that a question without rows and its answer take."""
+        """Median seconds of a request without rows and its response."""
         return median(_seconds(lambda: self.windows([])) for _ in range(20))
 
     def overlap(self, seconds: float = 0.15) -> float:
-        """Time of some work here and some there, one after the other, over the time of both at once: 2 if the two
-        overlap, 1 if they take turns."""
+        """Time of work on both sides in turn, over the time of the same work at once: 2 if the two sides overlap, 1 if
+        they do not."""
         _work(seconds)
-        self._ask("work", seconds)  # each side finds out first how much work that is
+        self._ask("work", seconds)  # the first time, each side measures how much work fills `seconds`
         in_turn = _seconds(lambda: _work(seconds)) + _seconds(lambda: self._ask("work", seconds))
 
         def both() -> None:
@@ -136,9 +136,9 @@ class DraftWorker:
         self._end()
 
     def _send(self, kind: str, *message: Any) -> None:
-        self._question += 1
+        self._number += 1
         try:
-            self._pipe.send((kind, self._question, message))
+            self._pipe.send((kind, self._number, message))
         except OSError as error:
             raise Closed(_why(error)) from None
 
@@ -147,16 +147,16 @@ class DraftWorker:
         return self._answer()
 
     def _answer(self) -> Any:
-        """The answer to the last question."""
+        """The response to the last request."""
         while True:
             try:
-                number, answer = self._pipe.recv()
+                number, response = self._pipe.recv()
             except (EOFError, OSError) as error:
                 raise Closed(_why(error)) from None
             if number < 0:
-                raise Closed(answer)
-            if number == self._question:
-                return answer
+                raise Closed(response)
+            if number == self._number:
+                return response
 
 
 def _why(error: Exception) -> str:
@@ -164,7 +164,7 @@ def _why(error: Exception) -> str:
 
 
 def _limit(pipe: Connection, seconds: float) -> None:
-    """Let sending and receiving fail with BlockingIOError where they wait longer than `seconds`."""
+    """Make sending and receiving fail with BlockingIOError after `seconds`."""
     whole, part = divmod(max(round(1e6 * seconds), 1), 1_000_000)
     with socket.socket(fileno=os.dup(pipe.fileno())) as end:
         for what in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
@@ -186,7 +186,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 @cache
 def _products(seconds: float) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A matrix, a vector, and how often this process multiplies them in `seconds`."""
+    """A matrix, a vector, and how many times this process multiplies them in `seconds`."""
     matrix, vector = torch.ones(1024, 1024), torch.ones(1024)
     took = _seconds(lambda: [matrix @ vector for _ in range(50)])
     return matrix, vector, max(1, int(50 * seconds / took))
@@ -202,8 +202,8 @@ def _work(seconds: float) -> None:
 
 
 def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
-    """This process's cores, for the target and the last `threads` for the draft; both empty where they cannot be
-    split."""
+    """This process's cores: (all but the last `threads`, for the target; the last ones, for the draft). Both are empty
+    where there are too few cores, or the system does not name them."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= threads:
         return frozenset(), frozenset()
@@ -212,19 +212,11 @@ def split_cores(threads: int) -> tuple[frozenset[int], frozenset[int]]:
 
 @contextmanager
 def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
-    """Leave only these cores to the target. Afterwards it has those of before, and its threads too unless somebody has
-    set others meanwhile."""
+    """Run the target on these cores, with a thread on each."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
-        if isinstance(target, Target):
-            with target.threads_of(len(cores)):
-                ours = target.threads
-                yield
-                last = target.threads
-            if last is not ours:
-                target.threads = last
-        else:
+        with target.threads_of(len(cores)) if isinstance(target, Target) else nullcontext():
             yield
     finally:
         os.sched_setaffinity(0, before)
@@ -234,7 +226,7 @@ def confined(target: Facts, cores: frozenset[int]) -> Iterator[None]:
 
 
 def _serve(setup: Setup, pipe: Connection) -> None:
-    """Answer until the other side is gone."""
+    """The process: answer requests until the other side is gone."""
     try:
         ahead = _ready(setup)
         pipe.send((0, None))
@@ -243,7 +235,7 @@ def _serve(setup: Setup, pipe: Connection) -> None:
             with torch.inference_mode():
                 _act(setup, ahead, pipe, kind, number, message)
     except (EOFError, ConnectionError, KeyboardInterrupt):
-        return  # an interrupt reaches the other side too, which ends this process when it is ready to
+        return  # Ctrl-C reaches the other side too, which ends this process
     except Exception as error:
         with suppress(OSError):
             pipe.send((-1, f"{type(error).__name__}: {error}"))
@@ -263,7 +255,7 @@ def _ready(setup: Setup) -> Ahead:
 
 
 def _act(setup: Setup, ahead: Ahead, pipe: Connection, kind: str, number: int, message: tuple[Any, ...]) -> None:
-    """Deal with one message."""
+    """Answer one message."""
     if kind == "open":
         ahead.open(*message)
     elif kind == "drop":

@@ -1,4 +1,4 @@
-"""A row's draft in the making: a chain, or a tree of the most probable tokens (EAGLE-2). Runs no model."""
+"""A row's draft while it grows: a chain, or a tree of the most probable tokens (EAGLE-2). Runs no model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Draft:
     tokens, parent  the first `known` nodes are committed tokens that the model has not run; the last of them is the
                     tree's root. The others are drafted.
     ends            tokens after which nothing can be accepted.
-    ahead           drafted tokens that are taken as committed: what is drafted begins after them.
-    guessed         drafted tokens at the end that are guesses of streams, which the model has not confirmed.
-    done            nodes that were run. calls: forwards that it took.
-    probs           distributions that the drafted tokens were drawn from, [V] each; empty if they were not drawn.
-    features        states [n, H] of the nodes run so far, for drafters that read or hand on states.
-    tree            what was proposed; numbers: of every node of it the number here, None if it was never run."""
+    ahead           drafted tokens that count as committed: the window begins after them (`branches.py`).
+    guessed         drafted tokens at the end that streams guessed and the model has not confirmed.
+    done            number of nodes that were run. calls: forwards so far.
+    probs           distributions [V] that the drafted tokens were drawn from; empty if they were not drawn.
+    features        states [n, H] of the nodes run so far, for drafters that use states.
+    tree            the proposed tree. numbers: for each of its nodes the node here; None if it was never run."""
 
     row: Request
     known: int
@@ -46,12 +46,12 @@ class Draft:
 
     @classmethod
     def of(cls, row: Request, cached: int, ends: frozenset[int] = frozenset()) -> Draft:
-        """Nothing drafted yet; the model has run `cached` of the row's tokens."""
+        """An empty draft; the model has run `cached` of the row's tokens."""
         return cls.chain(row, row.tokens[cached:].tolist(), ends)
 
     @classmethod
     def chain(cls, row: Request, known: list[int], ends: frozenset[int] = frozenset()) -> Draft:
-        """Nothing drafted yet; the model has not run the tokens `known`."""
+        """An empty draft after the tokens `known`, which the model has not run."""
         return cls(row, len(known), known, list(range(-1, len(known) - 1)), ends)
 
     @property
@@ -61,12 +61,12 @@ class Draft:
 
     @property
     def length(self) -> int:
-        """Drafted tokens of a chain, after those that are taken as committed."""
+        """Drafted tokens of a chain, without those that count as committed."""
         return len(self.tokens) - self.known - self.ahead
 
     @property
     def context(self) -> IntArray:
-        """Every token before the next one to be drafted."""
+        """All tokens before the next one to draft."""
         return np.concatenate([self.row.tokens, np.array(self.drafted, np.int64)])
 
     def add(self, token: int, parent: int | None = None) -> None:
@@ -75,7 +75,7 @@ class Draft:
         self.tokens.append(token)
 
     def take_guesses(self) -> list[tuple[int, torch.Tensor | None]]:
-        """Remove the guesses at the end; each with the distribution it was drawn from, if it was drawn."""
+        """Remove the guesses at the end. Returns each with the distribution it was drawn from, None if not drawn."""
         count, self.guessed = self.guessed, 0
         tokens, probs = self.tokens[len(self.tokens) - count :], self.probs[max(len(self.probs) - count, 0) :]
         for items in (self.tokens, self.parent, probs and self.probs):
@@ -87,7 +87,7 @@ class Draft:
         return Segment(slot, np.array(self.tokens), np.array(self.parent), start=self.done, num_logits=num_logits)
 
     def accepted(self, path: Sequence[int]) -> list[int]:
-        """Nodes that the model has run and that are committed once `path` of `tree` is accepted."""
+        """The nodes, of those that were run, that are committed when `path` of `tree` is accepted."""
         nodes = list(range(self.known))
         for node in path[1:]:
             number = self.numbers[node]
@@ -98,8 +98,7 @@ class Draft:
 
 
 def segments(drafts: Sequence[Draft], num_logits: Sequence[int], slot: Callable[[Request], int]) -> list[Segment]:
-    """Every draft's nodes not run yet, with logits for its last `num_logits[i]`. slot: of a row in the model's
-    cache."""
+    """Each draft's nodes not run yet, with logits for its last `num_logits[i]`. slot: a row's slot in the cache."""
     return [draft.segment(slot(draft.row), wanted) for draft, wanted in zip(drafts, num_logits, strict=True)]
 
 
@@ -119,14 +118,22 @@ def drawn_chain(
     return tree
 
 
-class Growth:
-    """A tree in the making (Li et al. 2024, EAGLE-2, section 4). Candidates are numbered as they are found; -1 is the
-    root.
+def best_tokens(logits: torch.Tensor, count: int, columns: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best `count` tokens of each row of logits [R, K], and the logarithms of their probabilities, both [R, count].
 
-    token, parent, score, depths  of every candidate; score: the logarithm of its path's probability.
-    level   candidates that are run next, best first; at first the root. depth: how deep their children are.
-    width   children of each node, and nodes of a level. size: candidates that are verified in the end, which may change
-            as they are found."""
+    columns  tokens of the logits' columns, int64 [K]; None: all tokens."""
+    values, best = top_tokens(logits, min(count, logits.shape[-1]))
+    logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
+    return best if columns is None else columns[best], logs
+
+
+class Growth:
+    """A tree while it grows (Li et al. 2024, EAGLE-2, section 4). Candidates have numbers from 0 on; -1 is the root.
+
+    token, parent, score, depths  of each candidate; score: the logarithm of its path's probability.
+    level   candidates that are run next, best first; at first the root. depth: of their children.
+    width   most children of a node, and most nodes of a level.
+    size    number of candidates to verify; it may change while the tree grows."""
 
     def __init__(self, draft: Draft, width: int, size: int):
         self.draft, self.width, self.size = draft, width, size
@@ -140,10 +147,9 @@ class Growth:
         self._new: list[int] = []
 
     def expand(self, logits: torch.Tensor, columns: torch.Tensor | None) -> None:
-        """Find the children of the level in logits [len(level), K]."""
-        values, best = top_tokens(logits, min(self.width, logits.shape[-1]))
-        logs = values.float() - logits.float().logsumexp(-1, keepdim=True)
-        tokens = best if columns is None else columns[best]
+        """Make the best tokens of logits [len(level), K] candidates, as children of the level. columns: as of
+        `best_tokens`."""
+        tokens, logs = best_tokens(logits, self.width, columns)
         self._new = []
         for above, of_node, scores in zip(self.level, tokens.tolist(), logs.tolist(), strict=True):
             so_far = self.score[above] if above >= 0 else 0.0
@@ -157,7 +163,7 @@ class Growth:
                     self.depths.append(self.depth)
 
     def descend(self) -> bool:
-        """Make the best new candidates the next level; whether any of them could still be verified."""
+        """Make the best new candidates the next level. False if none of them would be verified."""
         best = set(self._best())
         open_ = [c for c in self._new if c in best and self.token[c] not in self.draft.ends]
         self.level = sorted(open_, key=lambda c: -self.score[c])[: self.width]
@@ -172,12 +178,12 @@ class Growth:
         return [exp(score) for score in self.score]
 
     def _best(self) -> list[int]:
-        """The candidates to verify if no more were found. A parent's score is never below its children's, and it is
-        less deep, so none is chosen without its parent."""
+        """The best `size` candidates so far. A parent scores no less than its children and is less deep, so it is
+        chosen with them."""
         return sorted(range(len(self.token)), key=lambda c: (-self.score[c], self.depths[c]))[: self.size]
 
     def tree(self, source: str) -> DraftTree:
-        """The best candidates, in the order in which they were found."""
+        """The tree of the best candidates, in the order of their numbers."""
         chosen = sorted(self._best())
         number = {-1: 0} | {candidate: n for n, candidate in enumerate(chosen, 1)}
         self.draft.numbers = [self._node.get(candidate) for candidate in (-1, *chosen)]

@@ -1,28 +1,27 @@
-"""Drafting on features: a head reads a state of the target and the token after it, and feeds itself with its output.
+"""Drafting on features: a head reads a state of the target and the token after it, and then its own output.
 
-Node j of a row is the pair (state of token j, token j + 1), so a head that has read c pairs has read 1 + c of the
-row's tokens. Of committed tokens the states are the target's own: they wait in `pending` until the head drafts, and
-their keys and values stay. A drafted node's state is its parent's output; such nodes are forgotten after the round,
-and read again with the target's states if they were accepted (Li et al. 2024, EAGLE, section 3.1).
-
-A head is a `Network`: what it makes of the target's states, one forward, and its output head. Knows no method.
+Node j of a row is the pair (state of token j, token j + 1): a head that has read c pairs has read 1 + c of the row's
+tokens. The states of committed tokens are the target's; they wait in `pending` until the head drafts. A drafted node's
+state is its parent's output; after the round such nodes are forgotten, and accepted ones are read again with the
+target's states (Li et al. 2024, EAGLE, section 3.1). Knows no method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from paceline.draft.neural import stop
+from paceline.draft.neural.checkpoint import open_head
 from paceline.draft.neural.drafts import Draft, segments
 from paceline.draft.neural.layers import PRECISION, Precision
 from paceline.draft.neural.pending import Pending, StateReader
 from paceline.draft.neural.stepping import TREE, Stepping, SteppingConfig
-from paceline.draft.neural.vocab import kept_rows, kept_tokens
+from paceline.draft.neural.vocab import kept_rows
 from paceline.draft.spec import option
 from paceline.engine.request import Request
 from paceline.engine.round import Segment
@@ -37,7 +36,7 @@ class FeatureConfig(SteppingConfig):
 
     checkpoint: str = option(help="folder of the head, ours or a published one; or its file of weights")
     stop: stop.Name = option("fixed", "when to stop: at a fixed length, or where the draft is no longer sure")
-    draft: int | None = option(4, "most tokens drafted a round; of a tree how deep it is", least=1)
+    draft: int | None = option(4, "most tokens drafted a round; of a tree: its depth", least=1)
     tree: int | Literal["auto"] = option(16, TREE, least=0)
     dtype: Precision = option("auto", PRECISION)
 
@@ -46,8 +45,8 @@ class Network(Protocol):
     """A head, bound to a target.
 
     taps     layers whose inputs it reads (`Needs.hidden_layers`). cache: its own.
-    table    [V, H]: embeds tokens. head: its output head. columns: tokens of the head's rows, None: all.
-    nbytes   bytes of weights that one forward reads, without the output head's."""
+    table    [V, H]: embeds tokens. head: its output head. columns: tokens of the head's rows; None: all.
+    nbytes   bytes of weights that a forward reads, without the output head."""
 
     taps: tuple[int, ...]
     cache: RaggedCache
@@ -62,31 +61,33 @@ class Network(Protocol):
     def forward(
         self, embedded: torch.Tensor, features: torch.Tensor, segments: Sequence[Segment]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """From embeddings and features [N, H] of the segments' nodes that are to be run: the features of their children
-        [N, H], and what the output head reads [M, H] for the nodes whose logits are wanted."""
+        """Run the segments' nodes, given their embeddings and features [N, H]. Returns their children's features
+        [N, H], and the input [M, H] of the output head for the nodes whose logits are wanted."""
 
 
 class FeatureDrafter(StateReader, Stepping):
-    """Base of drafters with a head over features. Subclasses fill in `open`."""
+    """Base of drafters with a head over features.
+
+    Head  makes the `Network` of (path, config.json, tensors by their names, target, precision). MethodError if it is
+          not for the target."""
+
+    Head: ClassVar[type[Any]]
 
     def __init__(self, config: FeatureConfig):
         super().__init__(config)
         self.config = config
 
-    def open(self, target: Facts) -> Network:
-        """The head, bound to the target. MethodError if it is not for it."""
-        raise NotImplementedError
-
     def bind(self, target: Facts) -> None:
+        """Load the head. MethodError if it is not for the target."""
         super().bind(target)
-        network = self.network = self.open(target)
+        config, tensors = open_head(self.config.checkpoint, self.name, target)
+        network: Network = self.Head(self.config.checkpoint, config, tensors, target, self.config.dtype)
+        self.network = network
         self.pending = Pending(target, network.taps, network.cache)
         self.needs = Needs(hidden_layers=tuple(sorted(network.taps)))
         self.head, self.columns = network.head, network.columns
         if self.config.vocab is not None:
-            keep = kept_tokens(self.config.vocab, self.config.checkpoint, target)
-            own = torch.arange(target.vocab_size, device=keep.device) if self.columns is None else self.columns
-            rows, self.columns = kept_rows(own, keep, self.config.vocab, self.config.checkpoint)
+            rows, self.columns = kept_rows(self.columns, self.config.vocab, self.config.checkpoint, target)
             self.head = self.head.rows(rows)
         self.weight_bytes = network.nbytes + self.head.nbytes
 
@@ -94,7 +95,7 @@ class FeatureDrafter(StateReader, Stepping):
         return 1 + self.pending.cached(row)
 
     def draft_limit(self, row: Request) -> int:
-        return row.max_draft if self.pending.count(row) else 0  # nothing of it has been run yet
+        return row.max_draft if self.pending.count(row) else 0  # 0: the target has run nothing of it yet
 
     def run(self, drafts: Sequence[Draft], num_logits: Sequence[int]) -> torch.Tensor:
         features = torch.cat([self._features(draft) for draft in drafts])
@@ -106,7 +107,7 @@ class FeatureDrafter(StateReader, Stepping):
         return self.head(read)
 
     def _features(self, draft: Draft) -> torch.Tensor:
-        """The features of the nodes to be run: from the target at first, then the output of their parents."""
+        """The features of the nodes to be run: of the target's states in the first step, then their parents' output."""
         if not draft.done:
             return self.network.first(self.pending.of(draft.row))
         return torch.cat(draft.features)[draft.parent[draft.done :]]
@@ -119,7 +120,7 @@ class FeatureDrafter(StateReader, Stepping):
         return self.network.forward(F.embedding(ids, self.network.table), features, segments)
 
     def keep(self, draft: Draft, nodes: Sequence[int]) -> None:
-        # What was drafted was read with states of the head's own; the target's own are pending.
+        # Drafted nodes were run on the head's own output. The target's states of accepted ones come to `pending`.
         self.pending.cache.commit(self.pending.slot(draft.row), range(draft.known))
         self.pending.read(draft.row, draft.known)
 

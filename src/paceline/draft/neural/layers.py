@@ -4,7 +4,7 @@
     network = load_module(network, here, target)             # a network that is written as a module
     layers = OwnLayers(here, ["prefix.layers.0."], target)   # decoder layers of the target's shape
 
-A head drafts, so fewer bits change how often it is right and never the answer. Knows no head.
+Fewer bits change how often a draft is right, never the output. Knows no head.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from paceline.target.shape import Shape, layer_shapes, rotary_tables, unsupporte
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
+TABLE = "embed_tokens.weight"
+"""Name of a head's own input embedding, often a copy of the target's."""
 Precision = Literal["auto", "int8", "int4"]
-PRECISION = "of its matrices; auto: the target's. int8, int4 read less, and draft a little otherwise"
+PRECISION = "of its matrices; auto: the target's. int8 and int4 read less memory and change drafts a little"
 
 
 def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = "auto") -> Weights:
-    """The tensors on the target's device in its dtype, matrices in blocks of `precision`. MethodError if blocks are
-    asked for where nothing multiplies them."""
+    """The tensors on the target's device in its dtype, matrices in blocks of `precision`. MethodError for blocks on an
+    accelerator."""
     if precision == "auto":
         return {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if target.device.type != "cpu":
@@ -48,7 +50,7 @@ def placed(tensors: Mapping[str, Tensor], target: Facts, precision: Precision = 
 
 
 def load_module(module: nn.Module, weights: Mapping[str, Tensor | Blocks], target: Facts) -> Any:
-    """`module` with these parameters, ready to draft. Linear layers whose weights are blocks multiply those."""
+    """`module` with these weights, on the target's device. Linear layers whose weights are blocks become `Product`s."""
     names = module.state_dict().keys()
     own = {name: w for name, w in weights.items() if name in names}
     dense = {name: w.dense(target.dtype) if isinstance(w, Blocks) else w for name, w in own.items()}
@@ -74,12 +76,12 @@ class Product(nn.Module):
 
 
 def nbytes(weights: Mapping[str, Tensor | Blocks], *without: str) -> int:
-    """Bytes of the weights but those whose names begin with one of `without`."""
+    """Bytes of the weights whose names do not begin with one of `without`."""
     return sum(w.nbytes for name, w in weights.items() if not name.startswith(without or ("\0",)))
 
 
 def table_and_head(target: Facts) -> tuple[Tensor, Linear]:
-    """The target's input embedding [V, H], and its output head. MethodError if it keeps them to itself."""
+    """The target's input embedding [V, H] and output head. MethodError if it does not show them."""
     if isinstance(target, Decoder):
         return target.embedding, target.head
     if isinstance(target, HFTarget):
@@ -114,9 +116,8 @@ _READ = (
 def layer_config(where: Any, config: Mapping[str, Any], target: Facts) -> PretrainedConfig:
     """The configuration of a head's layers from its config.json.
 
-    A missing rope_theta is 10000 whatever the target's is, and a missing head_dim the share of a head: so the
-    published heads were trained. Tables reach as far as the target's context. MethodError for layers of another kind
-    than the native decoder runs."""
+    Without rope_theta it is 10000, whatever the target's is, and head_dim is hidden_size / heads: published heads were
+    trained so. Rotary tables cover the target's context. MethodError for layers that the native decoder cannot run."""
     given = {key: config[key] for key in _READ if config.get(key) is not None}
     missing = [key for key in ("hidden_size", "intermediate_size", "num_attention_heads") if key not in given]
     if missing:
@@ -140,18 +141,19 @@ def layer_config(where: Any, config: Mapping[str, Any], target: Facts) -> Pretra
 
 
 def head_shapes(shape: Shape, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of a layer's tensors. width: of what its attention reads; norms: names of those before it.
+    """Name and shape of a layer's tensors.
 
-    They differ among heads: EAGLE-1's first layer has no norm before its attention, and EAGLE-3's reads twice the
-    width."""
+    width  of the attention's input: EAGLE-3's first layer reads twice the hidden size.
+    norms  names of the norms before the attention: EAGLE-1's first layer has none."""
     return layer_shapes(shape, width) | {f"{name}.weight": (shape.hidden_size,) for name in norms}
 
 
 class HeadLayers:
     """Decoder layers of one shape, and their cache.
 
-    weights  the names of each layer's after its prefix in `prefixes`; on the target's device. ops: the elementwise
-             steps."""
+    weights  on the target's device; every name begins with a layer's prefix, of `prefixes`.
+    ops      the elementwise steps.
+    vectors  set here: the weights that are not in blocks."""
 
     def __init__(
         self,
@@ -171,15 +173,27 @@ class HeadLayers:
         )
 
     def begin(self, segments: Sequence[Segment], like: Tensor) -> tuple[Layout, Writer]:
-        """Plan a forward over the segments' nodes, and make room in the cache. like: their states."""
+        """Plan a forward over the segments' nodes, and reserve memory in the cache. like: their states."""
         return begin(segments, self.cache, self.shape, self.ops, like)
 
 
-def head_ops(config: PretrainedConfig, shape: Shape, target: Facts) -> TorchOps:
-    """The elementwise steps for layers with rotary positions of their own."""
+def rotary_layers(weights: Mapping[str, Tensor | Blocks], config: PretrainedConfig, target: Facts) -> HeadLayers:
+    """The layers "layers.0.", "layers.1.", ... of `weights`, with rotary positions of their own, as `layer_config`
+    describes them."""
+    shape = Shape.of(config)
     kind = type(target.ops) if isinstance(target, Decoder) else TorchOps
     cos, sin = (table.to(target.device, target.dtype) for table in rotary_tables(config, shape))
-    return kind(cos, sin, shape.eps)
+    prefixes = [f"layers.{n}." for n in range(shape.num_layers)]
+    return HeadLayers(weights, prefixes, shape, kind(cos, sin, shape.eps), target)
+
+
+def check_width(path: str, width: int, target: Facts) -> None:
+    """MethodError unless the target's states have `width` numbers."""
+    if width != target.hidden_size:
+        raise MethodError(
+            f"{path} reads states of {width} numbers, and those of {target.name} have {target.hidden_size}: "
+            "it is a head for another target"
+        )
 
 
 # Layers of the target's shape ----------------------------------------------------------------------------------------
@@ -197,7 +211,7 @@ class OwnLayers(HeadLayers):
         self.norms = [self.vectors[f"{prefix}{NORM}.weight"] for prefix in prefixes]
 
     def __call__(self, states: Tensor, layout: Layout, cache: Writer, first: int, last: int) -> Tensor:
-        """Layers first..last-1 over states [N, H], the same."""
+        """Run layers first..last-1 over states [N, H]; [N, H]."""
         for number in range(first, last):
             x = self.ops.norm(states, self.norms[number])
             residual, delta = self.layers[number](x, states, layout, cache, number)

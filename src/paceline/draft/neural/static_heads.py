@@ -1,12 +1,8 @@
-"""Drafting with heads that fill a tree of fixed shape: the loop that they share.
+"""Heads that fill a tree of fixed shape: the loop that they share.
 
-After a round the target's state of the last committed token is read, one way or another, into one vector a row; from
-it, and from the root, the heads guess the tokens of a template's nodes. A head's guess of rank r at depth d is node
-(..., r). Every guess is a point mass, fixed before the target decides a token, so acceptance stays lossless.
-
-A drafter fills in `open` (load the network; how deep it drafts) and `guess` (the tokens), and keeps the vectors in
-`last`; `fill_table` is the guess of heads that do not look at each other's tokens. `ReadingHeads` read every committed
-state, with layers and a cache of their own. Knows no method.
+From one state a row, and from the root, the heads guess the tokens of a template's nodes; the node of rank r at depth d
+gets the r-th best token of head d. Every guess is a point mass, fixed before the target decides a token, so acceptance
+stays lossless. Subclasses fill in `open` and `guess`. Knows no method.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from paceline.draft.base import Drafter
 from paceline.draft.cost import SIZES, best_size, time_forwards
 from paceline.draft.neural.layers import PRECISION, Precision, table_and_head
 from paceline.draft.neural.pending import StateReader
-from paceline.draft.neural.vocab import kept_rows, kept_tokens
+from paceline.draft.neural.vocab import kept_rows
 from paceline.draft.shapes import (
     SLOTS,
     SLOTS_FILE,
@@ -49,7 +45,7 @@ from paceline.target.base import Facts
 from paceline.target.linear import Linear
 
 RANKS = 10
-"""Most candidates of each depth where no file of paths asks for more."""
+"""Most candidates of each depth, unless a file of paths asks for more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +54,7 @@ class StaticConfig(Options):
 
     checkpoint: str = option(help="folder of the heads, ours or published ones; or their file of weights")
     tree: int | Literal["auto"] | str = option(
-        16, "drafted nodes; auto: as many as pay by what verifying costs here; or a file of paths", least=1
+        16, "drafted nodes; auto: as many as pay, by measured costs; or a file of paths", least=1
     )
     vocab: str | None = option(
         None, "draft only these tokens: the K the target writes most, or a file of `paceline train vocab`"
@@ -72,9 +68,9 @@ class StaticConfig(Options):
 class StaticHeads(Drafter):
     """Base of drafters whose heads fill a tree of fixed shape.
 
-    last        by row the state [H] that its next draft is made of.
-    own_heads   output heads of the network's own, one for each depth; None: the target's for all. Set by `open`.
-    own_tokens  tokens int64 [K] of the columns of these; None: all tokens."""
+    last        by row: the state [H] that its next draft is made of.
+    own_heads   the network's own output heads, one for each depth; None: the target's for all. Set by `open`.
+    own_tokens  tokens int64 [K] of their columns; None: all tokens. Set by `open`."""
 
     template: Template
     depth: int
@@ -90,7 +86,8 @@ class StaticHeads(Drafter):
     # What a drafter fills in ----------------------------------------------------------------------------------
 
     def open(self, target: Facts) -> int:
-        """Load the heads; set `needs`, and `weight_bytes` without output heads. The most tokens a draft can be deep."""
+        """Load the heads; set `needs`, and `weight_bytes` without output heads. Returns the number of heads, which is
+        the largest depth of a draft."""
         raise NotImplementedError
 
     def states(self, rows: Sequence[Request]) -> torch.Tensor:
@@ -102,8 +99,9 @@ class StaticHeads(Drafter):
         raise NotImplementedError
 
     def read_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        """What the output heads read at every position of a text, [T, depth, H], for measuring: tokens int64 [T], the
-        target's states [T, H] as `needs` asks for them. Missing tokens after the end of the text are 0."""
+        """What the output heads read at every position of a text, [T, depth, H], to measure their accuracy.
+
+        tokens int64 [T]; states [T, H]: the target's, of the layer in `needs`. Tokens after the end count as 0."""
         raise NotImplementedError
 
     def able(self, row: Request) -> bool:
@@ -117,16 +115,16 @@ class StaticHeads(Drafter):
     # The loop -------------------------------------------------------------------------------------------------
 
     def bind(self, target: Facts) -> None:
-        """Load the heads and lay out the tree. MethodError if they are not for this target, or the tree is not one."""
+        """Load the heads and compile the tree. MethodError if they are not for this target, or the tree is wrong."""
         super().bind(target)
         self.embedding, head = table_and_head(target)
         depth = self.depth = self.open(target)
         self.heads = [head] * depth if self.own_heads is None else list(self.own_heads)
         self.columns = self.own_tokens
         if self.config.vocab is not None:
-            self._trim(kept_tokens(self.config.vocab, self.folder, target))
+            self._trim(self.config.vocab, target)
         tokens = target.vocab_size if self.columns is None else len(self.columns)
-        self.weight_bytes += sum({id(head): head.nbytes for head in self.heads}.values())
+        self.weight_bytes += sum(head.nbytes for head in set(self.heads))
         self._lay_out(target, depth, tokens)
 
     def propose(self, rows: Sequence[Request]) -> list[DraftTree]:
@@ -147,9 +145,9 @@ class StaticHeads(Drafter):
         return best if self.columns is None else self.columns[best]
 
     def fill_table(self, read: torch.Tensor, roots: IntArray, size: int) -> IntArray:
-        """`guess` of heads that do not read each other's tokens: every node of a depth has the same candidates.
+        """`guess` for heads that do not read drafted tokens: all nodes of a depth have the same candidates.
 
-        read [R, depths, H] is what the output heads read."""
+        read  [R, depths, H]: the input of the output heads."""
         depth = int(self.template.depth[size - 1])
         table = np.stack([self.candidates(read[:, k], k) for k in range(depth)], 1)
         below = slice(1, size)
@@ -157,7 +155,7 @@ class StaticHeads(Drafter):
         return np.concatenate([roots[:, None], drafted], 1)
 
     def use_ranks(self, ranks: int = RANKS) -> None:
-        """Let `candidates` name `ranks` tokens, or all there are."""
+        """Let `candidates` return `ranks` tokens, or all if there are fewer."""
         self._ranks = min(ranks, len(self.embedding) if self.columns is None else len(self.columns))
 
     # Setting up -----------------------------------------------------------------------------------------------
@@ -168,14 +166,12 @@ class StaticHeads(Drafter):
         path = Path(self.config.checkpoint).expanduser()
         return path if path.is_dir() else path.parent
 
-    def _trim(self, keep: torch.Tensor) -> None:
-        """Reduce the output heads to those of their tokens that are in `keep`."""
-        own = torch.arange(len(self.embedding)) if self.columns is None else torch.from_numpy(self.columns)
-        rows, tokens = kept_rows(own.to(keep.device), keep, str(self.config.vocab), self.config.checkpoint)
-        trimmed: dict[int, Linear] = {}
-        for head in self.heads:
-            trimmed.setdefault(id(head), head.rows(rows))
-        self.heads, self.columns = [trimmed[id(head)] for head in self.heads], tokens.cpu().numpy()
+    def _trim(self, vocab: str, target: Facts) -> None:
+        """Reduce the output heads to the tokens that the option `vocab` keeps; a shared head stays shared."""
+        own = None if self.columns is None else torch.from_numpy(self.columns)
+        rows, tokens = kept_rows(own, vocab, self.folder, target)
+        trimmed = {head: head.rows(rows) for head in set(self.heads)}
+        self.heads, self.columns = [trimmed[head] for head in self.heads], tokens.cpu().numpy()
 
     def _lay_out(self, target: Facts, depth: int, tokens: int) -> None:
         """Choose and compile the tree."""
@@ -197,7 +193,7 @@ class StaticHeads(Drafter):
             self._ranks = int(self.template.rank.max()) + 1
 
     def _accuracies(self, depth: int, ranks: int) -> list[list[float]]:
-        """How often the candidates of each depth are right: as measured, or else as published."""
+        """How often each rank of each depth is right: as measured for these heads, or else as published."""
         known = (self.folder / SLOTS_FILE).is_file()
         shares = read_accuracies(str(self.folder)) if known else SLOTS
         return [list(row[:ranks]) for row in shares[:depth]]
@@ -209,7 +205,7 @@ class StaticHeads(Drafter):
         return [path for path in whole if len(path) <= depth and max(path) < ranks]
 
     def _paying(self, target: Facts, shares: Sequence[Sequence[float]], paths: Sequence[RankPath]) -> int:
-        """The number of nodes that pays best here, at least 1."""
+        """The number of nodes that is fastest by measured costs, at least 1."""
         states = torch.zeros(1, target.hidden_size, dtype=target.dtype, device=target.device)
         times = []
         with torch.inference_mode():
@@ -222,8 +218,8 @@ class StaticHeads(Drafter):
 
 
 def planted(template: Template, tokens: IntArray, ends: frozenset[int], source: str) -> DraftTree:
-    """The tree of a template's first nodes with these `tokens` int64 [n], the root's first; nothing hangs below a token
-    of `ends`."""
+    """The tree of a template's first n nodes with these `tokens` int64 [n], the root's first. A token of `ends` has no
+    children."""
     parent = template.parent[: len(tokens)]
     if not ends or not np.isin(tokens[1:], list(ends)).any():
         return DraftTree(tokens, parent, source=source)
@@ -237,21 +233,21 @@ def planted(template: Template, tokens: IntArray, ends: frozenset[int], source: 
 
 
 class ReadingHeads(StateReader, StaticHeads):
-    """Base of such drafters whose heads read every committed state and the tokens around it, and draft from what they
-    made of the last one. Subclasses set `pending` in `open`."""
+    """Base of drafters whose heads read every committed state and the tokens around it, by layers of their own, and
+    draft from the output for the last one. Subclasses set `pending` in `open`."""
 
     def through(
         self, states: torch.Tensor, tokens: IntArray, following: IntArray, segments: Sequence[Segment]
     ) -> torch.Tensor:
-        """What the heads draft from after each of the states [N, H]; [N, H].
+        """Run the heads' own layers over states [N, H]; [N, H]. Nothing is committed.
 
-        tokens, following  int64 [N]: those of the states' positions, and those after them. segments: the positions,
-        for layers with a cache. Nothing is committed."""
+        tokens, following  int64 [N]: the tokens of the states' positions, and those after them.
+        segments           the positions, for the cache."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def read(self, rows: Sequence[Request], states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`through` the next states of rows, [n, H] each, which the cache keeps; [sum(n), H]."""
+        """`through` over the rows' next states, [n, H] each, and commit them; [sum(n), H]."""
         segments, tokens, following = [], [], []
         for row, of_row in zip(rows, states, strict=True):
             begin = self.pending.cached(row)
@@ -267,7 +263,7 @@ class ReadingHeads(StateReader, StaticHeads):
         self.read([row], [states])
 
     def through_text(self, tokens: IntArray, states: torch.Tensor) -> torch.Tensor:
-        """`through` a whole text, of which nothing is kept."""
+        """`through` over a whole text; nothing is committed."""
         slot = self.pending.cache.add_row(len(tokens))
         segment = Segment.chunk(slot, tokens, last=False)
         made = self.through(states, tokens, np.append(tokens[1:], 0), [segment])

@@ -1,13 +1,13 @@
-"""Stop rules: when a drafter that has a model stops drafting. Any of them works with any such drafter.
+"""Stop rules: when a drafter that has a model stops drafting. Any rule works with any such drafter.
 
     rule = stop_rule("svip")
     signals = rule.signals(logits)                 # one number for each row's next-token distribution
     rule.stop(row.id, 3, signals[0])               # whether the third drafted token is the last
 
-A rule sees the distribution that a token was drawn from, never the token: a draft that is cut short because of what was
-drawn would not be drawn from q any more, and the output would not be the target's. A rule may also use the outcomes and
-the times of earlier rounds. The token at which a rule stops stays in the draft, so at least one is drafted (SVIP,
-section 3; Kangaroo). Every rule stops on NaN. Knows no drafter.
+A rule sees the distribution that a token was drawn from, never the token: if the token could end the draft, drafts
+would not be distributed as q, and the output would not be the target's. A rule may also use the outcomes and the times
+of earlier rounds. The token at which a rule stops stays in the draft, so at least one is drafted (SVIP, section 3;
+Kangaroo). Every rule stops on NaN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Name = Literal["fixed", "confidence", "svip", "heuristic", "adaptive"]
 
 
 class Outcome(NamedTuple):
-    """What became of a row's draft: tokens drafted (of a tree: its depth), and how many of them were accepted."""
+    """The result of a row's draft: the number of drafted tokens (of a tree: its depth), and of accepted ones."""
 
     row: int
     drafted: int
@@ -37,10 +37,11 @@ class Outcome(NamedTuple):
 
 
 class StopRule:
-    """The interface. A round calls `begin`; for every drafted token `signals`, `stop` of every row, `stepped`; `learn`.
+    """The interface. A round calls `begin`; for every drafted token `signals`, `stop` for every row, and `stepped`; at
+    its end `learn`.
 
     cap     most tokens in a draft. threshold: see the rule.
-    bounds  least and largest threshold; two equal numbers: the rule has none."""
+    bounds  smallest and largest threshold; two equal numbers: the rule has none."""
 
     cap = 5
     threshold = 0.0
@@ -56,14 +57,14 @@ class StopRule:
         self.threshold = type(self).threshold if threshold is None else threshold
 
     def begin(self, rows: Sequence[int]) -> None:
-        """A round begins in which these rows may be drafted for."""
+        """A round begins, in which these rows may get drafts."""
 
     def most(self, row: int) -> int:
         """Most tokens to draft for a row now; 0: none."""
         return self.cap
 
     def signals(self, logits: torch.Tensor) -> list[float]:
-        """One number for each row still drafting, that `stop` decides by: logits [R, K] to R numbers."""
+        """The number by which `stop` decides, for each row still drafting: logits [R, K] to R numbers."""
         return [0.0] * len(logits)
 
     def stop(self, row: int, drafted: int, signal: float) -> bool:
@@ -71,17 +72,17 @@ class StopRule:
         return False
 
     def stepped(self, seconds: float) -> None:
-        """One token was drafted for all rows still drafting, which took `seconds`."""
+        """A token was drafted for each row still drafting; together they took `seconds`."""
 
     def learn(self, outcomes: Sequence[Outcome], seconds: float | None) -> None:
-        """Learn from the round. seconds: its time without drafting; None if other work had a part in it."""
+        """Learn from the round. seconds: its time without drafting; None if the round did other work too."""
 
     def drop(self, row: int) -> None:
         """A row has ended."""
 
 
 class Fixed(StopRule):
-    """As many tokens as `cap` says; 5 is the papers' baseline."""
+    """Drafts `cap` tokens; 5 is the papers' baseline."""
 
 
 class Confidence(StopRule):
@@ -101,8 +102,7 @@ class Svip(StopRule):
     """Stops after a token if sqrt(0.15 H) is above `threshold`, H the entropy in nats at temperature 1 (SVIP, Zhang et
     al. 2025, section 3: 0.3, that is 0.6 nats, at most 40 tokens).
 
-    sqrt(0.15 H) estimates the distance between draft and target; the paper puts it in the place of the bound on
-    1 - acceptance that it cannot know."""
+    sqrt(0.15 H) estimates the distance between draft and target, which bounds 1 - acceptance."""
 
     cap, threshold, bounds = 40, 0.3, (0.0, 10.0)
     SLOPE = 0.15
@@ -139,32 +139,34 @@ class Heuristic(StopRule):
 
 
 class Adaptive(StopRule):
-    """Stops where one more token would bring less than it costs, and drafts nothing for a while where that is faster.
+    """Stops where one more token would bring less than it costs; drafts nothing while plain decoding is faster.
 
     After token j another is drafted while
 
         P(tokens 1..j are accepted) * P(the next one is too)  >=  rate * (step / rows drafting + node)
 
-    The left side is the tokens that it is expected to bring; the right side, those that decoding brings in the time
-    that drafting and verifying one more takes. That is optimal where chances only fall, the monotone case of optimal
-    stopping. Chances are learned from earlier rounds for each range of the best token's probability, with a Beta prior.
-    The rate is tokens over time of the rounds so far, so that rule and rate converge together (Dinkelbach 1967).
-    `draft.cost` learns the times. Now and then a round tries the alternative: plain decoding, or a draft."""
+    The left side is the expected number of tokens that another one brings; the right side, the number of tokens that
+    decoding brings in the time of drafting and verifying it. That is optimal if acceptance probabilities only fall (the
+    monotone case of optimal stopping). They are learned from earlier rounds, for each range of the best token's
+    probability, with a Beta prior. The rate is tokens over time of the rounds so far, so that rule and rate converge
+    together (Dinkelbach 1967). `draft.cost` learns the times. Now and then a round tries the alternative: plain
+    decoding, or a draft."""
 
     cap = 40
     FIRST = 5
-    """Tokens in a draft as long as nothing is known of costs."""
+    """Tokens in a draft while no costs are known."""
     EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995)
     MIDDLES = (0.05, 0.15, 0.28, 0.42, 0.58, 0.72, 0.85, 0.93, 0.97, 0.99, 1.0)
-    """Ranges of the best token's probability, and the chance of acceptance in each before anything is known."""
+    """Between the edges: ranges of the best token's probability. Middles: the prior of acceptance in each range."""
     WAIT, PATIENCE, LOOK = 4, 128, 4
-    """Rounds until the alternative is tried first, and most between two trials; rounds of a trial of drafting."""
+    """Rounds before the first trial of the alternative; most rounds between two trials; rounds of a trial of
+    drafting."""
     BETTER = 1.02
-    """The alternative must be faster by this to become the choice: clocks are noisy."""
+    """The alternative becomes the choice if it is this many times as fast: clocks are noisy."""
 
     def __init__(self, cap: int | None = None, threshold: float | None = None):
         super().__init__(cap, threshold)
-        self._stands = [Share(middle) for middle in self.MIDDLES]
+        self._accepted = [Share(middle) for middle in self.MIDDLES]
         self._next = [Share(0.7) for _ in self.MIDDLES]
         self._first = Share(0.7)
         self._times, self._step = RoundTimes(), DraftTimes()
@@ -192,7 +194,7 @@ class Adaptive(StopRule):
             return True
         bin = bisect_right(self.EDGES, signal)
         self._bins[row].append(bin)
-        self._chance[row] *= self._stands[bin].value
+        self._chance[row] *= self._accepted[bin].value
         if not self._drafting.value:
             return drafted >= self.FIRST
         self._next[bin].prior = self._first.value
@@ -220,13 +222,13 @@ class Adaptive(StopRule):
             self._choose()
 
     def _note(self, bins: Sequence[int], drafted: int, accepted: int) -> None:
-        """Count a draft's tokens up to the first that was rejected; of those after it nothing is known."""
+        """Count a draft's tokens up to the first rejected one; those after it were not decided."""
         if drafted:
             self._first.note(accepted > 0)
         for before, bin in enumerate(bins[: accepted + 1]):
-            stood = accepted > before
-            self._stands[bin].note(stood)
-            if stood and drafted > before + 1:
+            is_accepted = accepted > before
+            self._accepted[bin].note(is_accepted)
+            if is_accepted and drafted > before + 1:
                 self._next[bin].note(accepted > before + 1)
 
     def _tries(self) -> bool:
@@ -234,7 +236,7 @@ class Adaptive(StopRule):
         return self._left <= 0
 
     def _choose(self) -> None:
-        """After a round, choose whether to draft. A trial that changes nothing is repeated half as often."""
+        """After a round, choose whether to draft. After a trial that changes nothing, wait twice as long."""
         self._left -= 1
         tried = self._left < (0 if self._drafts else -self.LOOK + 1)
         rates = self._drafting.value, self._plain.value
@@ -249,7 +251,7 @@ class Adaptive(StopRule):
 
 
 class Share:
-    """How often something came true, lately: the mean of a Beta distribution that begins at `prior`."""
+    """A probability, learned from recent trials: the mean of a Beta distribution that begins at `prior`."""
 
     STRENGTH, MEMORY = 8.0, 400.0
 
@@ -258,14 +260,14 @@ class Share:
         self._hits = self._trials = 0.0
 
     def note(self, hit: bool) -> None:
-        """Another trial; old ones fade."""
+        """Count a trial; old ones count less."""
         if self._trials >= self.MEMORY:
             self._hits, self._trials = self._hits / 2, self._trials / 2
         self._hits, self._trials = self._hits + hit, self._trials + 1
 
     @property
     def value(self) -> float:
-        """Its probability."""
+        """The mean."""
         return (self._hits + self.STRENGTH * self.prior) / (self._trials + self.STRENGTH)
 
 
@@ -279,13 +281,8 @@ RULES: dict[str, type[StopRule]] = {
 
 
 def stop_rule(name: str, cap: int | None = None, threshold: float | None = None) -> StopRule:
-    """The rule of that name; MethodError for a threshold that it cannot have."""
+    """The rule of that name; MethodError for a threshold out of its bounds."""
     return RULES[name](cap, threshold)
-
-
-def names() -> Sequence[str]:
-    """Every rule."""
-    return list(RULES)
 
 
 def best_probabilities(logits: torch.Tensor) -> list[float]:

@@ -1,16 +1,12 @@
-"""VocabTrim: a drafter's output head with only the tokens that the target often writes (Goel et al. 2025, arXiv
+"""VocabTrim: reduce a drafter's output head to the tokens that the target writes most (Goel et al. 2025, arXiv
 2506.22694).
-
-A small drafter reads its head, vocabulary by width, at every draft step, and most of what it reads is never drafted.
-Keeping K rows makes the step cheaper. The input embedding and the target stay whole, so the output stays the target's:
-the draft's distribution is zero outside the kept tokens, the rejection rule holds for any distribution, and a token
-that is not kept comes from the residual, or from the target after the draft. Kept are the tokens that are most frequent
-in the target's own replies, not in prompts or raw text (the paper's finding; FR-Spec, Zhao et al. 2025, arXiv
-2502.14856, counts raw text). docs/draft-models.md has the rest.
 
     self.columns = trim(self.model, "2000", "models/demo-draft", target)      # logits are [n, 2000] from now on
 
-Knows no drafter. Maps of other projects are read too: `d2t`, the offsets of EAGLE-3's trained trimmed heads.
+Every draft step reads the whole head, though most tokens are never drafted; K rows are cheaper to read. The draft's
+distribution is zero outside the kept tokens, and the rejection rule holds for any distribution, so the output stays the
+target's. Counted are the target's own responses, not prompts or raw text (the paper's finding; FR-Spec, Zhao et al.
+2025, arXiv 2502.14856, counts raw text). See docs/draft-models.md.
 """
 
 from __future__ import annotations
@@ -36,24 +32,24 @@ from paceline.target.hf import HFTarget
 from paceline.target.tokenizer import Tokenizer
 
 FILE = "paceline/vocab.safetensors"
-"""Where the vocabulary of a drafter lies, below its checkpoint's folder: servers take every safetensors file in the
-folder itself for weights."""
+"""Path of a drafter's vocabulary in its folder. Not in the folder itself: servers load every safetensors file there as
+weights."""
 
 OFFSETS, MEMBERS = "d2t", "t2d"
-"""EAGLE-3's names: full id minus own id of every kept token, and which tokens are kept."""
+"""EAGLE-3's names: for every kept token its id minus its column, and for every token whether it is kept."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which tokens a drafter keeps, and why.
+    """The tokens that a drafter keeps.
 
-    keep    int64 [K], ascending token ids.
-    counts  int64 [V]: how often the target wrote each token; None: unknown (a map of another project's).
-    must    groups of tokens that are kept whatever their counts, the most important group first.
-    tokenizer  fingerprint of the tokenizer that the ids are of; "" is unknown.
-    facts   more entries of the file's header.
+    keep       int64 [K], ascending token ids.
+    counts     int64 [V]: how often the target wrote each token; None: unknown (a map of another project).
+    must       groups of tokens that are kept whatever their counts, the most important group first.
+    tokenizer  fingerprint of its tokenizer; "": unknown.
+    facts      more entries of the file's header.
 
-    Raises MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
+    MethodError if `keep` is empty, not ascending, or beyond the vocabulary."""
 
     keep: Tensor
     counts: Tensor | None = None
@@ -66,7 +62,7 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits of the map: a head trained for one map is not for another of the same size."""
+        """16 hexadecimal digits that identify the map."""
         return hashlib.sha256(self.keep.cpu().numpy().astype("<i8").tobytes()).hexdigest()[:16]
 
     def best(self, k: int) -> Tensor:
@@ -77,10 +73,10 @@ class Vocabulary:
 
 
 def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
-    """The `k` most frequent tokens, int64 [k] ascending. Of equal counts the lower id, an earlier merge, is kept.
+    """The `k` most frequent tokens by counts [V], int64 [k] ascending. If counts are equal, the lower id is kept.
 
-    counts [V]. Groups of `must` come before all others, as long as they fill at most half of the places: in a small
-    vocabulary 256 bytes that hardly occur would drive out what does. MethodError unless 1 <= k <= V."""
+    Groups of `must` come first, while they fill at most half of the places: in a small vocabulary, 256 rare byte tokens
+    would replace frequent ones. MethodError unless 1 <= k <= V."""
     if not 1 <= k <= len(counts):
         raise MethodError(f"a vocabulary of {k} tokens is asked for; the tokenizer has {len(counts)}, so 1 to that")
     score, held = counts.double().clone(), 0
@@ -93,7 +89,7 @@ def best_tokens(counts: Tensor, k: int, must: Sequence[Tensor] = ()) -> Tensor:
 
 
 def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
-    """MethodError unless `keep` holds ascending token ids below `vocab_size`, and at least one of them."""
+    """MethodError unless `keep` holds one or more token ids, ascending, below `vocab_size`."""
     if keep.ndim != 1 or not len(keep):
         raise MethodError("the vocabulary map is empty; it needs at least one token")
     if bool((keep[1:] <= keep[:-1]).any()) or int(keep[0]) < 0:
@@ -103,7 +99,7 @@ def check_map(keep: Tensor, vocab_size: int | None = None) -> None:
 
 
 def coverage(counts: Tensor, keep: Tensor) -> float:
-    """Share of the counted tokens [V] that are kept; of what a target writes, a bound on what can be accepted."""
+    """Share of the counted tokens [V] that are kept: an upper bound on the acceptance rate of this text."""
     return float(counts[keep].sum() / counts.sum().clamp_min(1))
 
 
@@ -114,9 +110,9 @@ _SPACES = str.maketrans({"▁": " ", "Ġ": " ", "Ċ": "\n", "ĉ": "\t", "č": "\
 
 
 def must_keep(tokenizer: Tokenizer, ends: Sequence[int]) -> list[Tensor]:
-    """Tokens that are worth their place whatever was counted: (1) the ends of answers, without which every answer
-    would end with a rejection; (2) added tokens (turns, thinking, tool calls), single digits and white space; (3)
-    single bytes, which spell what has no token of its own."""
+    """Tokens to keep whatever their counts: (1) end tokens, without which every response would end with a rejection;
+    (2) added tokens (turns, thinking, tool calls), single digits and white space; (3) single bytes, which spell all
+    other text."""
     known = tokenizer.inner.get_vocab()
     first = {i for i in (*ends, tokenizer.eos_token_id) if i is not None and i < vocab_size(tokenizer)}
     second = set(tokenizer.inner.added_tokens_decoder)
@@ -134,7 +130,7 @@ def must_keep(tokenizer: Tokenizer, ends: Sequence[int]) -> list[Tensor]:
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
-    """Token ids there are: one more than the highest. A model may have more rows, which mean nothing."""
+    """One more than the highest token id. A model may have more rows, which are padding."""
     return max(tokenizer.inner.get_vocab().values(), default=-1) + 1
 
 
@@ -153,9 +149,8 @@ def save_vocabulary(file: Path, vocabulary: Vocabulary) -> None:
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """A vocabulary that `save_vocabulary` wrote, or any safetensors file that holds EAGLE-3's offsets.
-
-    Raises MethodError, one line, if there is no such file, it is damaged, or what it holds is not a map."""
+    """Read a file of `save_vocabulary`, or a safetensors file with EAGLE-3's offsets. MethodError if the file is
+    missing or damaged, or holds no map."""
     if not file.is_file():
         raise MethodError(f"there is no vocabulary file {file}; `paceline train vocab` makes one")
     try:
@@ -183,7 +178,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
 
 
 def from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
-    """Token ids of EAGLE-3's map; all offsets 0, a map that was never filled in, is the first K tokens."""
+    """Token ids of EAGLE-3's map. If all offsets are 0, those are the first K tokens."""
     keep = offsets + torch.arange(len(offsets))
     check_map(keep, None if members is None else len(members))
     if members is not None and not torch.equal(members.bool().nonzero().flatten(), keep):
@@ -195,8 +190,8 @@ def from_offsets(offsets: Tensor, members: Tensor | None) -> Tensor:
 
 
 def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
-    """Trim the head of a draft model as its option `vocab` says: logits have these columns then (token ids, int64 [K],
-    ascending). Errors as `kept_tokens`, and MethodError if the model has no head that can be trimmed."""
+    """Trim the head of a draft model by its option `vocab`. Returns the tokens of its columns, int64 [K] ascending.
+    Errors as `kept_tokens`, and MethodError if the model has no head that can be trimmed."""
     keep = kept_tokens(vocab, checkpoint, target)
     check_map(keep, model.vocab_size)
     if isinstance(model, Decoder):
@@ -212,7 +207,7 @@ def trim(model: Target, vocab: str, checkpoint: str | Path, target: Facts) -> Te
 
 
 def _rows(head: torch.nn.Linear, keep: Tensor) -> torch.nn.Linear:
-    """The outputs `keep` of a head alone, from a copy of their rows."""
+    """A copy of a head with the outputs `keep` alone."""
     few = torch.nn.Linear(head.in_features, len(keep), head.bias is not None, head.weight.device, head.weight.dtype)
     few.requires_grad_(False)
     few.weight.copy_(head.weight[keep])
@@ -222,11 +217,11 @@ def _rows(head: torch.nn.Linear, keep: Tensor) -> torch.nn.Linear:
 
 
 def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
-    """What the option `vocab` asks for: int64 [K] on the target's device, ascending.
+    """The tokens of the option `vocab`: int64 [K] on the target's device, ascending.
 
-    vocab       a number K: the best K by the counts beside the drafter's `checkpoint`; or a vocabulary file.
+    vocab  a number K: the best K by the counts in the drafter's `checkpoint`; or a vocabulary file.
 
-    Raises MethodError, one line, if the file is not there, of another tokenizer, or K larger than the vocabulary."""
+    MethodError if the file is missing or for another tokenizer, or K is larger than the vocabulary."""
     file = Path(checkpoint).expanduser() / FILE if vocab.isdecimal() else Path(vocab).expanduser()
     if vocab.isdecimal() and not file.is_file():
         raise MethodError(
@@ -246,9 +241,13 @@ def kept_tokens(vocab: str, checkpoint: str | Path, target: Facts) -> Tensor:
     return keep.to(target.device)
 
 
-def kept_rows(own: Tensor, keep: Tensor, vocab: str, checkpoint: str) -> tuple[Tensor, Tensor]:
-    """Of a head whose rows are the tokens `own` int64 [K]: the rows whose tokens are in `keep`, and these tokens.
-    MethodError if there are none."""
+def kept_rows(own: Tensor | None, vocab: str, checkpoint: str | Path, target: Facts) -> tuple[Tensor, Tensor]:
+    """Of a head whose rows are the tokens `own` int64 [K] (None: all tokens): the rows that the option `vocab` keeps,
+    and their tokens. Errors as `kept_tokens`, and MethodError if no row is left."""
+    keep = kept_tokens(vocab, checkpoint, target)
+    if own is None:
+        return keep, keep
+    own = own.to(keep.device)
     rows = torch.isin(own, keep).nonzero().flatten()
     if not len(rows):
         raise MethodError(f"vocab={vocab}: none of these tokens is one that {checkpoint} drafts")
