@@ -92,10 +92,14 @@ class Conversation:
     record: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def prompt(self) -> Sequence[Message]:
+        """The messages without an answer that the record gave separately."""
+        return self.messages[:-1] if self.has_response else self.messages
+
+    @property
     def first_prompt(self) -> Sequence[Message]:
-        """The messages before the first answer that is to be given: up to the first of two user messages in a row,
-        without an answer that the record gave separately."""
-        prompt = self.messages[:-1] if self.has_response else self.messages
+        """The prompt up to the first of two user messages in a row: the model answers there."""
+        prompt = self.prompt
         second = (i for i in range(1, len(prompt)) if prompt[i - 1]["role"] == prompt[i]["role"] == "user")
         return prompt[: next(second, len(prompt))]
 
