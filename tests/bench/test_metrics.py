@@ -13,7 +13,7 @@ import pytest
 
 from paceline.bench.metrics import (
     accepted_by_depth,
-    beside_plain,
+    batch_speedups,
     block_efficiency,
     calls_per_round,
     draft_share,
@@ -505,7 +505,7 @@ def test_figures_of_requests_that_are_answered_together() -> None:
     assert unscheduled["idle_slots"] is unscheduled["group_rate"] is unscheduled["align_share"] is None
 
 
-def test_beside_plain_at_the_same_batch() -> None:
+def test_speedups_at_the_same_batch() -> None:
     def result(drafter: str, schedule: str, batch: int, speed: float | None) -> dict[str, object]:
         how = {"drafter": drafter, "schedule": schedule, "batch": batch}
         return {"method": f"{drafter} {schedule} {batch}", "tokens_per_second": speed, "scheduled": how}
@@ -519,7 +519,7 @@ def test_beside_plain_at_the_same_batch() -> None:
         result("sam", "ragged", 4, None),
     ]
     gains = {"none": 1.0, "sam equal 1": 1.5, "sam equal 4": 0.75, "none ragged 4": 1.0}
-    assert beside_plain(results) == gains
+    assert batch_speedups(results) == gains
 
 
 # Rounds, as predictions for other machines take them

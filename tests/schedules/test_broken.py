@@ -9,11 +9,12 @@ from tests import drafters, plain
 from tests.schedules import broken, world
 from tests.schedules.world import World
 
-from paceline.bench.metrics import exact, partial, up_to_end
+from paceline.bench.metrics import exact, partial
 from paceline.engine import rectangles
 from paceline.engine.engine import Engine
 from paceline.engine.rectangles import RectangularCache
 from paceline.engine.sampling import SamplingParams
+from paceline.workbench.contestant import cut
 
 NEW, DEPTH = 10, 3
 
@@ -124,4 +125,4 @@ def test_matching_counts_tokens_up_to_the_end() -> None:
     assert partial([5, 6], [5, 6, 7, 8]) == 0.5
     assert partial([5, 6, 7, 8], [5, 6]) == 1
     assert partial([], []) == 1
-    assert up_to_end([2, 3], [2]) == [2]
+    assert cut([2, 3], [2]) == [2]

@@ -24,8 +24,8 @@ from paceline.bench.large_draft import large_draft_model, large_spec
 from paceline.bench.metrics import BASELINE, recorded_rounds, summarize
 from paceline.bench.options import Benchmark
 from paceline.bench.ours import Ours, check_schedules, mixed_groups, scheduled_contestants
-from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, read_answers, settled
-from paceline.bench.runner import LeftOut, QuestionGroup, Runner, answered, fitting, grouped, has_answered
+from paceline.bench.record import ANSWERS, KIND, SUMMARY, Answer, answered, read_answers, settled
+from paceline.bench.runner import LeftOut, QuestionGroup, Runner, fitting, grouped, has_answered
 from paceline.bench.suites import Question, Suite, read_suite
 from paceline.cost.model import DEVICES, Machine, Size, predict
 from paceline.draft.registry import create

@@ -15,15 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from paceline.bench.metrics import BASELINE, OVERALL, first_divergence
-from paceline.bench.record import Answer, good
+from paceline.bench.metrics import BASELINE, OVERALL, first_divergence, matched, waits
+from paceline.bench.record import Answer
 from paceline.engine.round import Segment
 from paceline.target.base import Target
 from paceline.target.load import load
@@ -173,15 +172,17 @@ def judge_differences(setting: Setting, answers: Sequence[Answer], summary: Fact
 
 def _differences(answers: Sequence[Answer]) -> list[_Difference]:
     """By question; of one question the shortest common beginning first, so that a judge reads each beginning once."""
-    plain = {(a.repeat, a.question): a for a in answers if a.method == BASELINE and a.failed is None}
-    differences = []
-    for answer in answers:
-        other = plain.get((answer.repeat, answer.question))
-        if answer.method == BASELINE or answer.failed is not None or other is None:
-            continue
-        if where := first_divergence(answer, other):
-            differences.append(_Difference(answer, other, *where))
+    others = [answer for answer in answers if answer.method != BASELINE]
+    differences = [
+        _Difference(answer, plain, *where)
+        for answer, plain in matched(others, _plain(answers))
+        if (where := first_divergence(answer, plain))
+    ]
     return sorted(differences, key=lambda each: (each.answer.question, each.answer.repeat, each.turn, each.at))
+
+
+def _plain(answers: Sequence[Answer]) -> list[Answer]:
+    return [answer for answer in answers if answer.method == BASELINE]
 
 
 def _unjudged(verdict: str) -> Facts:
@@ -230,10 +231,9 @@ def disturbances(
         and not row["method"].startswith(PEER)
         and is_impossible(row["speedup"], row["mean_accepted_tokens"])
     ]
-    times = [turn.times or () for answer in good(answers) if answer.method == BASELINE for turn in answer.turns]
-    waits = [after - before for of_turn in times for before, after in pairwise(of_turn)]
-    if len(waits) >= ROUNDS:
-        fast, mean = float(np.percentile(waits, 10)), float(np.mean(waits))
+    rounds = waits(_plain(answers))
+    if len(rounds) >= ROUNDS:
+        fast, mean = float(np.percentile(rounds, 10)), float(np.mean(rounds))
         if mean > SCATTER * fast:
             signs.append(
                 f"plain rounds took {1e3 * mean:.1f} ms in the mean, the fastest tenth {1e3 * fast:.1f} ms or less"

@@ -1,11 +1,11 @@
-"""Metrics: every figure of a benchmark, defined once, worked out from answers.
+"""Metrics: every figure of a benchmark, defined once, computed from answers.
 
     none, sam = ([a for a in answers if a.method == name] for name in ("none", "sam"))
     speedup(sam, none), speedup_interval(sam, none), mean_accepted_tokens(sam)
     summarize(answers, facts)                       # all of them, for every method and task
 
-A figure is over the answers it is given and pools their repeats; answers that failed count in none. It is None where
-there is nothing to count, or where an engine does not tell what it takes. Sources: Spec-Bench (Xia et al. 2024, arXiv
+A figure pools the repeats of the answers it is given and leaves out those that failed. It is None where there is
+nothing to count, or where an engine does not report what the figure needs. Sources: Spec-Bench (Xia et al. 2024, arXiv
 2401.07851, and its evaluation/speed.py), VocabTrim (arXiv 2506.22694), Leviathan et al. 2023 (arXiv 2211.17192).
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,10 @@ from paceline.bench.looping import WINDOW, is_looping
 from paceline.bench.pairs import Answers, Pairs, cells, totals
 from paceline.bench.record import Answer, good
 from paceline.cost import model as cost
-from paceline.workbench.contestant import Reply
+from paceline.workbench.contestant import Reply, cut
 
 BASELINE = "none"
-"""The method that all are compared with: plain decoding in the same engine."""
+"""Plain decoding in the same engine: the method that all others are compared with."""
 OVERALL = "overall"
 """The category of all tasks together; no task may have this name."""
 RESAMPLES = 1000
@@ -35,30 +35,31 @@ RESAMPLES = 1000
 
 
 def length_histogram(answers: Answers) -> list[int] | None:
-    """Entry i: rounds that brought i tokens, the target's own included. A round is a forward of the target that
-    brought tokens; the one that ended the prompt is a round of one token."""
+    """Entry i: the number of rounds that brought i tokens, the target's own included.
+
+    A round is a forward of the target that brings tokens; the end of the prefill is a round of one token."""
     lengths = [n for turn in _turns(answers) for n in turn.lengths or ()]
     return np.bincount(lengths).tolist() if lengths else None
 
 
 def mean_accepted_tokens(answers: Answers) -> float | None:
-    """Mean of all rounds' lengths, pooled: new tokens / rounds. Plain decoding is 1.
+    """New tokens / rounds, pooled. Plain decoding is 1.
 
-    Spec-Bench's "#Mean accepted tokens": the target's own token counts, and so does the round that ended the prompt."""
+    Spec-Bench's "#Mean accepted tokens": it counts the target's own tokens, and the round that ends the prefill."""
     return _mean(n for turn in _turns(answers) for n in turn.lengths or ())
 
 
 def block_efficiency(answers: Answers) -> float | None:
-    """Mean length of the rounds after the prompt: what a round that could draft brought. Plain decoding is 1.
+    """Mean accepted tokens without each turn's first round, which cannot draft. Plain decoding is 1.
 
-    tau of Leviathan et al. 2023 and VocabTrim; mean accepted tokens without each turn's first round."""
+    tau of Leviathan et al. 2023 and VocabTrim."""
     return _mean(n for turn in _turns(answers) for n in (turn.lengths or ())[1:])
 
 
 def accepted_by_depth(answers: Answers) -> list[float] | None:
-    """Entry d-1: of the rounds whose draft reached depth d, the share in which at least d drafted tokens stood.
+    """Entry d-1: of the rounds whose draft reached depth d, the share that accepted at least d drafted tokens.
 
-    A share of rounds, not of drafted tokens, and not conditional on the depth before."""
+    A share of rounds, not of drafted tokens, and not conditional on the previous depth."""
     turns = [turn for turn in _turns(answers) if turn.lengths and turn.depths]
     if not turns:
         return None
@@ -68,7 +69,7 @@ def accepted_by_depth(answers: Answers) -> list[float] | None:
 
 
 def _accepted(turn: Reply) -> list[int]:
-    """Drafted tokens kept in each round. An answer may end inside a draft: its last token is then a drafted one."""
+    """Drafted tokens accepted in each round. An answer may end inside a draft: its last token is then a drafted one."""
     accepted = [n - 1 for n in turn.lengths or ()]
     if turn.runs and turn.runs[-1][0]:
         accepted[-1] += 1
@@ -76,12 +77,12 @@ def _accepted(turn: Reply) -> list[int]:
 
 
 def drafted_per_round(answers: Answers) -> float | None:
-    """Drafted tokens (nodes of the tree but for its root) that a round after the prompt had verified."""
+    """Mean number of drafted tokens (nodes of the tree without its root) that a round after the prefill verifies."""
     return _mean(n for turn in _turns(answers) for n in (turn.nodes or ())[1:])
 
 
 def calls_per_round(answers: Answers) -> float | None:
-    """Forwards of a draft model, one after another, for each round after the prompt; 0 for drafters without one."""
+    """Sequential forwards of a draft model for each round after the prefill; 0 for drafters without one."""
     turns = [turn for turn in _turns(answers) if turn.lengths]
     rounds = sum(len(turn.lengths or ()) - 1 for turn in turns)
     return sum(turn.calls for turn in turns) / rounds if rounds else None
@@ -90,9 +91,9 @@ def calls_per_round(answers: Answers) -> float | None:
 def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int) -> float:
     """Memory-bound speed-up, tau / (1 + g c): g calls of the draft model a round, c = draft_bytes / target_bytes.
 
-    VocabTrim: the speed-up on a machine that does nothing but read weights: verifying costs a plain step whatever its
-    size, drafting what its weights weigh, everything else nothing. Without calls it is tau. Bytes are those a forward
-    reads (the head once, of the input embedding nothing). ValueError if they are needed and not given."""
+    VocabTrim: the speed-up on a machine that spends all its time on reading weights. A forward costs the bytes that it
+    reads (the head once, the input embedding not at all), whatever the size of the draft. Without calls it is tau.
+    ValueError if bytes are needed and not given."""
     if not calls_per_round:
         return tau
     if draft_bytes <= 0 or target_bytes <= 0:
@@ -102,7 +103,7 @@ def mbsu(tau: float, calls_per_round: float, draft_bytes: int, target_bytes: int
 
 def recorded_rounds(answers: Iterable[Answer]) -> cost.Rounds | None:
     """The rounds after the first token of all answers, for `paceline.cost.model.predict`; None if they are unknown."""
-    replies = [reply for answer in answers if answer.failed is None for reply in answer.turns]
+    replies = list(_turns(answers))
     if not replies or any(not r.lengths or r.nodes is None or len(r.nodes) != len(r.lengths) for r in replies):
         return None
     nodes = Counter(drafted + 1 for reply in replies for drafted in (reply.nodes or [])[1:])  # and the root
@@ -114,20 +115,16 @@ def recorded_rounds(answers: Iterable[Answer]) -> cost.Rounds | None:
 
 
 def tokens_per_second(answers: Answers, *, decode: bool = False) -> float | None:
-    """All new tokens over all seconds. Of each group and turn the medians over the repeats count; questions answered
-    together are a group, and its seconds count once.
-
-    decode  without the prompt: the time to the first token (of a group's last row to get one) is left out, and so
-            are the tokens that came until then."""
+    """New tokens / seconds. Each turn of a group (questions answered together) counts once, with its medians over the
+    repeats. decode: without the prefill, see `pairs.cells`."""
     total = totals(answers, decode=decode)
     return total[0] / total[1] if total and total[1] > 0 else None
 
 
 def speedup(answers: Answers, plain: Answers, *, decode: bool = False) -> float | None:
-    """Tokens per second over plain decoding's (see `tokens_per_second`): a ratio of totals, so long answers weigh
-    more. Only groups that both answered, repeat for repeat, count.
+    """`tokens_per_second` over plain decoding's. Only groups that both answered in the same repeat count.
 
-    Spec-Bench's own ratio, in which every question weighs the same, is `speedup_spec_bench`."""
+    A ratio of totals: long answers weigh more. In `speedup_spec_bench` every question weighs the same."""
     pairs = Pairs.of(answers, plain, decode=decode)
     return pairs.ratio() if pairs else None
 
@@ -137,31 +134,32 @@ def speedup_interval(
 ) -> tuple[float, float] | None:
     """95 % interval of `speedup`: 2.5th and 97.5th percentile over bootstrap resamples (Efron 1979).
 
-    Paired: a resample takes a group's times with the method and with plain decoding together. Hierarchical: groups are
-    drawn within their task, and then repeats within a group. Seeded: the same answers give the same interval. It says
-    how far the figure would move with other questions of the same kinds, and with other runs; not with another machine.
-    None where a task has a single group: how much questions of its kind differ is then not known."""
+    Paired: a resample draws a group's times with the method and with plain decoding together. Hierarchical: it draws
+    groups within their task, then repeats within a group. Seeded: the same answers give the same interval. The interval
+    covers other questions of the same kinds and other runs, but not another machine. None where a task has a single
+    group, which does not show how much its questions differ."""
     pairs = Pairs.of(answers, plain)
     if pairs is None or min(map(len, pairs.members)) < 2:
         return None
     random = np.random.default_rng(seed)
-    ratios = np.concatenate([pairs.resampled(size, random) for size in _portions(resamples, 100)])
+    sizes = [min(100, resamples - done) for done in range(0, resamples, 100)]  # all at once may not fit into memory
+    ratios = np.concatenate([pairs.resampled(size, random) for size in sizes])
     low, high = np.percentile(ratios, [2.5, 97.5])
     return float(low), float(high)
 
 
 def tokens_per_second_spec_bench(answers: Answers) -> float | None:
-    """As Spec-Bench's speed.py: the mean over questions of new tokens / seconds, each of all turns, then over the
-    repeats. Plain decoding's tokens are those of its text encoded again, less one (`Reply.plain_tokens`).
+    """As Spec-Bench's speed.py: new tokens / seconds of a question's turns, averaged over questions, then over repeats.
+    Plain decoding's tokens are those of its text encoded again, less one (`Reply.plain_tokens`).
 
-    Short answers weigh as much as long ones. Meant for questions answered one at a time."""
+    For questions answered one at a time."""
     speeds = _spec_bench(answers)
     return _mean(_mean(of_repeat.values()) or 0.0 for of_repeat in speeds.values())
 
 
 def speedup_spec_bench(answers: Answers, plain: Answers) -> float | None:
-    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, then the mean over
-    repeats. Only questions that both answered count, which is all of them in a whole run."""
+    """As Spec-Bench's speed.py: the ratio of the two means of `tokens_per_second_spec_bench`, averaged over repeats.
+    Only questions that both answered count."""
     mine, others = _spec_bench(answers), _spec_bench(plain)
     ratios = []
     for repeat in mine.keys() & others.keys():
@@ -183,12 +181,12 @@ def _spec_bench(answers: Answers) -> dict[int, dict[str, float]]:
 
 
 def draft_share(answers: Answers) -> float | None:
-    """Share of the time of all parts that drafting takes, 0 to 1, prompts included."""
+    """Drafting's share of the time of all parts, 0 to 1, prefill included."""
     return _share("draft", answers)
 
 
 def parts_ms(answers: Answers) -> dict[str, float] | None:
-    """Milliseconds of a round by part, the prompt's rounds included: each part's time over the number of rounds."""
+    """Milliseconds of a round by part: each part's time over the number of rounds, prefill included."""
     parts = _parts(answers)
     rounds = sum(len(turn.lengths or ()) for turn in _turns(answers) if turn.parts)
     return {part: 1e3 * seconds / rounds for part, seconds in parts.items()} if rounds else None
@@ -206,7 +204,7 @@ def _parts(answers: Answers) -> Counter[str]:
 
 
 def first_token_ms(answers: Answers) -> float | None:
-    """Median over turns of the milliseconds from handing the prompt over to its first token."""
+    """Median over turns of the milliseconds from the request to its first token."""
     times = [1e3 * turn.times[0] for turn in _turns(answers) if turn.times]
     return float(np.median(times)) if times else None
 
@@ -214,18 +212,23 @@ def first_token_ms(answers: Answers) -> float | None:
 def inter_token_ms(answers: Answers) -> tuple[float, float] | None:
     """Median and 99th percentile of the milliseconds between two deliveries of tokens, pooled over all turns.
 
-    As a reader of a stream sees it: the tokens of a round arrive together and are one delivery. So a method that
-    accepts much has fewer, not necessarily shorter, waits; time per token is 1 / tokens per second."""
-    waits = [1e3 * (after - before) for turn in _turns(answers) for before, after in pairwise(turn.times or ())]
-    return tuple(np.percentile(waits, [50, 99]).tolist()) if waits else None
+    The tokens of a round arrive together and are one delivery. A method that accepts much has fewer waits, not
+    necessarily shorter ones; time per token is 1 / tokens per second."""
+    seconds = waits(answers)
+    return tuple((1e3 * np.percentile(seconds, [50, 99])).tolist()) if seconds else None
+
+
+def waits(answers: Answers) -> list[float]:
+    """Seconds between two rounds of a turn, of all turns."""
+    return [after - before for turn in _turns(answers) for before, after in pairwise(turn.times or ())]
 
 
 def peak_bytes(answers: Answers) -> int | None:
-    """Most memory of the process while answering, in bytes, everything that was loaded included."""
+    """Peak memory of the process while answering, in bytes, everything that was loaded included."""
     return max((turn.peak_bytes for turn in _turns(answers) if turn.peak_bytes is not None), default=None)
 
 
-# What was said ---------------------------------------------------------------------------------------------------
+# Tokens against plain decoding's ---------------------------------------------------------------------------------
 
 
 def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
@@ -234,8 +237,7 @@ def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
     The position may be one after the shorter answer's end."""
     for number, (mine, other) in enumerate(zip(answer.turns, plain.turns, strict=False)):
         if mine.tokens != other.tokens:
-            same = [a == b for a, b in zip(mine.tokens, other.tokens, strict=False)]
-            return number, same.index(False) if False in same else len(same)
+            return number, _in_common(mine.tokens, other.tokens)
     same_turns = len(answer.turns) == len(plain.turns)
     return None if same_turns else (min(len(answer.turns), len(plain.turns)), 0)
 
@@ -243,54 +245,52 @@ def first_divergence(answer: Answer, plain: Answer) -> tuple[int, int] | None:
 def identical(answers: Answers, plain: Answers) -> float | None:
     """Share of answers whose tokens, in all turns, are plain decoding's for that question and repeat.
 
-    Tokens, where Spec-Bench's equal.py compares texts. Answers that plain decoding did not give do not count."""
-    return _mean(first_divergence(answer, other) is None for answer, other in _side_by_side(answers, plain))
+    Spec-Bench's equal.py compares texts instead. Answers that plain decoding did not give do not count."""
+    return _mean(first_divergence(answer, other) is None for answer, other in matched(answers, plain))
 
 
 def partial_match(answers: Answers, plain: Answers) -> float | None:
-    """Mean share of a turn that is plain decoding's, up to the first token that differs; 1 where all are the same.
+    """Mean share of plain decoding's turn that precedes the first token that differs; 1 where all are the same.
 
     P of Zhang et al. 2025 (arXiv 2510.22876), on tokens; their E is `identical`."""
     return _mean(
         partial(mine.tokens, other.tokens)
-        for answer, known in _side_by_side(answers, plain)
+        for answer, known in matched(answers, plain)
         for mine, other in zip(answer.turns, known.turns, strict=False)
     )
 
 
-def _side_by_side(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
-    """Answers with plain decoding's to the same question in the same repeat."""
+def matched(answers: Answers, plain: Answers) -> list[tuple[Answer, Answer]]:
+    """Answers, each with plain decoding's to the same question in the same repeat."""
     others = {(other.question, other.repeat): other for other in good(plain)}
     return [(a, others[a.question, a.repeat]) for a in good(answers) if (a.question, a.repeat) in others]
 
 
 def exact(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> bool:
     """E of one answer: whether it is the reference, token for token."""
-    return up_to_end(tokens, ends) == up_to_end(reference, ends)
+    return cut(tokens, ends) == cut(reference, ends)
 
 
 def partial(tokens: Sequence[int], reference: Sequence[int], ends: Collection[int] = ()) -> float:
-    """P of one answer: how many tokens at its beginning are the reference's, over the reference's number.
+    """P of one answer: the tokens that it has in common with the reference from the start, over the reference's tokens.
 
-    Low from the first token on: positions or masks are wrong. A good beginning that drifts: the cache is."""
-    mine, other = up_to_end(tokens, ends), up_to_end(reference, ends)
-    same = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))
-    return same / len(other) if other else float(not mine)
+    Near 0: positions or masks are wrong. A good beginning that diverges later: the cache is wrong."""
+    mine, other = cut(tokens, ends), cut(reference, ends)
+    return _in_common(mine, other) / len(other) if other else float(not mine)
 
 
-def up_to_end(tokens: Sequence[int], ends: Collection[int]) -> list[int]:
-    """The tokens up to and with the first that ends an answer."""
-    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])
+def _in_common(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Number of equal tokens from the start."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False)))
 
 
 def looping(answers: Answers) -> float | None:
-    """Share of answers of which a turn ends in a loop (`paceline.bench.looping.is_looping`): easy text to draft."""
+    """Share of answers with a turn that ends in a loop (`paceline.bench.looping.is_looping`): easy text to draft."""
     return _mean(map(_loops, good(answers)))
 
 
 def too_short(answers: Answers) -> float | None:
-    """Share of answers that do not loop and of which a turn was cut off before it had enough tokens to
-    recognise a loop: it may have been about to run into one."""
+    """Share of answers that do not loop but have a turn that was cut off with too few tokens to recognise a loop."""
     return _mean(any(_is_cut(turn) for turn in answer.turns) and not _loops(answer) for answer in good(answers))
 
 
@@ -308,16 +308,16 @@ def _loops(answer: Answer) -> bool:
     return any(is_looping(turn.tokens) for turn in answer.turns)
 
 
-# Requests that are answered together -----------------------------------------------------------------------------
+# Batches ---------------------------------------------------------------------------------------------------------
 
 
 def scheduled(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Drafter, schedule and batch of a result of `metrics.summarize`; plain decoding is a batch of one."""
+    """Drafter, schedule and batch size of a result of `summarize`; without schedules a batch of one."""
     return result.get("scheduled") or {"drafter": result["method"], "schedule": "ragged", "batch": 1}
 
 
-def beside_plain(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """By method, tokens per second over those of plain decoding in a ragged batch of the same size."""
+def batch_speedups(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By method: tokens per second over those of plain decoding in a ragged batch of the same size."""
     speeds = {r["method"]: r["tokens_per_second"] for r in results if r["tokens_per_second"]}
     how = {r["method"]: scheduled(r) for r in results}
     plain = {
@@ -329,40 +329,40 @@ def beside_plain(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def latency(answers: Answers) -> tuple[float, float, float] | None:
-    """50th, 90th and 99th percentile of the seconds from handing a prompt over to its last token, waiting included."""
+    """50th, 90th and 99th percentile of the seconds from a request to its last token, waiting included."""
     seconds = [turn.times[-1] for turn in _turns(answers) if turn.times]
     return tuple(np.percentile(seconds, [50, 90, 99]).tolist()) if seconds else None
 
 
 def align_share(answers: Answers) -> float | None:
-    """Share of the time of all parts that realigning rows takes, 0 to 1; None where no schedule is measured."""
+    """Realigning's share of the time of all parts, 0 to 1; None where no schedule is measured."""
     return _share("align", answers) if _counts(answers) else None
 
 
 def group_rate(answers: Answers) -> float | None:
-    """Rounds in which a whole batch of equally long rows ran, over all rounds after prompts (Zhang et al. 2025)."""
+    """Rounds with a full batch of equally long rows, over all drafting rounds (Zhang et al. 2025)."""
     counts = _counts(answers)
     return counts["same_length"] / counts["drafting"] if counts.get("drafting") else None
 
 
 def idle_slots(answers: Answers) -> float | None:
-    """Share of a round's row slots in which no row ran, over all rounds, the last ones of a group included."""
+    """Share of row slots without a row, over all rounds, the last ones of a group included."""
     counts = _counts(answers)
     return 1 - counts["rows"] / counts["slots"] if counts.get("slots") else None
 
 
 def moved_bytes(answers: Answers) -> float | None:
-    """Bytes of keys and values read and written in a round to realign its rows."""
+    """Bytes of keys and values that a round reads and writes to realign its rows."""
     counts = _counts(answers)
     return counts["moved_bytes"] / counts["rounds"] if counts.get("rounds") else None
 
 
 def _counts(answers: Answers) -> Counter[str]:
-    """The counts of all groups together."""
+    """Sums of all groups' counts."""
     return _summed(turn.batch for turn in _turns(answers))
 
 
-# All of them -----------------------------------------------------------------------------------------------------
+# All figures -----------------------------------------------------------------------------------------------------
 
 
 def summarize(
@@ -372,14 +372,14 @@ def summarize(
     judged: Iterable[Mapping[str, Any]] = (),
     resamples: int = RESAMPLES,
 ) -> list[dict[str, Any]]:
-    """Every figure of every method: a dict each for "overall" and for its tasks, plain decoding first.
+    """Every figure of every method: one dict for "overall" and one for each task, plain decoding first.
 
-    facts      of each method, in the order of the results: draft_bytes and target_bytes. A method of which there
-               is no answer gets its overall dict too, with what facts say under "unavailable" as the reason.
-    judged     differing answers, with "method" and "question": the dicts come back under "differs".
+    facts   by method, in the order of the results: draft_bytes, target_bytes. A method without an answer has an overall
+            dict too; its "unavailable" is the reason.
+    judged  differing answers, with "method" and "question"; returned under "differs".
 
-    answers is how many there are of the method, compared how many of those count in its speed-up; failed is None or
-    why it failed; new_tokens, seconds and rounds are of all repeats. None where a figure is unknown."""
+    "answers" counts the method's answers and "compared" those in its speed-up. "failed" is None or the reason.
+    "new_tokens", "seconds" and "rounds" are of all repeats. An unknown figure is None."""
     every = list(answers)
     by_method: dict[str, list[Answer]] = {method: [] for method in facts}  # in the order they were given
     for answer in every:
@@ -462,31 +462,26 @@ OF_A_METHOD = (
     too_short,
 )  # fmt: skip
 OVER_PLAIN = (speedup_spec_bench, identical, partial_match, speedup_without_loops)
-"""Figures that are recorded under the names of their functions."""
+"""Figures recorded under the names of their functions."""
 
 
 def _mbsu(answers: Answers, tau: float | None, facts: Mapping[str, Any]) -> float | None:
-    """None for a draft model whose calls, or whose target's bytes, are unknown."""
+    """None if the draft model's calls, or the target's bytes, are unknown."""
     calls, draft, target = calls_per_round(answers), facts.get("draft_bytes", 0), facts.get("target_bytes", 0)
     if tau is None or calls is None or bool(calls) != bool(draft) or (calls and not target):
         return None
     return mbsu(tau, calls, draft, target)
 
 
-def _portions(whole: int, portion: int) -> Iterator[int]:
-    """`whole` in portions, so that resamples of a large run need not lie in memory together."""
-    return (min(portion, whole - done) for done in range(0, whole, portion))
-
-
 def _summed(counts: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Sums by name; a name whose sum is 0 stays."""
+    """Sums by name; names with a sum of 0 stay."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)
     return total
 
 
-def _turns(answers: Answers) -> Iterator[Reply]:
+def _turns(answers: Iterable[Answer]) -> Iterator[Reply]:
     return (turn for answer in good(answers) for turn in answer.turns)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from paceline.bench.metrics import OVERALL, beside_plain, scheduled
+from paceline.bench.metrics import OVERALL, batch_speedups, scheduled
 from paceline.bench.record import Answer
 from paceline.bench.report import KIND_COLORS, BenchRun, Method, findings, headline, model_name, setting
 from paceline.workbench.report import COLORS, DASH, FAINT, SMALL, Curve, columns, number, percent, plot, render
@@ -163,7 +163,7 @@ def schedules(run: BenchRun) -> Schedules | None:
     measured = [(scheduled(method.rows[OVERALL]), method) for method in run.measured]
     if not any(method.get("scheduled") for _, method in measured):
         return None
-    gains = beside_plain([method.rows[OVERALL] for _, method in measured])
+    gains = batch_speedups([method.rows[OVERALL] for _, method in measured])
     measured.sort(key=lambda each: each[0]["batch"])
     lines: dict[str, list[tuple[int, Method]]] = {}
     for how, method in measured:

@@ -1,7 +1,7 @@
-"""What a benchmark writes down: one Answer for every question, method and repetition, a row of a JSON Lines file.
+"""The record of a benchmark: one Answer for every question, method and repetition, a row of a JSON Lines file.
 
-Raw facts only: how many tokens each round brought and when, what was drafted, where the time went. Every figure of a
-report is worked out from these by `metrics.py`.
+It holds raw facts only: tokens and time of each round, drafted tokens, seconds by part. `metrics.py` computes every
+figure of a report from them.
 
     for answer in read_answers(Path("run/answers.jsonl")):
         answer.turns[0].lengths            # tokens a round, the target's own included
@@ -19,18 +19,22 @@ from paceline.workbench.contestant import Reply
 from paceline.workbench.runs import rows
 
 KIND, ANSWERS, SUMMARY = "bench", "answers.jsonl", "summary.json"
-"""A benchmark's run as `workbench.runs` knows it, and two of its files."""
+"""The kind of run for `workbench.runs`, and two of its files."""
+
+
+Done = set[tuple[str, int, str]]
+"""Method, repeat and question of answers."""
 
 
 @dataclass
 class Answer:
-    """What one method answered to one question in one repetition.
+    """The answer of one method to one question in one repetition.
 
     method    "none" (plain decoding, the baseline), a drafter's spec, or "peer:..." .
     question  the suite's id; category as in the suite, task the group it is counted in.
-    group     questions with the same group were answered together (their `seconds` are the same time); a group of
-              one, usually.
-    failed    why there is no answer; `turns` then holds what there was.
+    group     questions of one group were answered together, and have the same `seconds`.
+    failed    why there is no answer; `turns` then holds the turns before.
+    load      the machine's load average of one minute at the end.
     """
 
     method: str
@@ -41,7 +45,7 @@ class Answer:
     group: int
     turns: list[Reply] = field(default_factory=list)
     failed: str | None = None
-    load: float | None = None  # the machine's load average of one minute, when it was finished
+    load: float | None = None
 
     @property
     def num_new(self) -> int:
@@ -54,7 +58,7 @@ class Answer:
         return sum(turn.seconds for turn in self.turns)
 
     def row(self) -> dict[str, Any]:
-        """As a row of the file of answers."""
+        """A row of the file of answers."""
         rounded: dict[str, Any] = _rounded(asdict(self))
         return rounded
 
@@ -71,7 +75,7 @@ class Answer:
 
 
 def read_answers(file: Path) -> Iterator[Answer]:
-    """Every whole line of a file of answers, none if it is not there. PacelineError for a line that is no answer."""
+    """The answers of a file, none if it does not exist. PacelineError for a line that is no answer."""
     for number, row in enumerate(rows(file), 1):
         try:
             yield Answer.of(row)
@@ -80,19 +84,24 @@ def read_answers(file: Path) -> Iterator[Answer]:
 
 
 def good(answers: Iterable[Answer]) -> list[Answer]:
-    """Without those that failed."""
+    """The answers that did not fail."""
     return [answer for answer in answers if answer.failed is None]
 
 
+def answered(answers: Iterable[Answer]) -> Done:
+    """Method, repeat and question of every answer that did not fail."""
+    return {(answer.method, answer.repeat, answer.question) for answer in good(answers)}
+
+
 def settled(answers: Iterable[Answer]) -> list[Answer]:
-    """Without the failures that a later try of the same method made good."""
+    """The answers without failures after which the same method answered in a later attempt."""
     answers = list(answers)
-    answered = {(a.method, a.repeat, a.question) for a in answers if a.failed is None}
-    return [a for a in answers if a.failed is None or (a.method, a.repeat, a.question) not in answered]
+    done = answered(answers)
+    return [a for a in answers if a.failed is None or (a.method, a.repeat, a.question) not in done]
 
 
 def _rounded(value: Any) -> Any:
-    """Seconds to the microsecond: what lies below is noise and half the file."""
+    """Floats to six places: less than a microsecond is noise, and half of the file."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):

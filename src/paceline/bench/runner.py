@@ -10,7 +10,7 @@ is not recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from random import Random
@@ -20,7 +20,7 @@ from zlib import crc32
 import torch
 
 from paceline.bench.options import Options
-from paceline.bench.record import Answer, good
+from paceline.bench.record import Answer, Done, answered
 from paceline.bench.suites import Question, tasks_in_turn
 from paceline.errors import PacelineError
 from paceline.workbench.contestant import Ask, Contestant
@@ -83,15 +83,6 @@ def grouped(questions: Sequence[tuple[Question, int]], batch: int) -> list[Quest
         QuestionGroup(number, tuple(question for question, _ in some), tuple(turns for _, turns in some))
         for number, some in enumerate(together)
     ]
-
-
-Done = set[tuple[str, int, str]]
-"""Method, repeat and question of answers that are there."""
-
-
-def answered(answers: Iterable[Answer]) -> Done:
-    """Those that are there; an answer that failed is not one."""
-    return {(answer.method, answer.repeat, answer.question) for answer in good(answers)}
 
 
 def has_answered(method: str, groups: Sequence[QuestionGroup], repeats: int, done: Done) -> bool:

@@ -285,11 +285,11 @@ def _by_task(results: list[dict[str, Any]], overall: list[dict[str, Any]], tasks
 
 def _schedule_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """results: of `metrics.summarize`, the overall ones."""
-    from paceline.bench.metrics import beside_plain, scheduled
+    from paceline.bench.metrics import batch_speedups, scheduled
 
     columns = ("tok/s", "gain", "E", "P", "align", "group", "idle", "P50", "P90", "P99")
     table = plain_table("method", *columns, text=("method",), gap=1)
-    gains = beside_plain(results)
+    gains = batch_speedups(results)
     for r in sorted(results, key=lambda r: scheduled(r)["batch"]):
         table.add_row(
             escape(r["method"]),

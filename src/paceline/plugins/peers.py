@@ -18,9 +18,9 @@ from transformers import GenerationConfig
 
 import paceline
 from paceline.engine.request import Delta
-from paceline.workbench.contestant import Ask, Reply
+from paceline.workbench.contestant import Ask, Reply, cut
 from paceline.workbench.peers import llama_cpp, transformers, vllm
-from paceline.workbench.peers.setup import cut, cut_rounds
+from paceline.workbench.peers.setup import cut_rounds
 
 SPEC = {"help": "the drafter, with ; for its commas"}
 PACED = {"help": "cut drafts to what pays; else they are as the drafter makes them"}

@@ -1,4 +1,4 @@
-"""Contestant: whatever answers prompts to be measured or certified, our engine with a drafter or another engine.
+"""Contestant: an engine that is measured or certified, ours with a drafter or another one.
 
 All contestants of a run get the same token ids and the same limits, one after another.
 """
@@ -6,7 +6,7 @@ All contestants of a run get the same token ids and the same limits, one after a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,16 +16,16 @@ import torch
 from paceline.errors import PacelineError
 
 PEER = "peer:"
-"""What the names of other engines begin with."""
+"""Prefix of the names of other engines."""
 
 
 class NotInstalled(PacelineError):
-    """A peer cannot take part because something it needs is not installed; the message says what and how."""
+    """Something that a peer needs is not installed; the message says what, and how to install it."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """How to answer. seeds: one a prompt, for sampling; ends: token ids that end an answer; the others as in
+    """How to answer. seeds: one for each prompt, for sampling; ends: token ids that end an answer; the others as in
     `SamplingParams`."""
 
     max_tokens: int
@@ -37,28 +37,34 @@ class Ask:
     repetition_penalty: float = 1.0
 
 
+def cut(tokens: Sequence[int], ends: Collection[int], limit: int | None = None) -> list[int]:
+    """At most `limit` tokens, up to and including the first end."""
+    tokens = tokens[:limit]
+    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])
+
+
 @dataclass
 class Reply:
     """One turn of an answer.
 
     tokens    the new tokens, an end-of-sequence token included.
-    text      as a reader sees it: no special tokens, no white space around it.
-    seconds   from handing the prompt over to the last token, prompt included, the device waited for. With several
-              questions answered together it is the time of all of them: every one of the group has the same.
-    lengths   tokens each round brought, the target's own included; the round that ended the prompt counts with its
-              one token, as in Spec-Bench. Sums to len(tokens). None: the engine does not tell.
-    times     seconds from the start to each round's tokens, as long as `lengths`; None: the engine does not tell.
-    nodes     tokens drafted and verified in each round (nodes of the tree but for its root); depths the longest path
-              among them. None: the engine does not tell.
-    calls     forwards of a draft model, one after another; 0 for a drafter without a model.
-    runs      (who, text, tokens) of each piece of the answer in order: the drafter it came from, "" for the target.
+    text      without special tokens and surrounding white space.
+    seconds   from the request to the last token, prefill included, after the device has finished. All questions of a
+              group, which are answered together, have the time of the group.
+    lengths   tokens of each round, the target's own included. The end of the prefill is a round of one token, as in
+              Spec-Bench. Sums to len(tokens).
+    times     seconds from the request to each round's tokens, as many as `lengths`.
+    nodes     tokens drafted and verified in each round (nodes of the tree without its root); depths: the longest path
+              of each. Where the engine does not report lengths, times, nodes or depths, they are None.
+    calls     sequential forwards of a draft model; 0 for a drafter without a model.
+    runs      (drafter, text, tokens) of each piece of the answer in order; drafter "": the target.
     parts     seconds by part of a round ("draft", "forward", "accept", "bookkeeping", and "align" where rows are
-              realigned), prompt included.
-    plain_tokens  what Spec-Bench counts for its baseline: the text encoded again, less one.
-    batch         counts of all questions answered together, on the first one's reply, where schedules are compared:
-              rounds; rows that ran in them, and slots, those that could have; drafting rounds, and those in which a
-              whole batch was equally long; moved_bytes read and written to realign rows.
-    peak_bytes    most memory of the process while answering, everything that was loaded included; None: unknown.
+              realigned), prefill included.
+    plain_tokens  the tokens that Spec-Bench counts for its baseline: the text encoded again, less one.
+    batch     counts of the whole group, on its first reply, where schedules are compared: rounds; rows that ran in
+              them; slots for rows; drafting rounds; those of a full batch of equal same_length; moved_bytes, read and
+              written to realign rows.
+    peak_bytes  peak memory of the process while answering, everything that was loaded included; None: unknown.
     finish    stop, length, context or abort.
     """
 
@@ -87,11 +93,11 @@ class Contestant(ABC):
     """Opened once, asked many times, closed at the end.
 
     name      as in the record: "none", "sam", "peer:vllm-ngram".
-    settings  everything that decides how fast it is, for the record: options, versions, threads, dtype.
-    draft_bytes, target_bytes  weights a forward of the draft model (0: there is none) and of the target reads.
-    max_batch the most prompts it can answer together.
-    in_process  whether it runs in this process, so that this process's memory is its memory.
-    lossless  False for one that may change what the target says.
+    settings  everything that decides its speed, for the record: options, versions, threads, dtype.
+    draft_bytes, target_bytes  weights that a forward of the draft model (0: there is none) and of the target reads.
+    max_batch most prompts that it can answer together.
+    in_process  it runs in this process, so that this process's memory is its memory.
+    lossless  False for one that may change the target's output.
     """
 
     name: str
@@ -103,15 +109,15 @@ class Contestant(ABC):
     in_process: bool = True
 
     def open(self) -> None:  # noqa: B027
-        """Load whatever it takes. Raises NotInstalled, or another PacelineError; called before anything is timed."""
+        """Load the model; called before anything is timed. Raises NotInstalled, or another PacelineError."""
 
     def forget(self) -> None:  # noqa: B027
-        """Forget what earlier questions taught it: called after the warm-up and between repetitions, so that no
-        question is answered by one that has seen its answer."""
+        """Forget earlier answers. Called after the warm-up and between repetitions, since a drafter that has seen an
+        answer drafts it easily."""
 
     def wake(self, seconds: float) -> None:
-        """Work for so long, or a little longer, unrecorded and without teaching a drafter anything, so that what is
-        asked next finds the processor as fast and the caches as full as under load. Here: this process's threads."""
+        """Keep the processor busy for at least `seconds`, without teaching a drafter anything: the next answer then
+        finds the processor as fast and the caches as full as under load. By default by this process's threads."""
         square = torch.ones(256, 256)
         began = perf_counter()
         while perf_counter() - began < seconds:
@@ -119,9 +125,9 @@ class Contestant(ABC):
 
     @abstractmethod
     def answer(self, prompts: Sequence[Sequence[int]], ask: Ask) -> list[Reply]:
-        """Answer `prompts` (token ids) together, timed: one Reply each. `plain_tokens` is for the caller to fill in.
+        """Answer `prompts` (token ids) together: one Reply each, whose `seconds` is the time of the whole call.
 
-        Every Reply's `seconds` is the time of the whole call."""
+        The caller fills in `plain_tokens`."""
 
     def close(self) -> None:  # noqa: B027
-        """Give memory and processes back; called once, after a failed `open`, or none, too."""
+        """Release memory and processes. Called once, even without `open` or after one that failed."""

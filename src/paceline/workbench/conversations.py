@@ -1,23 +1,23 @@
-"""Conversations: the one reader of prompts, questions, recorded answers and texts, in every form that is known.
+"""The one reader of prompts, questions, recorded answers and texts, in every form that Paceline accepts.
 
     for conversation in read("log.jsonl.gz"): ...
     answered = read_trace("log.jsonl", categories=["qa"])
 
-A file is JSON Lines, gzipped or not. A record is one of
+A file is JSON Lines, gzipped or not. A record has one of these forms, any of them with a "category" or without:
 
-    {"prompt": text}                                    with the answer as "response", "completion" or "text" (which
-                                                        `paceline generate --json` writes), if there is one
+    {"prompt": text}                                    with the answer, if there is one, as "response", "completion" or
+                                                        "text" (which `paceline generate --json` writes)
     {"messages": [{"role", "content"}]}                 likewise; without one, the assistant's messages are answers
     {"turns": [{"role", "text"}]}
-    {"turns": [text]}                                   a question of Spec-Bench: what the user says, turn by turn
-    {"instruction", "input", "output"}                  Alpaca's; Dolly's has "context" and "response"
+    {"turns": [text]}                                   a question of Spec-Bench: the user's text of each turn
+    {"instruction", "input", "output"}                  Alpaca; Dolly has "context" and "response". A blank line joins
+                                                        the parts of the prompt
     {"question", "answer"}
     {"prompt_tokens": [ids], "tokens": [ids]}           which `paceline serve --log` writes
-    {"question_id", "choices": [{"turns": [text]}]}     answers of Spec-Bench, whose questions are in another file
-    {"title", "text"}                                   a plain text; the title may be left out
+    {"question_id", "choices": [{"turns": [text]}]}     an answer of Spec-Bench; its questions are in another file
+    {"title", "text"}                                   a plain text; the title is optional
 
-The parts of a prompt are joined by a blank line. A "category" may stand in any of them. Knows no tokenizer and no
-drafter. Spec-Bench: Xia et al. 2024, arXiv 2401.07851.
+Spec-Bench: Xia et al. 2024, arXiv 2401.07851.
 """
 
 from __future__ import annotations
@@ -33,57 +33,53 @@ from paceline.errors import PacelineError
 from paceline.jsonl import Piece, as_object, objects
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Spec-Bench counts MT-bench's eight categories as one task."""
+"""Categories of MT-bench. Spec-Bench counts them as one task."""
 SPEC_BENCH = {
     **dict.fromkeys(MT_BENCH, 10),
     **dict.fromkeys(("translation", "summarization", "qa", "math_reasoning", "rag"), 80),
 }
-"""Questions of each category in Spec-Bench's own file."""
+"""Number of questions by category in Spec-Bench's own file."""
 
 RESPONSES = ("response", "completion", "text")
 """Keys of an answer to a "prompt" or to "messages"."""
-PAIRS = (
-    (("prompt",), RESPONSES),
-    (("instruction", "input", "context"), ("output", "response")),
-    (("question",), ("answer",)),
-)
-"""Keys of a prompt's parts, the first of which must be there, and keys of which one holds the answer."""
 FORMS = (
     '{"prompt": ..., "response": ...}, {"messages": [...]}, {"turns": [...]}, {"instruction": ..., "output": ...}, '
     '{"question": ..., "answer": ...}, {"text": ...}, a line of `serve --log` or a Spec-Bench answer'
 )
+"""The forms, for messages."""
 
 METADATA = {
     "answer_id", "author", "category", "dataset", "datasplit", "date", "error", "finish_reason", "generator", "id",
     "index", "language", "logprobs", "meta", "metadata", "model", "model_id", "question_id", "source", "split", "tags",
     "time", "timestamp", "topic", "url", "user",
 }  # fmt: skip
-"""Keys that are about an answer and not part of it."""
+"""Keys that describe a record: their text belongs to no prompt."""
 LABEL_WORDS, LABEL_CHARACTERS = 3, 64
-"""Most words and characters of a label: a text that another key may hold without being read."""
+"""A longer text under an unknown key is an error; see `conversation`."""
 
 MAX_TOKEN_ID = 1 << 31
-"""Token ids are smaller."""
 
 Message = Mapping[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
 
 class ConversationError(PacelineError):
-    """A record that is no conversation, or a file of them that cannot be read or used; the message names the line."""
+    """A record that is no conversation, or a file that cannot be read. The message, one line, names the place."""
 
 
 @dataclass(frozen=True)
 class Conversation:
     """One record.
 
-    messages      all of it, from the system's or the user's first message to the assistant's last.
-    answers       which of the messages the model wrote: indices.
-    text          the text of a record that is no conversation; "" for one that is.
-    tokens        (prompt, answer) in token ids, where the record has those; prompt None: not known.
-    has_response  the last message was given as an answer beside the prompt.
-    parts         texts by their keys, of a record that has one prompt and one answer; the title of a text.
-    where         "file, line 3", for messages. record: as it was read."""
+    messages      from the first message, of the system or the user, to the last answer.
+    answers       indices of the messages that the model wrote.
+    category      "" without one.
+    where         "file, line 3", for messages.
+    tokens        (prompt, answer) as token ids, where the record has them; prompt None: unknown.
+    text          of a record that is a plain text; else "".
+    has_response  the last message is an answer that the record gave separately from the prompt.
+    parts         texts by key, of a record with one prompt and one answer; the title of a plain text.
+    record        the record itself."""
 
     messages: Sequence[Message] = ()
     answers: Sequence[int] = ()
@@ -97,23 +93,23 @@ class Conversation:
 
     @property
     def prompt(self) -> Sequence[Message]:
-        """The messages without the answer that was given beside them."""
+        """The messages without an answer that the record gave separately."""
         return self.messages[:-1] if self.has_response else self.messages
 
     @property
     def first_prompt(self) -> Sequence[Message]:
-        """The prompt up to where the model is first to answer: before the second of two messages of the user."""
-        asked = self.prompt
-        second = (i for i in range(1, len(asked)) if asked[i - 1]["role"] == asked[i]["role"] == "user")
-        return asked[: next(second, len(asked))]
+        """The prompt up to the first of two user messages in a row: the model answers there."""
+        prompt = self.prompt
+        second = (i for i in range(1, len(prompt)) if prompt[i - 1]["role"] == prompt[i]["role"] == "user")
+        return prompt[: next(second, len(prompt))]
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer is known not to have been ended by the model itself."""
+        """Whether the record says that the model did not end its answer itself."""
         return self.record.get("finish_reason", "stop") != "stop"
 
     def texts(self) -> list[str]:
-        """Every text in it."""
+        """The text of every message, or the plain text."""
         return [message["content"] for message in self.messages] or [self.text]
 
 
@@ -123,9 +119,9 @@ class Conversation:
 def read(
     source: str | Path | Piece, questions: str | Path | None = None, ignore: Collection[str] | None = None
 ) -> Iterator[Conversation]:
-    """The conversations of a file, or of a piece of one; ConversationError for a line that is none.
+    """The conversations of a file, or of a piece of one. Raises ConversationError.
 
-    questions  Spec-Bench's question.jsonl, for an answer file.
+    questions  Spec-Bench's question.jsonl, for a file of its answers.
     ignore     see `conversation`."""
     rows = objects(source, ConversationError, FORMS)
     first = next(rows, None)
@@ -140,7 +136,7 @@ def read(
 
 
 def parse(line: bytes, where: str, ignore: Collection[str] | None = None) -> Conversation:
-    """The conversation in a line of JSON. ConversationError, which names the place."""
+    """The conversation in a line of JSON; `where` names the line. Raises ConversationError."""
     try:
         record = as_object(line, FORMS)
     except PacelineError as error:
@@ -149,7 +145,7 @@ def parse(line: bytes, where: str, ignore: Collection[str] | None = None) -> Con
 
 
 def placed(record: Any, where: str, ignore: Collection[str] | None = None) -> Conversation:
-    """The conversation in a record. ConversationError, which names the place."""
+    """`conversation`, with its place. Raises ConversationError, which names the place."""
     try:
         return replace(conversation(record, ignore), where=where)
     except ConversationError as error:
@@ -163,12 +159,12 @@ def read_trace(
     categories: Sequence[str] | None = None,
     ignore: Collection[str] = (),
 ) -> list[Conversation]:
-    """Every answered conversation of a recording in one file or several, or the first `limit` of those in `categories`.
+    """The answered conversations of a recording in one or several files: the first `limit` in any of `categories`.
 
-    questions  Spec-Bench's question.jsonl, for an answer file.
-    ignore     keys whose text is left out.
+    questions  Spec-Bench's question.jsonl, for a file of its answers.
+    ignore     keys whose text is left out; other text that would not be read is an error.
 
-    Raises ConversationError, one line: what is wrong, and in which line of which file."""
+    Raises ConversationError, which names the file and the line."""
     conversations = chain.from_iterable(read_piece(Piece(Path(path)), questions, ignore) for path in paths)
     if categories is None:
         return list(islice(conversations, limit))
@@ -184,7 +180,7 @@ def read_trace(
 def read_piece(
     piece: Piece, questions: str | Path | None = None, ignore: Collection[str] = ()
 ) -> Iterator[Conversation]:
-    """The answered conversations in a piece of a recording, or in a whole file. Raises ConversationError."""
+    """The answered conversations in a piece of a recording. The rest as for `read_trace`."""
     is_empty = True
     for one in read(piece, questions, ignore):
         if is_empty and _is_answer(one.record) != (questions is not None):
@@ -200,7 +196,7 @@ def read_piece(
 
 
 def _answered(one: Conversation) -> Conversation:
-    """A conversation up to its last answer; ConversationError without one, or without its prompt."""
+    """`one` up to its last answer. Raises ConversationError without an answer or without a prompt."""
     if not isinstance(one.record.get("category", ""), (str, type(None))):
         raise ConversationError(f'{one.where}: "category" must be a text')
     if one.tokens is not None and one.tokens[0] is not None:
@@ -217,7 +213,7 @@ def _answered(one: Conversation) -> Conversation:
 
 
 def is_spec_bench(categories: Iterable[str]) -> bool:
-    """Whether a file whose questions have these categories is Spec-Bench's own."""
+    """Whether questions with these categories, one each, are Spec-Bench's own file."""
     return Counter(categories) == SPEC_BENCH
 
 
@@ -228,7 +224,7 @@ def _is_answer(record: Mapping[str, Any]) -> bool:
 def _joined(
     rows: Sequence[tuple[str, Mapping[str, Any]]], source: str | Path | Piece, questions: str | Path
 ) -> Iterator[Conversation]:
-    """Spec-Bench's answers with their questions."""
+    """Spec-Bench's answers, each with its question."""
     path = source.path if isinstance(source, Piece) else source
     asked = {one.record.get("question_id"): one for one in read(questions)}
     absent = [record.get("question_id") for _, record in rows if record.get("question_id") not in asked]
@@ -237,7 +233,7 @@ def _joined(
             f"{len(absent)} of the {len(rows)} answers in {path} have no question in {questions}; "
             f"the first is question_id {absent[0]}"
         )
-    # One's own questions are not grouped as in the paper.
+    # Other questions that use these categories are not grouped.
     grouped = MT_BENCH if is_spec_bench(one.category for one in asked.values()) else ()
     for where, record in rows:
         answer, question = placed(record, where, None), asked[record["question_id"]]
@@ -260,42 +256,61 @@ def _joined(
 
 
 def conversation(record: Mapping[str, Any], ignore: Collection[str] | None = None) -> Conversation:
-    """The conversation in a record; ConversationError if it has none of the forms.
+    """The conversation in a record. Raises ConversationError if it has none of the forms.
 
-    ignore  keys whose text need not be read. Any other text that is longer than a label and that would not be read is
-            an error, since a prompt without a part of it gives other figures. None: no such check."""
+    ignore  keys whose text need not be read. Other text that would not be read and is longer than a label is an error,
+            since a prompt without a part of it gives other figures. None: no such check."""
     if not isinstance(record, Mapping):
         raise ConversationError(f"a record must be an object, not a {type(record).__name__}; a line is {FORMS}")
     category = record.get("category")
-    return replace(_parsed(record, ignore), category=category if isinstance(category, str) else "", record=record)
+    known = _in_any_form(record, ignore)
+    return replace(known, category=category if isinstance(category, str) else "", record=record)
 
 
-def _parsed(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversation:
-    pair = next((pair for pair in PAIRS if pair[0][0] in record), None)
-    if isinstance(record.get("tokens"), list) or ("tokens" in record and "messages" not in record and pair is None):
-        prompt = _ids(record, "prompt_tokens") if record.get("prompt_tokens") is not None else None
-        return Conversation(tokens=(prompt, _ids(record, "tokens")))
-    if "choices" in record:
-        answers = _choice(record)
-        return Conversation([_message("assistant", text) for text in answers], range(len(answers)))
-    if "messages" in record:
-        return _chat(record, ignore)
-    if "turns" in record:
-        return _turns(record["turns"])
-    if pair is not None:
-        return _pair(record, pair, ignore)
-    for key in RESPONSES:
-        if key in record:
+def _in_any_form(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversation:
+    """The first form that matches: token ids come before text, and a number of "tokens" only describes a text."""
+    match record:
+        case {"tokens": list()}:
+            return _token_ids(record)
+        case {"choices": _}:
+            return _spec_bench_answer(record)
+        case {"messages": _}:
+            return _chat(record, ignore)
+        case {"turns": turns}:
+            return _turns(turns)
+        case {"prompt": _}:
+            return _pair(record, ("prompt",), RESPONSES, ignore)
+        case {"instruction": _}:
+            return _pair(record, ("instruction", "input", "context"), ("output", "response"), ignore)
+        case {"question": _}:
+            return _pair(record, ("question",), ("answer",), ignore)
+        case {"tokens": _}:
+            return _token_ids(record)
+        case {"response": _} | {"completion": _} | {"text": _}:
             title = {"title": _text(record, "title")} if record.get("title") is not None else {}
-            return Conversation(text=_text(record, key), parts=title)
+            return Conversation(text=_text(record, next(key for key in RESPONSES if key in record)), parts=title)
     keys = ", ".join(sorted(map(str, record))) or "none"
     raise ConversationError(f"unknown record with the keys {keys}; a line is {FORMS}")
 
 
+def _token_ids(record: Mapping[str, Any]) -> Conversation:
+    prompt = _ids(record, "prompt_tokens") if record.get("prompt_tokens") is not None else None
+    return Conversation(tokens=(prompt, _ids(record, "tokens")))
+
+
+def _spec_bench_answer(record: Mapping[str, Any]) -> Conversation:
+    try:
+        turns = record["choices"][0]["turns"]
+    except (KeyError, IndexError, TypeError):
+        raise ConversationError("an answer without a response: it has no choices[0].turns") from None
+    if not isinstance(turns, list) or not turns or not all(isinstance(text, str) for text in turns):
+        raise ConversationError("choices[0].turns must be a list of texts")
+    return Conversation([_message("assistant", text) for text in turns], range(len(turns)))
+
+
 def _chat(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversation:
-    """A list of messages, with or without a response."""
     messages = _messages(record["messages"], "messages", "content")
-    # After an answer a "text" is the whole conversation once more.
+    # After an answer, "text" repeats the whole conversation.
     keys = RESPONSES[:1] if messages[-1]["role"] == "assistant" else RESPONSES
     response = next((key for key in keys if key in record), None)
     _refuse_unread(record, {"messages", response}, ignore)
@@ -308,7 +323,7 @@ def _chat(record: Mapping[str, Any], ignore: Collection[str] | None) -> Conversa
 
 
 def _turns(turns: Any) -> Conversation:
-    """Texts of the user, or messages of both."""
+    """Texts of the user, or messages of both roles."""
     if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
         return Conversation([_message("user", turn) for turn in turns])
     messages = _messages(turns, "turns", "text")
@@ -320,10 +335,10 @@ def _answers_in(messages: Sequence[Message]) -> list[int]:
 
 
 def _pair(
-    record: Mapping[str, Any], keys: tuple[tuple[str, ...], tuple[str, ...]], ignore: Collection[str] | None
+    record: Mapping[str, Any], asked: Sequence[str], answers: Sequence[str], ignore: Collection[str] | None
 ) -> Conversation:
-    """A prompt of one part or several; and its answer, which only a "prompt" can do without."""
-    asked, answers = keys
+    """One prompt and one answer. asked: keys of the prompt's parts, the first of which exists; answers: keys of which
+    one holds the answer, which only a "prompt" can do without."""
     answer = next((key for key in answers if key in record), None)
     if answer is None and asked[0] != "prompt":
         raise ConversationError(f'no response: there is no "{answers[0]}"')
@@ -350,16 +365,6 @@ def _messages(value: Any, name: str, key: str) -> list[Message]:
     return [_message(each["role"], each[key]) for each in value]
 
 
-def _choice(record: Mapping[str, Any]) -> list[str]:
-    try:
-        turns = record["choices"][0]["turns"]
-    except (KeyError, IndexError, TypeError):
-        raise ConversationError("an answer without a response: it has no choices[0].turns") from None
-    if not isinstance(turns, list) or not turns or not all(isinstance(text, str) for text in turns):
-        raise ConversationError("choices[0].turns must be a list of texts")
-    return turns
-
-
 def _text(record: Mapping[str, Any], key: str) -> str:
     if not isinstance(record[key], str):
         raise ConversationError(f'"{key}" must be a text, not a {type(record[key]).__name__}')
@@ -376,7 +381,7 @@ def _ids(record: Mapping[str, Any], key: str) -> list[int]:
 def _refuse_unread(
     record: Mapping[str, Any], read: Collection[str | None], ignore: Collection[str] | None, place: str = ""
 ) -> None:
-    """ConversationError for a key with more text than a label that is in none of `read`, METADATA and `ignore`."""
+    """Raise ConversationError for text longer than a label under a key outside `read`, METADATA and `ignore`."""
     if ignore is None:
         return
     for key, value in record.items():

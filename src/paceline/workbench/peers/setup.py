@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,6 @@ class Rounds:
         known = [prompt, *[1] * len(lengths)]
         nodes = [width - known[i] for i, width in enumerate(self.widths[: len(lengths)])]
         return {"lengths": lengths, "times": self.times[: len(lengths)], "nodes": nodes, "depths": nodes}
-
-
-def cut(tokens: Sequence[int], ends: Collection[int], limit: int) -> list[int]:
-    """`tokens` up to the first end, which is kept, and no more than `limit`."""
-    tokens = tokens[:limit]
-    return list(tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))])
 
 
 def cut_rounds(lengths: Sequence[int], total: int) -> list[int]:

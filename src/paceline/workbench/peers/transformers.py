@@ -23,8 +23,8 @@ from transformers.generation import BaseStreamer
 from transformers.utils import is_sklearn_available, logging
 
 from paceline.errors import MethodError, ModelError, PacelineError
-from paceline.workbench.contestant import Ask, Contestant, Reply
-from paceline.workbench.peers.setup import Rounds, Setup, cut, folder_of, weight_bytes
+from paceline.workbench.contestant import Ask, Contestant, Reply, cut
+from paceline.workbench.peers.setup import Rounds, Setup, folder_of, weight_bytes
 
 
 @dataclass(frozen=True)

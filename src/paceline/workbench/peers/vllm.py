@@ -27,8 +27,8 @@ from transformers import PretrainedConfig
 from paceline.errors import PacelineError
 from paceline.jsonl import loads
 from paceline.target.load import read_config
-from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply
-from paceline.workbench.peers.setup import Setup, cut, cut_rounds, folder_of, model_bytes
+from paceline.workbench.contestant import Ask, Contestant, NotInstalled, Reply, cut
+from paceline.workbench.peers.setup import Setup, cut_rounds, folder_of, model_bytes
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 START_SECONDS = 1800.0
