@@ -31,8 +31,8 @@ from paceline.draft.neural.networks import (
 from paceline.draft.spec import option
 from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, own_output_heads, train_heads
 from paceline.train.layers import DecoderLayers
-from paceline.train.lesson import Training
 from paceline.train.options import DrafterOptions, with_options
+from paceline.train.trainer import Training
 
 Fusion = Literal["identity", "random"]
 

@@ -42,10 +42,12 @@ from paceline.jsonl import loads, write_whole
 from paceline.target.load import SMALL_FILES, find
 from paceline.train.data import Rows, batches
 from paceline.train.layers import use_blocks
-from paceline.train.lesson import (
-    Lesson,
-    LessonConfig,
-    Taught,
+from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
+from paceline.train.options import Compiled, DrafterOptions, with_options
+from paceline.train.trainer import (
+    Student,
+    Trainer,
+    TrainerConfig,
     Training,
     agreement,
     agreement_lines,
@@ -54,8 +56,6 @@ from paceline.train.lesson import (
     overlaps,
     pad_token,
 )  # fmt: skip
-from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
-from paceline.train.options import Compiled, DrafterOptions, with_options
 from paceline.workbench.llama import ModelConfig, new_llama, save_llama
 
 PASSES, STREAMS_PASSES = 20, 3
@@ -64,7 +64,7 @@ language already."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftConfig(LessonConfig):
+class DraftConfig(TrainerConfig):
     """What a draft looks like and what a batch is made of."""
 
     layers: int = option(3, "Layers of the draft model.", least=1)
@@ -83,7 +83,7 @@ class DraftConfig(LessonConfig):
         )  # fmt: skip
 
 
-class DistilLoss(Taught):
+class DistilLoss(Student):
     """A draft model whose forward is its distance from the target. input_ids [B, T]; the labels do not matter: p is
     known at every position, so all but padding is learnt."""
 
@@ -116,23 +116,23 @@ class DistilLoss(Taught):
 def train_draft(training: Training, config: DraftConfig = DraftConfig(), compiled: bool = True) -> bool:
     """Train a draft for the target; writes a model folder in bfloat16, for `model:PATH`. False when interrupted; the
     same call goes on."""
-    lesson, out = Lesson.open(training, config), training.out
-    facts = lesson.teacher.config
+    trainer, out = Trainer.open(training, config), training.out
+    facts = trainer.teacher.config
     network: Any = new_llama(
         config.shape(facts.max_position_embeddings), training.loop.seed, vocab_size=facts.vocab_size,
         bos_token_id=facts.bos_token_id, eos_token_id=facts.eos_token_id, pad_token_id=None,
     )  # fmt: skip
-    if not lesson.train(DistilLoss(network, lesson.teacher, pad_token(lesson.tokenizer), compiled)):
+    if not trainer.train(DistilLoss(network, trainer.teacher, pad_token(trainer.tokenizer), compiled)):
         return False
-    if lesson.first:
-        fits = agreement(logits_of(lesson.teacher.cpu()), logits_of(network.cpu().eval()), lesson.held)
+    if trainer.first:
+        fits = agreement(logits_of(trainer.teacher.cpu()), logits_of(network.cpu().eval()), trainer.held)
         save_llama(network, out, torch.bfloat16)
-        lesson.tokenizer.inner.save_pretrained(out)
+        trainer.tokenizer.inner.save_pretrained(out)
         settings = loads((out / "config.json").read_bytes())
-        settings |= {"paceline": __version__, "target": asdict(lesson.target_facts())}
-        settings |= lesson.facts("draft", acceptance=[asdict(fit) for fit in fits])
+        settings |= {"paceline": __version__, "target": asdict(trainer.target_facts())}
+        settings |= trainer.facts("draft", acceptance=[asdict(fit) for fit in fits])
         write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
-        lesson.report(agreement_lines(fits))
+        trainer.report(agreement_lines(fits))
     return True
 
 
@@ -152,7 +152,7 @@ def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = Tru
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamsConfig(LessonConfig):
+class StreamsConfig(TrainerConfig):
     """What is added to a draft model, and what a batch is made of."""
 
     count: int = option(2, "Streams: tokens a forward says beside the next one.", least=1, names=("--streams",))
@@ -232,7 +232,7 @@ def later(labels: Tensor, steps: int) -> Tensor:
 @torch.no_grad()
 def measure(module: StreamsLoss, held: Mapping[str, Rows], batch: int = 4) -> list[dict[str, float]]:
     """For every stream, how its distribution fits what the draft itself says at that place, over the labelled positions
-    of `held`: {"overlap", "top1"} as in `lesson.Agreement`."""
+    of `held`: {"overlap", "top1"} as in `trainer.Agreement`."""
     sums, tokens = torch.zeros(len(module.embedding), 2), [0] * len(module.embedding)
     head = module.draft.lm_head
     for ids, labels in (pair for rows in held.values() for pair in batches(rows, batch)):
@@ -257,28 +257,28 @@ def train_streams(training: Training, draft: Path, config: StreamsConfig) -> boo
     if not 1 <= config.layers <= network.config.num_hidden_layers:
         raise PacelineError(f"--layers is {config.layers}; {draft} has {network.config.num_hidden_layers}")
     # Longer rows cost more than they teach: all streams of all tokens see each other's layer.
-    lesson = Lesson.open(training, replace(config, length=min(config.length, 128)))
-    if network.config.vocab_size != lesson.teacher.config.vocab_size:
+    trainer = Trainer.open(training, replace(config, length=min(config.length, 128)))
+    if network.config.vocab_size != trainer.teacher.config.vocab_size:
         raise PacelineError(f"{draft} has {network.config.vocab_size} tokens, and {target} has not as many")
     module = StreamsLoss(network, config.count, config.layers, config.rank, config.keep)
-    if not lesson.train(module):
+    if not trainer.train(module):
         return False
-    if lesson.first:
+    if trainer.first:
         module.cpu().eval()
         # Anew: training wraps a module's forward in lower precision.
-        fits = agreement(logits_of(lesson.teacher.cpu()), logits_of(module.draft), lesson.held)
-        streams = measure(module, lesson.held) if lesson.held else []
+        fits = agreement(logits_of(trainer.teacher.cpu()), logits_of(module.draft), trainer.held)
+        streams = measure(module, trainer.held) if trainer.held else []
         out.mkdir(parents=True, exist_ok=True)
-        lesson.tokenizer.inner.save_pretrained(out)
+        trainer.tokenizer.inner.save_pretrained(out)
         network.generation_config.save_pretrained(out)
         dtype = getattr(torch, str(settings.get("dtype") or "float32"))
         weights = {name: p.to(dtype) for name, p in module.draft.named_parameters()}  # tied weights once
         save_tensors(out / "model.safetensors", weights, {"format": "pt"})
         own = {name: p.to(dtype) for name, p in module.named_parameters() if name in ("down", "up", "embedding")}
         save_tensors(out / FILE, own, {"format": "pt"})
-        settings[KEY] = {"layers": config.layers, **lesson.facts("streams", fit=streams)}
+        settings[KEY] = {"layers": config.layers, **trainer.facts("streams", fit=streams)}
         write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
-        lesson.report(agreement_lines(fits) + [
+        trainer.report(agreement_lines(fits) + [
             f"stream {j}  as the draft itself {fit['overlap']:6.1%}  same best token {fit['top1']:6.1%}"
             for j, fit in enumerate(streams, 1)
         ])  # fmt: skip

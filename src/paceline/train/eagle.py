@@ -35,9 +35,9 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.data import Rows, batches
-from paceline.train.lesson import Lesson, LessonConfig, Taught, Training, check_target
 from paceline.train.loss import IGNORE, soft_cross_entropy
 from paceline.train.options import DrafterOptions, Layers, layers_of, with_options
+from paceline.train.trainer import Student, Trainer, TrainerConfig, Training, check_target
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer
 
 PASSES = 4
@@ -50,7 +50,7 @@ SERVED = 3
 """Tokens a server drafts with EAGLE-3 unless it is told otherwise."""
 
 
-class StateLoss(Taught):
+class StateLoss(Student):
     """A head over the target's states whose forward is its loss. input_ids, labels [B, T], labels shifted: IGNORE where
     the next token is not the target's own."""
 
@@ -137,7 +137,7 @@ def depth_facts(depths: Sequence[Depth]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleConfig(LessonConfig):
+class EagleConfig(TrainerConfig):
     """What the loss is made of, and what a batch is."""
 
     soft: float = option(0.1, "Weight of the cross-entropy beside SmoothL1's 1.", least=0)
@@ -211,15 +211,15 @@ def train_eagle(training: Training, config: EagleConfig = EagleConfig()) -> bool
     """Train a layer for the target; writes a folder for `eagle:PATH`, in the layout of published heads. False when
     interrupted; the same call goes on."""
     check_target(training.target)
-    lesson = Lesson.open(training, config, must_hold_out=True)
-    loss = EagleLoss(lesson.teacher, config)
-    if not lesson.train(loss):
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    loss = EagleLoss(trainer.teacher, config)
+    if not trainer.train(loss):
         return False
-    if lesson.first:
-        depths = by_depth(lesson.held, loss.eval(), DEPTHS)
-        facts = {"architectures": ["LlamaForCausalLMEagle"], **layer_config(lesson.teacher.config), "bias": True}
+    if trainer.first:
+        depths = by_depth(trainer.held, loss.eval(), DEPTHS)
+        facts = {"architectures": ["LlamaForCausalLMEagle"], **layer_config(trainer.teacher.config), "bias": True}
         facts |= {"held_out": depth_facts(depths), "loss": {"soft": config.soft, "noise": config.noise}}
-        lesson.save_head(Eagle.name, loss.module.named_parameters(), depth_lines(depths), **facts)
+        trainer.save_head(Eagle.name, loss.module.named_parameters(), depth_lines(depths), **facts)
     return True
 
 
@@ -250,7 +250,7 @@ class FlagOptions(Flags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(LessonConfig):
+class Eagle3Config(TrainerConfig):
     """What a head looks like and how it is trained."""
 
     vocab: int | None = option(None, "Tokens it can draft; half of all if left out.", least=1)
@@ -394,24 +394,24 @@ def train_eagle3(training: Training, config: Eagle3Config = Eagle3Config()) -> b
     """Train a head for the target; writes a folder for `eagle3:PATH` and for vLLM. False when interrupted; the same
     call goes on."""
     taps = taps_of(training.target, config.taps)
-    lesson = Lesson.open(training, config, must_hold_out=True)
-    facts = lesson.teacher.config
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    facts = trainer.teacher.config
     size = facts.vocab_size // 2 if config.vocab is None else config.vocab
-    ends = [token for token in (lesson.tokenizer.eos_token_id,) if token is not None]
-    keep = best_tokens(counts_of(lesson.rows, facts.vocab_size), size, must_keep(lesson.tokenizer, ends)[:1])
-    share = coverage(counts_of(lesson.held, facts.vocab_size), keep)
-    lesson.console.print(f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers")
-    loss = Eagle3Loss(lesson.teacher, keep, config)
-    if not lesson.train(loss):
+    ends = [token for token in (trainer.tokenizer.eos_token_id,) if token is not None]
+    keep = best_tokens(counts_of(trainer.rows, facts.vocab_size), size, must_keep(trainer.tokenizer, ends)[:1])
+    share = coverage(counts_of(trainer.held, facts.vocab_size), keep)
+    trainer.console.print(f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers")
+    loss = Eagle3Loss(trainer.teacher, keep, config)
+    if not trainer.train(loss):
         return False
-    if lesson.first:
-        depths = by_depth(lesson.held, loss.eval(), DEPTHS)
+    if trainer.first:
+        depths = by_depth(trainer.held, loss.eval(), DEPTHS)
         tensors: dict[str, Tensor] = dict(loss.module.named_parameters())
         if len(keep) < facts.vocab_size:
             tensors |= {"d2t": keep - torch.arange(len(keep)), "t2d": loss.is_kept}
         settings = speculators_config(facts, taps, len(keep), config.flags, training.target.expanduser().resolve())
         settings |= {"held_out": depth_facts(depths), "coverage": share}
-        lesson.save_head(Eagle3.name, tensors.items(), depth_lines(depths), **settings)
+        trainer.save_head(Eagle3.name, tensors.items(), depth_lines(depths), **settings)
     return True
 
 

@@ -39,10 +39,10 @@ from paceline.errors import PacelineError
 from paceline.jsonl import check_folder
 from paceline.train.data import Rows, batches
 from paceline.train.layers import DecoderLayers, use_blocks
-from paceline.train.lesson import Lesson, LessonConfig, Training, check_target
 from paceline.train.loss import IGNORE, chunked_cross_entropy, chunked_distillation, soft_cross_entropy
 from paceline.train.options import DrafterOptions, with_options
 from paceline.train.slots import RANKS, Slots, slot_lines, write_slots
+from paceline.train.trainer import Trainer, TrainerConfig, Training, check_target
 
 PASSES = 4
 """Over the answers, where no budget is given."""
@@ -54,7 +54,7 @@ States = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadsConfig(LessonConfig):
+class HeadsConfig(TrainerConfig):
     """What a batch is made of, and what of it is learnt."""
 
     depth: int = option(4, "Heads: the most tokens a draft is deep.", least=1, names=("--heads",))
@@ -250,23 +250,23 @@ def train_heads(
 
     facts  what config.json says about the heads."""
     check_target(training.target)
-    lesson = Lesson.open(training, config, must_hold_out=True)
-    teacher = Teacher(lesson.teacher)
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    teacher = Teacher(trainer.teacher)
     module = make(teacher)
     if config.begin is not None:
         go_on(module, config.begin)
     if config.states is not None:
-        target = lesson.target_facts()
+        target = trainer.target_facts()
         cache = StateCache.open(
-            config.states, target.weights_fingerprint, teacher.last, lesson.rows, target.hidden_size
+            config.states, target.weights_fingerprint, teacher.last, trainer.rows, target.hidden_size
         )
         module.states = cache.of
-    if not lesson.train(module):
+    if not trainer.train(module):
         return False
-    if lesson.first:
-        slots = measure(module, lesson.held)
+    if trainer.first:
+        slots = measure(module, trainer.held)
         lines = slot_lines(slots.accuracies)
-        lesson.save_head(kind, module.saved().items(), lines, **facts, held_out=head_facts(slots))
+        trainer.save_head(kind, module.saved().items(), lines, **facts, held_out=head_facts(slots))
         write_slots(training.out, slots.accuracies, [int(count) for count in slots.counts])
     return True
 

@@ -22,9 +22,9 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.shape import Shape, rotary_tables
 from paceline.train.data import Rows, batches
-from paceline.train.lesson import Lesson, LessonConfig, Taught, Training, check_target, overlaps
 from paceline.train.loss import IGNORE, soft_cross_entropy
 from paceline.train.options import DrafterOptions, with_options
+from paceline.train.trainer import Student, Trainer, TrainerConfig, Training, check_target, overlaps
 from paceline.train.unrolled import UnrolledAttention
 
 PASSES = 10
@@ -32,7 +32,7 @@ PASSES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class KangarooConfig(LessonConfig):
+class KangarooConfig(TrainerConfig):
     """Where the adapter stands, and what a batch is made of."""
 
     exit: int | None = option(None, "Layers of the target that draft; an eighth if left out.", least=0)
@@ -54,7 +54,7 @@ class AdapterModule(UnrolledAttention):
         return y
 
 
-class KangarooLoss(Taught):
+class KangarooLoss(Student):
     """An adapter whose forward is its loss. input_ids, labels [B, T], labels shifted: IGNORE where the next token is
     not the target's own.
 
@@ -97,7 +97,7 @@ def measure(module: KangarooLoss, held: Mapping[str, Rows], batch: int = 4) -> d
     """The adapter and its baseline, the target's own norm and head after layer l, over the labelled positions of
     `held`, at temperature 1: {"tokens", "entropy" (of p: the least soft_ce there can be), "adapter", "no_adapter"}.
 
-    Of each {"soft_ce" (mean of -sum p log q, nats), "overlap", "top1"}, the last two as in `lesson.Agreement`."""
+    Of each {"soft_ce" (mean of -sum p log q, nats), "overlap", "top1"}, the last two as in `trainer.Agreement`."""
     sums = {"adapter": torch.zeros(3), "no_adapter": torch.zeros(3)}
     entropy, tokens = 0.0, 0
     head, norm = module.teacher.lm_head, module.teacher.model.norm
@@ -138,14 +138,14 @@ def train_adapter(training: Training, config: KangarooConfig = KangarooConfig())
     """Train an adapter after layer `config.exit` of the target; writes a folder for `kangaroo:PATH`. False when
     interrupted; the same call goes on."""
     exit = exit_of(training.target, config.exit)
-    lesson = Lesson.open(training, config, must_hold_out=True)
-    module = KangarooLoss(lesson.teacher, exit)
-    if not lesson.train(module):
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    module = KangarooLoss(trainer.teacher, exit)
+    if not trainer.train(module):
         return False
-    if lesson.first:
-        fits = measure(module, lesson.held)
+    if trainer.first:
+        fits = measure(module, trainer.held)
         tensors = module.adapter.named_parameters()
-        lesson.save_head(Kangaroo.name, tensors, table(fits), exit_layer=exit, held_out=fits)
+        trainer.save_head(Kangaroo.name, tensors, table(fits), exit_layer=exit, held_out=fits)
     return True
 
 

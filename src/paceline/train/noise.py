@@ -37,11 +37,11 @@ from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
 from paceline.target.folder import TUNED_FILE
 from paceline.train.data import Rows, batches
-from paceline.train.lesson import Lesson, LessonConfig, Training, open_teacher, pad_token
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.options import Compiled, DrafterOptions, with_options
 from paceline.train.slots import slot_lines, write_slots
+from paceline.train.trainer import Trainer, TrainerConfig, Training, open_teacher, pad_token
 
 PASSES = 3
 """Over the answers, where no budget is given."""
@@ -97,7 +97,7 @@ class NoiseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyConfig(LessonConfig):
+class NoisyConfig(TrainerConfig):
     """What a batch is made of, its noise, and what is trained."""
 
     noise: NoiseConfig = field(default_factory=NoiseConfig)
@@ -202,16 +202,16 @@ def train_noisy(
     same call goes on.
 
     beside  model folders whose clean loss is measured too."""
-    lesson, seed = Lesson.open(training, config), training.loop.seed
-    network = lesson.teacher
-    noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(lesson.tokenizer))
-    start = lesson.target_facts()
+    trainer, seed = Trainer.open(training, config), training.loop.seed
+    network = trainer.teacher
+    noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(trainer.tokenizer))
+    start = trainer.target_facts()
     adapted = with_adapters(network, config.lora) if config.lora else network
-    if not lesson.train(LmLoss(network, compiled), wrap=lambda rows: Noisy(rows, noise, seed)):
+    if not trainer.train(LmLoss(network, compiled), wrap=lambda rows: Noisy(rows, noise, seed)):
         return False
-    if lesson.first:
+    if trainer.first:
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
-        held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in lesson.held.items()}
+        held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in trainer.held.items()}
         report, measured, accuracies = [], {}, []
         if held:
             after = clean_loss(tuned, held)
@@ -219,10 +219,10 @@ def train_noisy(
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
             accuracies = slot_accuracies(tuned, held, noise, seed)
             report = lines(after, before, accuracies)
-        save(lesson, tuned, {"tuned_from": asdict(start), **lesson.facts("noise", **measured)})
+        save(trainer, tuned, {"tuned_from": asdict(start), **trainer.facts("noise", **measured)})
         if held:
             write_slots(training.out, accuracies)
-        lesson.report(report)
+        trainer.report(report)
     return True
 
 
@@ -286,12 +286,12 @@ def lines(after: float, before: Mapping[Path, float], accuracies: Sequence[Seque
     ]
 
 
-def save(lesson: Lesson, network: Any, facts: Mapping[str, Any]) -> None:
+def save(trainer: Trainer, network: Any, facts: Mapping[str, Any]) -> None:
     """A model folder in the target's own dtype, and noise.json beside it with `facts`."""
-    out, dtype = lesson.training.out, AutoConfig.from_pretrained(lesson.training.target).dtype or torch.float32
+    out, dtype = trainer.training.out, AutoConfig.from_pretrained(trainer.training.target).dtype or torch.float32
     network.to(dtype).save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
-    lesson.tokenizer.inner.save_pretrained(out)
+    trainer.tokenizer.inner.save_pretrained(out)
     write_whole(out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
 
 

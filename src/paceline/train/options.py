@@ -23,7 +23,7 @@ from paceline.jsonl import check_folder, objects
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.train.lesson import Training
+    from paceline.train.trainer import Training
 
 __all__ = ["AnswerOptions", "DrafterOptions", "Layers", "layers_of", "option", "use_threads", "with_options"]
 
@@ -116,8 +116,8 @@ class DrafterOptions(AnswerOptions):
         settings  of the loop.
 
         PacelineError for two budgets at once, before the target has written an hour of answers."""
-        from paceline.train.lesson import Training
         from paceline.train.loop import LoopConfig
+        from paceline.train.trainer import Training
 
         use_threads(self.threads)
         if self.minutes is not None and self.tokens is not None:

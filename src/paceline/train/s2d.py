@@ -38,17 +38,17 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
-from paceline.train.lesson import Agreement, Lesson, LessonConfig, Training, open_teacher, overlaps, with_all
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
 from paceline.train.options import Compiled, DrafterOptions, Layers, layers_of, with_options
+from paceline.train.trainer import Agreement, Trainer, TrainerConfig, Training, open_teacher, overlaps, with_all
 
 PASSES = 3
 """Over the answers, where no budget is given: the layers know the language already."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SortedConfig(LessonConfig):
+class SortedConfig(TrainerConfig):
     """What the draft is cut to, and what a batch is made of."""
 
     layers: int | None = option(None, "Layers of the draft; half of the target's if left out.", least=1)
@@ -133,13 +133,13 @@ def depths(config: SortedConfig, num_layers: int) -> tuple[int, tuple[int, ...]]
 def train_sorted(training: Training, config: SortedConfig = SortedConfig(), compiled: bool = True) -> bool:
     """Train a sorted draft from the target; writes a model folder for `s2d:PATH`. False when interrupted; the same call
     goes on."""
-    lesson = Lesson.open(training, config)
-    teacher, held = lesson.teacher, lesson.held
+    trainer = Trainer.open(training, config)
+    teacher, held = trainer.teacher, trainer.held
     layers, exits = depths(config, teacher.config.num_hidden_layers)
     loss = SortedLoss(cut(training.target, layers), exits, teacher if config.teacher else None, compiled)
-    if not lesson.train(loss, validation(held, exits)):
+    if not trainer.train(loss, validation(held, exits)):
         return False
-    if lesson.first:
+    if trainer.first:
         fits, record = measure(loss.model.cpu(), exits, teacher.cpu(), held) if held else ([], None)
         thresholds, speed = record.best() if record else (None, 0.0)
         report = lines(fits)
@@ -149,8 +149,8 @@ def train_sorted(training: Training, config: SortedConfig = SortedConfig(), comp
                 f"thresholds {listed} should be fastest for {training.target.name}: {speed:.2f} times plain decoding "
                 "where reading weights takes the time"
             )
-        save(lesson, loss.model, lesson.facts("sorted", exits=list(exits), thresholds=thresholds, acceptance=fits))
-        lesson.report(report)
+        save(trainer, loss.model, trainer.facts("sorted", exits=list(exits), thresholds=thresholds, acceptance=fits))
+        trainer.report(report)
     return True
 
 
@@ -214,15 +214,15 @@ def lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def save(lesson: Lesson, network: Any, facts: Mapping[str, Any]) -> None:
+def save(trainer: Trainer, network: Any, facts: Mapping[str, Any]) -> None:
     """A model folder in the target's own dtype, with the exits and `facts` in its config.json."""
-    dtype, out = AutoConfig.from_pretrained(lesson.training.target).dtype or torch.float32, lesson.training.out
+    dtype, out = AutoConfig.from_pretrained(trainer.training.target).dtype or torch.float32, trainer.training.out
     weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
     config = json.loads(network.config.to_json_string(use_diff=False)) | {"dtype": str(dtype).removeprefix("torch.")}
     out.mkdir(parents=True, exist_ok=True)
-    lesson.tokenizer.inner.save_pretrained(out)
+    trainer.tokenizer.inner.save_pretrained(out)
     network.generation_config.save_pretrained(out)
-    save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=lesson.target_facts())
+    save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=trainer.target_facts())
 
 
 # Thresholds ------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """What every recipe for a drafter begins and ends with: the target, rows of its answers, the loop, and a report.
 
-    lesson = Lesson.open(training, config)
-    module = MyLoss(lesson.teacher)                       # forward(input_ids, labels) is its loss
-    if lesson.train(module):
-        if lesson.first:                                  # of several processes the one that writes
-            lesson.save_head("mine", module.named_parameters(), lines, held_out=...)
+    trainer = Trainer.open(training, config)
+    module = MyLoss(trainer.teacher)                       # forward(input_ids, labels) is its loss
+    if trainer.train(module):
+        if trainer.first:                                  # of several processes the one that writes
+            trainer.save_head("mine", module.named_parameters(), lines, held_out=...)
 
 And how far a drafter's distribution agrees with its target's, over the labelled positions of held-out rows.
 """
@@ -50,7 +50,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LessonConfig:
+class TrainerConfig:
     """What a batch is made of, and what is held out of it. Recipes add to it what they train."""
 
     length: int = option(512, "Tokens of a training row.", least=8)
@@ -60,11 +60,11 @@ class LessonConfig:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Trainer:
     """A target, and its answers as rows to train on and held-out rows, by source. first: of several processes."""
 
     training: Training
-    config: LessonConfig
+    config: TrainerConfig
     tokenizer: Tokenizer
     teacher: Any
     rows: dict[str, Rows]
@@ -73,7 +73,7 @@ class Lesson:
     console: Console
 
     @classmethod
-    def open(cls, training: Training, config: LessonConfig, *, must_hold_out: bool = False) -> Lesson:
+    def open(cls, training: Training, config: TrainerConfig, *, must_hold_out: bool = False) -> Trainer:
         """Load the target and read the answers. PacelineError if there are too few to hold any out and that must be."""
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)
@@ -147,7 +147,7 @@ class Lesson:
         self.console.print(f"wrote {self.training.out}")
 
 
-class Taught(nn.Module):
+class Student(nn.Module):
     """A module that learns from a frozen target, a transformers model."""
 
     def __init__(self, teacher: Any) -> None:
