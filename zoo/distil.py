@@ -15,7 +15,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.train.draft import DistilLoss
-from paceline.train.lesson import open_teacher
+from paceline.train.trainer import open_teacher
 from paceline.workbench.llama import DRAFT, ModelConfig
 from zoo.lm import Job, new_model, run_stage
 from zoo.text import chat_rows

@@ -19,8 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from paceline.train.data import Document, Message, Rows, Source, batches, lay_end_to_end, pack_whole
-from paceline.train.lesson import agreement, logits_of
 from paceline.train.loss import IGNORE
+from paceline.train.trainer import agreement, logits_of
 from zoo.ngram import NgramModel
 from zoo.text import DataConfig, load_documents, render
 from zoo.tokenizer import DOCUMENT, token_id

@@ -19,7 +19,7 @@ from paceline.draft.prediction import Prediction
 from paceline.draft.registry import create
 from paceline.engine.engine import Engine
 from paceline.serve.app import create_app
-from paceline.serve.listener import Ending, limited
+from paceline.serve.listener import GracefulServer, limited
 from paceline.serve.metrics import RequestLog
 from paceline.serve.settings import Settings
 from paceline.workbench.worker import Worker
@@ -46,7 +46,7 @@ def ending(
     deadline_s: float | None = None,
     grace: float = 0.0,
     **settings: Any,
-) -> Iterator[tuple[str, Ending, Thread]]:
+) -> Iterator[tuple[str, GracefulServer, Thread]]:
     """The address of a running server, the server, and its thread."""
     worker = Worker(made, most_waiting, deadline_s)
     requests = RequestLog(log) if log else None
@@ -55,7 +55,7 @@ def ending(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = Ending(uvicorn.Config(app, port=port, http=http, ws="none", log_level="error"), worker, grace)
+    server = GracefulServer(uvicorn.Config(app, port=port, http=http, ws="none", log_level="error"), worker, grace)
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.train.lesson import Logits, agreement, agreement_lines
 from paceline.train.loss import IGNORE
+from paceline.train.trainer import Logits, agreement, agreement_lines
 
 
 def test_agreement_is_the_overlap_of_two_distributions() -> None:

@@ -15,8 +15,8 @@ from paceline.target.load import load, load_tokenizer
 from paceline.train.data import parse_sources
 from paceline.train.draft import DraftConfig, train_draft
 from paceline.train.generated import generated_rows
-from paceline.train.lesson import Training
 from paceline.train.loop import LoopConfig
+from paceline.train.trainer import Training
 from tests import models
 
 SHAPE = {"hidden": 64, "layers": 1}

@@ -38,9 +38,9 @@ from paceline.train.eagle import (
     train_eagle,
     train_eagle3,
 )  # fmt: skip
-from paceline.train.lesson import Training
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
+from paceline.train.trainer import Training
 from paceline.train.unrolled import Unrolled
 from tests import models, native
 

@@ -28,9 +28,9 @@ from paceline.train.kangaroo import (
     no_adapter,
     train_adapter,
 )
-from paceline.train.lesson import Training
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
+from paceline.train.trainer import Training
 from tests import models, native
 
 EXIT = 1

@@ -16,10 +16,10 @@ from paceline.draft.s2d import Sorted, exits_in_use
 from paceline.engine.engine import Engine
 from paceline.engine.sampling import SamplingParams
 from paceline.errors import PacelineError
-from paceline.train.lesson import Training, agreement, logits_of
 from paceline.train.loop import LoopConfig, read_log
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.s2d import SortedConfig, SortedLoss, cut, depths, measure, train_sorted
+from paceline.train.trainer import Training, agreement, logits_of
 from tests import models
 
 LAYERS = 4

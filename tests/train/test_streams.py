@@ -17,9 +17,9 @@ from paceline.draft.neural.streams import FILE
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.train.draft import StreamsConfig, StreamsLoss, later, measure, seen, train_streams
-from paceline.train.lesson import Training
 from paceline.train.loop import LoopConfig
 from paceline.train.loss import IGNORE
+from paceline.train.trainer import Training
 from tests import models
 from tests.train.test_s2d import SMALL, answers
 

@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.train.data import Document, Mixture, MixtureConfig, assistant, user
 from paceline.train.draft import DistilLoss
-from paceline.train.lesson import agreement, logits_of
 from paceline.train.loop import LoopConfig, train
 from paceline.train.loss import IGNORE
+from paceline.train.trainer import agreement, logits_of
 from zoo.evaluate import HeldOut, compare, held_out_prompts
 
 VOCABULARY, PAD = 30, 0

@@ -79,7 +79,7 @@ def serve(
     from paceline.draft.registry import create
     from paceline.engine.engine import Engine
     from paceline.serve.app import create_app
-    from paceline.serve.listener import Ending, limited, most_files
+    from paceline.serve.listener import GracefulServer, limited, most_files
     from paceline.serve.metrics import RequestLog
     from paceline.serve.reading import described
     from paceline.target.load import tokenizer_for
@@ -120,7 +120,7 @@ def serve(
     print(parsers, flush=True)
     gc.freeze()  # what was loaded stays: looking through it would halt every answer for a moment
     http = limited(min(settings.max_connections, most_files() // 2), settings.head_seconds)
-    server = Ending(uvicorn.Config(app, http=http, ws="none", log_level="warning"), worker, grace)
+    server = GracefulServer(uvicorn.Config(app, http=http, ws="none", log_level="warning"), worker, grace)
     server.run(sockets=[listening])
     if requests is not None:
         requests.close()

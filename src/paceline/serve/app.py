@@ -27,11 +27,11 @@ from paceline.engine.sampling import SamplingParams, TokenLogprob
 from paceline.errors import PacelineError, shortened
 from paceline.serve import reading
 from paceline.serve import tools as tool
-from paceline.serve.answers import Echo, Frame, Style, stream
 from paceline.serve.fields import ChatRequest, Common, DetokenizeRequest, TextRequest, TokenizeRequest, Tool, text_of
 from paceline.serve.guard import LIGHT, Gone, Guard, add_errors, body_of, describe_bodies, off_loop
 from paceline.serve.listener import CutOff
 from paceline.serve.metrics import Metrics, RequestLog
+from paceline.serve.responses import Echo, Frame, Style, stream
 from paceline.serve.settings import Refused, Settings
 from paceline.serve.structure import Grammars
 from paceline.workbench.worker import EngineFailed, Job, Unavailable, Worker
@@ -114,7 +114,7 @@ class Server:
         marks, inside = self.reasoning_of(prompt)
         return reading.Reader(formats, names, marks, inside=inside, most=most, strict=self.strict(tools))
 
-    def strict(self, tools: list[Tool]) -> reading.Strict:
+    def strict(self, tools: list[Tool]) -> reading.ArgumentChecks:
         """By name of the functions that are strict: whether arguments fit the function's schema."""
         functions = [one.function for one in tools if one.function.strict]
         return {f.name: partial(self.grammars.fits, f.parameters or {"type": "object"}) for f in functions}

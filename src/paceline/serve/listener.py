@@ -4,7 +4,7 @@ uvicorn's own protocol waits for ever for the head of a request. Here a head mus
 Where more connections are open than may be, the one that has waited longest for a request, or for the rest of one, is
 closed. So clients that send nothing cannot keep others out. The time limit for bodies is in `guard.py`.
 
-    server = Ending(uvicorn.Config(app, http=limited(1000, head_seconds=10)), worker, grace=30)
+    server = GracefulServer(uvicorn.Config(app, http=limited(1000, head_seconds=10)), worker, grace=30)
     server.run()
 
 The first Ctrl-C or SIGTERM begins the grace: the server still listens, refuses new requests with status 503, and lets
@@ -124,7 +124,7 @@ def most_files() -> int:
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
-class Ending(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """A server that ends in this way. signals: those that have arrived."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker, grace: float):

@@ -129,8 +129,8 @@ class _Nesting:
 
 
 Waiting = Generator[None, None, None]
-Strict = Mapping[str, Callable[[str], bool]]
-NOT_STRICT: Strict = MappingProxyType({})
+ArgumentChecks = Mapping[str, Callable[[str], bool]]
+NO_CHECKS: ArgumentChecks = MappingProxyType({})
 
 
 class Reader:
@@ -152,7 +152,7 @@ class Reader:
         *,
         inside: bool = False,
         most: int | None = None,
-        strict: Strict = NOT_STRICT,
+        strict: ArgumentChecks = NO_CHECKS,
     ):
         self._formats, self._names, self._most = formats, frozenset(names), most
         self._strict = strict

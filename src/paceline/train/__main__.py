@@ -12,29 +12,28 @@ import typer
 from paceline.errors import PacelineError, install
 from paceline.interrupt import STATUS
 
-HELP = """Train drafters for a model: draft models, heads, adapters, and what they need."""
 SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 
 def new_app(help: str) -> typer.Typer:
-    """A command line of recipes; `later` adds them."""
+    """A command line without commands; `later` adds them."""
     made = typer.Typer(help=help, no_args_is_help=True, add_completion=False, **SETTINGS)
     made.callback()(_check_extra)
     return made
 
 
 def _check_extra() -> None:
-    # Before a recipe is imported: without its extra, the package has the rest of the command line.
+    # Runs before a recipe is imported, so that the package works without the extra for training.
     if importlib.util.find_spec("accelerate") is None:
         raise PacelineError(f"training needs packages that are not installed; {install('train')}")
 
 
 RECIPES: dict[str, str] = {}
-"""The function of each command: "package.module:function", typed for Typer."""
+"""The function of each command, "package.module:function", with annotations for Typer."""
 
 
 def recipe(name: str) -> Any:
-    """A command with its options; imports its module, and torch with it."""
+    """The command `name` with its options. Imports its module, and thereby torch."""
     module, _, function = RECIPES[name].partition(":")
     single = typer.Typer(add_completion=False, **SETTINGS)
     run: Callable[..., Any] = getattr(importlib.import_module(module), function)
@@ -42,11 +41,11 @@ def recipe(name: str) -> Any:
     return typer.main.get_command(single)
 
 
-app = new_app(HELP)
+app = new_app("Train drafters for a model: draft models, heads, adapters, and what they need.")
 
 
 def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
-    """Register a command whose module is imported to run it, not to list it."""
+    """Register a command. Its module is imported when the command runs, not when commands are listed."""
     RECIPES[name] = where
 
     def command(context: typer.Context) -> None:
@@ -60,17 +59,17 @@ def later(name: str, where: str, summary: str, app: typer.Typer = app) -> None:
 
 
 later("draft", "paceline.train.draft:command", "Train a draft model on the target's own answers.")
-later("streams", "paceline.train.draft:streams_command", "Teach a draft model to say several tokens a forward.")
+later("streams", "paceline.train.draft:streams_command", "Train a draft model to propose several tokens a forward.")
 later("vocab", "paceline.train.vocab:command", "Count which tokens the target writes, for `vocab=K`.")
 later("sorted", "paceline.train.s2d:command", "Cut a draft with several exits from a model's first layers.")
 later("noise", "paceline.train.noise:command", "Fine-tune a model with noise, so that it drafts for itself.")
 later("kangaroo", "paceline.train.kangaroo:command", "Train an adapter with which a target drafts for itself.")
 later("medusa", "paceline.train.heads:medusa_command", "Train Medusa's heads over a target's last state.")
 later("hydra", "paceline.train.heads:hydra_command", "Train Hydra's heads, which read the drafted tokens before them.")
-later("tree", "paceline.train.slots:command", "Measure heads that came without a tree, by depth and rank.")
+later("tree", "paceline.train.slots:command", "Measure heads that came without a tree file, by depth and rank.")
 later("amphista", "paceline.train.amphista:command", "Train Amphista's network: heads that see each other.")
-later("eagle", "paceline.train.eagle:command", "Train a layer that predicts the target's next state, and drafts.")
-later("eagle3", "paceline.train.eagle:eagle3_command", "Train a layer over three states to draft; vLLM reads it.")
+later("eagle", "paceline.train.eagle:command", "Train a layer that drafts by predicting the target's next state.")
+later("eagle3", "paceline.train.eagle:eagle3_command", "Train a layer that drafts from three states; vLLM reads it.")
 later("vllm", "paceline.train.export:command", "Write Medusa heads in the layout that vLLM reads.")
 later("vision", "paceline.cli.eval_vision:train_command", "Tune a dual encoder on size, position, existence, count.")
 

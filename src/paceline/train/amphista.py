@@ -1,9 +1,9 @@
-"""Amphista's heads: a few causal layers of their own, K heads, and an encoder in which the heads see each other.
+"""Amphista's heads: causal layers of their own, K heads, and an encoder in which the heads attend to each other.
 
-Li et al. (NAACL 2025, arXiv 2406.13170); `paceline.draft.neural.networks` has the network and its switches. The
-layers are causal over the text, the encoder is full over the K depths and never mixes two positions of the text, so one
-forward trains all positions. Without layers, encoder and positions what is left is Medusa's heads, and one switch after
-the other makes the ladder of docs/methods/amphista.md.
+Li et al. (NAACL 2025, arXiv 2406.13170). `paceline.draft.neural.networks` has the network and its switches. The layers
+are causal over the text. The encoder attends over the K depths of one position, never across positions, so one forward
+trains all positions. Without layers, encoder and positions the network is Medusa's heads; docs/methods/amphista.md
+measures the switches one after another.
 
     paceline train amphista models/demo --data answers.jsonl --out build/amphista
 """
@@ -31,41 +31,43 @@ from paceline.draft.neural.networks import (
 from paceline.draft.spec import option
 from paceline.train.heads import HeadsConfig, HeadsLoss, Teacher, own_output_heads, train_heads
 from paceline.train.layers import DecoderLayers
-from paceline.train.lesson import Training
 from paceline.train.options import DrafterOptions, with_options
+from paceline.train.trainer import Training
 
 Fusion = Literal["identity", "random"]
 
 
 @dataclass(frozen=True)
 class SwitchOptions(Switches):
-    """The network's switches on the command line."""
+    """The network's switches as options."""
 
-    tap: Tap = option("pre_norm", "The target's state.")
+    tap: Tap = option("pre_norm", "State of the target that the heads read.")
     stage1_layers: int = option(1, "Causal layers over the states; 0: none.", least=0)
-    stage1_input: First = option("state", "What they read.")
+    stage1_input: First = option("state", "Input of these layers.")
     stage2_layers: int = option(1, "Causal layers after them; 0: none.", least=0)
-    stage2_input: Second = option("concat", "How the token after a state comes in.")
+    stage2_input: Second = option("concat", "How the token after a state is joined to it.")
     mlp: Mlp = option("residual", "The heads: Medusa's, or gated.")
-    positions: Positions = option("learnt", "Of the encoder.")
-    encoder_layers: int = option(1, "Blocks of the encoder; 0: heads do not see each other.", least=0)
-    encoder_ffn: bool = option(True, "A gated MLP in each of its blocks.")
-    encoder_sight: Sight = option("full", "What a position of it sees.")
+    positions: Positions = option("learnt", "Position embeddings of the encoder.")
+    encoder_layers: int = option(1, "Blocks of the encoder; 0: heads do not attend to each other.", least=0)
+    encoder_ffn: bool = option(True, "A gated MLP in each block of the encoder.")
+    encoder_sight: Sight = option("full", "Depths that a depth attends to in the encoder.")
     own_heads: bool = option(False, "An output head for each depth.", names=("--own-heads",))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AmphistaConfig(HeadsConfig):
-    """What a batch is made of, what of it is learnt, the network, and what it begins as."""
+    """The network and its initial weights."""
 
     switches: SwitchOptions = field(default_factory=SwitchOptions)
-    layers_begin: Literal["zeros", "target"] = option("zeros", "The causal layers begin as: zeros, or its last ones.")
-    fusion_begins: Fusion = option("identity", "The projection of state and token, [I ; 0] or random.")
-    positions_begin: float = option(0.0, "Standard deviation of the learnt positions.", least=0)
+    layers_begin: Literal["zeros", "target"] = option(
+        "zeros", "Initial causal layers: without effect (zeros), or copies of the target's last ones."
+    )
+    fusion_begins: Fusion = option("identity", "Initial projection of state and token: [I ; 0] or random.")
+    positions_begin: float = option(0.0, "Standard deviation of the initial learnt positions.", least=0)
 
 
 class AmphistaLoss(HeadsLoss):
-    """Adaptation over the whole text, then heads and encoder at the chosen positions."""
+    """The causal layers over the whole text, then heads and encoder at the chosen positions."""
 
     def __init__(self, teacher: Teacher, config: AmphistaConfig) -> None:
         super().__init__(teacher, config)
@@ -94,7 +96,7 @@ class AmphistaLoss(HeadsLoss):
         """The states [B, T, H] after both stages."""
         s, turns = self.switches, self.teacher.turns(states)
         own = self.teacher.embedding(input_ids)
-        following = own.roll(-1, 1)  # the last one is wrong, and no label comes after it
+        following = own.roll(-1, 1)  # the last position gets a wrong token, but has no label
         if self.fusion1 is not None:
             states = self.fusion1(concat_scaled(states, own if s.stage1_input == "state+token" else following))
         states = self.stage1(states, turns)
@@ -108,7 +110,7 @@ class AmphistaLoss(HeadsLoss):
 
 
 def fusion(width: int, begins: Fusion) -> nn.Linear:
-    """A projection of a state and a token's embedding, [.., 2 H] to [.., H], without bias."""
+    """A linear layer without bias from a state and a token's embedding, [..., 2 H], to [..., H]."""
     linear = nn.Linear(2 * width, width, bias=False)
     if begins == "identity":
         with torch.no_grad():
@@ -124,7 +126,7 @@ def train_amphista(training: Training, config: AmphistaConfig = AmphistaConfig()
 
 @with_options
 def command(setup: DrafterOptions, config: AmphistaConfig) -> bool:
-    """Train Amphista's network, for `--draft amphista:OUT`: heads that see each other, over layers of their own.
+    """Train Amphista's network, for `--draft amphista:OUT`: heads that attend to each other, over their own layers.
 
     paceline train amphista models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/amphista
 

@@ -1,12 +1,12 @@
-"""Data to train on: sources of text, answers of a target, and both as rows of tokens and batches of rows.
+"""Training data: sources of text, answers of a target, and both as rows of tokens and batches of rows.
 
-A source is given as `NAME=PATH`, or as a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
-`NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub, without :CONFIG or @SPLIT if it needs none. A
-record is one that `workbench.conversations` knows. Held-out documents are chosen by a hash of their content, so the
+A source is `NAME=PATH`, or a path whose stem is the name. Files are .txt and .jsonl, gzipped or not;
+`NAME=hf:OWNER/DATA:CONFIG@SPLIT` is a data set of the Hugging Face hub (:CONFIG and @SPLIT may be left out). Records
+have the forms that `workbench.conversations` reads. A hash of the content decides which documents are held out, so the
 split is the same on every machine and in every order.
 
     documents = read(parse_source("books=alice.txt"))
-    training, held = split_rows(file, length=512)            # labels on the target's own tokens alone
+    training, held = split_rows(file, length=512)            # only the target's own tokens are labels
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Message = dict[str, str]
 ROLES = ("system", "user", "assistant")
 HUB = "hf:"
 TEXT_CHUNK = 8000
-"""Characters of a plain-text file that make one document, cut at a paragraph."""
+"""Least characters of a document that is cut from a plain-text file, at a paragraph."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file, or one data set of the hub as `hf:OWNER/DATA:CONFIG@SPLIT`, and the name it goes by in reports."""
+    """A file, or a data set of the hub as `hf:OWNER/DATA:CONFIG@SPLIT`. name: in reports."""
 
     name: str
     path: Path | str
@@ -52,10 +52,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Document:
-    """One document: `messages` of a conversation, or `text`.
+    """A document: the `messages` of a conversation, or `text`.
 
-    context  the passage that an answer was written from, where the record has one.
-    fields   the texts of the record by their keys, and its category, where it is one prompt and its answer."""
+    context  the passage that the answer is based on, if the record has one.
+    fields   of a record with one prompt and its answer: its texts by key, and its category."""
 
     source: str
     text: str = ""
@@ -64,7 +64,7 @@ class Document:
     fields: dict[str, str] = field(default_factory=dict)
 
     def plain(self) -> str:
-        """The document as plain text, a paragraph for each message."""
+        """The document as plain text, one paragraph per message."""
         return self.text or "\n\n".join(m["content"] for m in self.messages)
 
 
@@ -88,7 +88,7 @@ def parse_source(spec: str) -> Source:
 
 
 def parse_sources(specs: Iterable[str]) -> list[Source]:
-    """Several specs; the same name may stand for several files."""
+    """The sources of several specs. Several files may share a name."""
     return [parse_source(spec) for spec in specs]
 
 
@@ -105,7 +105,7 @@ def read(source: Source) -> Iterator[Document]:
 
 
 def held_out(document: Document, share: float = 0.01) -> bool:
-    """Whether the document belongs to the validation split: a function of its content alone."""
+    """Whether the document belongs to the validation split. Depends on its content only."""
     digest = hashlib.sha256(document.plain().encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < share
 
@@ -150,7 +150,7 @@ def _hub_rows(source: Source) -> Iterable[Any]:
 
 
 def _plain_text(source: Source) -> Iterator[Document]:
-    """Paragraph-aligned chunks, so that a whole book is not one held-out decision."""
+    """Documents of whole paragraphs, so that a book is not held out or trained on as a whole."""
     assert isinstance(source.path, Path)
     paragraphs: list[str] = []
     size = 0
@@ -184,19 +184,19 @@ def _document(source: Source, one: Conversation) -> Document:
     for message in one.messages:
         if message["role"] not in ROLES:
             raise PacelineError(f"{one.where}: the role {message['role']!r} is none of {', '.join(ROLES)}")
-    # Of a question in several turns the first is one that can be asked.
-    kept = one.messages if one.answers else one.first_prompt
-    messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in kept)
+    # Of a question with several turns and no answers, only the first turn can be asked.
+    chosen = one.messages if one.answers else one.first_prompt
+    messages = tuple({"role": message["role"], "content": message["content"].strip()} for message in chosen)
     return Document(source.name, messages=messages)
 
 
 def user(text: str) -> Message:
-    """A message of the user."""
+    """A user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
-    """A message of the model."""
+    """An assistant message."""
     return {"role": "assistant", "content": text}
 
 
@@ -205,7 +205,7 @@ def assistant(text: str) -> Message:
 
 @dataclass(frozen=True)
 class Example:
-    """One answer of the target in token ids, and its prompt's, None if they are not known. source: where it is from."""
+    """An answer of the target, in token ids. prompt: its token ids, None if unknown. source: name of the data."""
 
     source: str
     prompt: list[int] | None
@@ -215,13 +215,13 @@ class Example:
 def read_examples(
     file: Path, tokenizer: Tokenizer, questions: Path | None = None, *, need_prompts: bool = False
 ) -> Iterator[Example]:
-    """The answers in a JSON Lines file, in any form that `workbench.conversations` knows. A text alone is an answer
-    whose prompt is not known. A record may have a "source" or a "category".
+    """The answers in a JSON Lines file, in any form that `workbench.conversations` reads. A record that is one text is
+    an answer without a known prompt. A record may have a "source" or a "category".
 
     questions     Spec-Bench's question.jsonl, which has the prompts and categories of its answers.
-    need_prompts  refuse answers without their prompts.
+    need_prompts  PacelineError for an answer without its prompt.
 
-    Raises PacelineError, one line."""
+    PacelineError also if there are no answers."""
     count = 0
     transcriber = Transcriber(tokenizer) if tokenizer.has_chat_template else None
     for one in conversations.read(file, questions, ignore=()):
@@ -239,7 +239,7 @@ def read_examples(
 def _answers(
     one: Conversation, tokenizer: Tokenizer, transcriber: Transcriber | None
 ) -> Iterator[tuple[list[int] | None, list[int]]]:
-    """(prompt, answer) of every answer in a conversation, in token ids."""
+    """(prompt, answer) in token ids, for every answer in a conversation."""
     end = [] if one.is_cut or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     if one.tokens is not None:
         prompt, tokens = one.tokens
@@ -263,7 +263,7 @@ def _stem(file: Path) -> str:
 
 
 def encoded(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> list[int]:
-    """A conversation up to where the assistant speaks; plain text for a model without a chat template."""
+    """Token ids of a conversation, ready for the assistant's answer; of plain text if there is no chat template."""
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat(messages)
     return tokenizer.encode("\n\n".join(message["content"] for message in messages))
@@ -272,10 +272,10 @@ def encoded(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> list
 def split_rows(
     file: Path, length: int, pad: int = 0, held_out: float = 0.05
 ) -> tuple[dict[str, Rows], dict[str, Rows]]:
-    """Rows to train on and held-out rows by source, from a file that `generated_rows` wrote.
+    """(training rows, held-out rows) by source, from a file that `generated_rows` wrote.
 
-    A hash of the prompt decides, so that all answers to one prompt are on one side; of two prompts at least one is held
-    out. Texts that the target wrote freely are divided by a hash of their own."""
+    A hash of the prompt decides, so that all answers to a prompt are on one side. With two prompts or more, at least
+    one is held out. Texts written without a prompt are divided by a hash of the text."""
     examples = []
     for one in conversations.read(file):
         prompt, tokens = one.tokens or (None, ())
@@ -294,8 +294,8 @@ def split_rows(
 
 
 def rows_of(examples: Sequence[Example], length: int, pad: int = 0) -> Rows:
-    """Input ids and labels, int32 [rows, length], several conversations packed into a row; `pad` fills it up. The label
-    of a position is the next token if the target wrote that one, else IGNORE."""
+    """Input ids and labels, int32 [rows, length]: several conversations packed into a row, which `pad` fills up. The
+    label of a position is the next token if the target wrote it, else IGNORE."""
     rendered: list[Rendered] = []
     for example in examples:
         prompt = example.prompt or []
@@ -315,13 +315,13 @@ Rows = tuple[np.ndarray, np.ndarray]
 """Input ids and labels, int32 [num_rows, length]; a label is the next token, or IGNORE."""
 
 Rendered = tuple[list[int], list[bool]]
-"""A document in token ids, and which of them are learnt."""
+"""Token ids of a document, and for each whether it is trained on."""
 
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """What a batch is made of. A source that `weights` does not name weighs `other`, its plain text beside its
-    conversations ("text/NAME") a quarter of that."""
+    """What a batch is made of. A source that `weights` does not name weighs `other`; its plain text, "text/NAME",
+    a quarter of that."""
 
     length: int  # tokens a row
     rows: int  # rows a batch
@@ -334,14 +334,14 @@ class MixtureConfig:
 
 
 def lay_end_to_end(rendered: Iterable[Rendered], length: int) -> Rows:
-    """Documents one after another, cut every `length` tokens; every token is learnt."""
+    """Documents one after another, cut every `length` tokens. Every token is trained on."""
     flat = np.fromiter((i for ids, _ in rendered for i in ids), dtype=np.int32)
     count = max(len(flat) - 1, 0) // length
     return flat[: count * length].reshape(count, length), flat[1 : count * length + 1].reshape(count, length)
 
 
 def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
-    """Conversations packed whole into rows; one longer than a row is cut, and left out when no answer survives."""
+    """Conversations packed whole into rows. One that is longer than a row is cut, and left out if no answer is left."""
     bins: list[tuple[list[int], list[int]]] = []
     is_open: list[int] = []
     for ids, learn in rendered:
@@ -367,7 +367,7 @@ def pack_whole(rendered: Iterable[Rendered], length: int, pad: int) -> Rows:
 
 
 class Mixture:
-    """Batches of rows drawn from several sources by weight; every source is read through before it repeats."""
+    """Batches of rows drawn from several sources by weight. A source repeats after all of its rows have been drawn."""
 
     def __init__(self, rows: dict[str, Rows], config: MixtureConfig) -> None:
         self.rows = {name: r for name, r in rows.items() if len(r[0])}
@@ -416,14 +416,20 @@ def batches(rows: Rows, size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
         yield ids, labels
 
 
+def all_batches(sources: Mapping[str, Rows], size: int = 4) -> Iterator[tuple[Tensor, Tensor]]:
+    """The `batches` of all sources in turn."""
+    for rows in sources.values():
+        yield from batches(rows, size)
+
+
 def first_batch(rows: Rows, most: int = 16) -> Batch:
-    """The first rows as a batch of the loop."""
+    """At most `most` rows from the beginning, as a batch for the loop."""
     ids, labels = (torch.from_numpy(side[:most]).long() for side in rows)
     return {"input_ids": ids, "labels": labels}
 
 
 def row_counts(rows: dict[str, Rows]) -> list[str]:
-    """A line for each source: how many rows, and how many of their tokens are learnt."""
+    """A line for each source: its rows, and how many of their tokens are trained on."""
     return [
         f"  {name:10} {len(ids):6} rows  {ids.size:>10,} tokens, {int((labels != IGNORE).sum()):>10,} learnt"
         for name, (ids, labels) in rows.items()

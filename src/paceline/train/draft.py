@@ -1,21 +1,21 @@
-"""Draft models: one for any target, distilled on the target's own answers; and streams, with which one says several
-tokens a forward.
+"""Draft models, distilled on the target's own answers; and streams, with which a draft model proposes several tokens
+in one forward.
 
-A draft is a small Llama with the target's tokenizer. At every token its distribution q is drawn towards the target's p:
-KL(p || q) plus the total variation, which is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec:
+A draft is a small Llama with the target's tokenizer. Its distribution q learns the target's p at every token. The loss
+is KL(p || q) plus the total variation, which is the rate at which drafts are rejected (Zhou et al. 2024, "DistillSpec:
 Improving speculative decoding via knowledge distillation", section 4).
 
 Streams are Speculative Streaming (Bhendawade et al. 2024, arXiv 2402.11131), as Mirror-SD uses it on the draft (arXiv
-2510.13161). In the draft's last layers every token t has `count` more states after its own, its streams. Stream j
-begins as the token's state M_t, plus a low-rank projection of it and an embedding of j; it sees the tokens up to t and
-the streams 1..j of t; the draft's own head reads it as the token j places after the one that M_t predicts. The loss is
+2510.13161). In the draft's last layers every token t has `count` more states, its streams. Stream j begins as the
+token's state M_t, plus a low-rank projection of M_t and an embedding of j. It attends to the tokens up to t and to the
+streams 1..j of t. From it the draft's own head predicts the token j places after the one that M_t predicts. The loss is
 
     a_0 CE(M_t, y_{t+1}) + sum_j a_j CE(S_{t,j}, y_{t+1+j}),    a_j = 1, 1/2, 1/4, ...
 
-on the target's own answers. Tokens never see streams, so the folder that is written is a draft model like any other
-with a file of streams beside its weights. With `keep` the draft itself stays as it is, and the streams alone learn.
+on the target's own answers. Tokens never attend to streams, so the output folder is an ordinary draft model with one
+more file, the streams. With `keep` the draft is frozen and only the streams learn.
 
-Where we differ: the projection is added to the state and begins at 0, so that a stream begins as its token.
+Difference to the paper: the projection is added to the state and begins at 0, so that a stream begins as its token.
 
     paceline train draft models/demo --data answers.jsonl --out build/draft
     paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
@@ -40,12 +40,14 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.jsonl import loads, write_whole
 from paceline.target.load import SMALL_FILES, find
-from paceline.train.data import Rows, batches
+from paceline.train.data import Rows, all_batches
 from paceline.train.layers import use_blocks
-from paceline.train.lesson import (
-    Lesson,
-    LessonConfig,
-    Taught,
+from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
+from paceline.train.options import Compiled, DrafterOptions, with_options
+from paceline.train.trainer import (
+    Student,
+    Trainer,
+    TrainerConfig,
     Training,
     agreement,
     agreement_lines,
@@ -54,18 +56,16 @@ from paceline.train.lesson import (
     overlaps,
     pad_token,
 )  # fmt: skip
-from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
-from paceline.train.options import Compiled, DrafterOptions, with_options
 from paceline.workbench.llama import ModelConfig, new_llama, save_llama
 
 PASSES, STREAMS_PASSES = 20, 3
-"""Over the answers, where no budget is given: a draft begins with random weights, and one that gets streams knows the
-language already."""
+"""Over the answers, if no budget is given. A draft begins with random weights; one that gets streams is trained
+already."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftConfig(LessonConfig):
-    """What a draft looks like and what a batch is made of."""
+class DraftConfig(TrainerConfig):
+    """The shape of a draft, and what a batch is made of."""
 
     layers: int = option(3, "Layers of the draft model.", least=1)
     hidden: int = option(128, "Its width, a multiple of 64.", least=64)
@@ -76,16 +76,16 @@ class DraftConfig(LessonConfig):
             raise PacelineError(f"--hidden is {self.hidden}; heads are 64 wide, so it is a multiple of 64")
 
     def shape(self, positions: int) -> ModelConfig:
-        """The shape of the draft, which reads as many tokens as its target."""
+        """The shape of a draft for a target with a context of `positions` tokens."""
         return ModelConfig(
             hidden=self.hidden, layers=self.layers, heads=self.hidden // 64, kv_heads=1, intermediate=3 * self.hidden,
             positions=min(ModelConfig.positions, positions),
         )  # fmt: skip
 
 
-class DistilLoss(Taught):
-    """A draft model whose forward is its distance from the target. input_ids [B, T]; the labels do not matter: p is
-    known at every position, so all but padding is learnt."""
+class DistilLoss(Student):
+    """A draft model whose forward is its distance from the target. input_ids [B, T]. Labels are not used: p is known at
+    every position, so all positions but padding are trained on."""
 
     def __init__(self, draft: Any, target: Any, pad: int, compiled: bool = False) -> None:
         super().__init__(target)
@@ -93,7 +93,7 @@ class DistilLoss(Taught):
         if compiled:
             use_blocks(draft, target)
         self.compiled, self.pad = compiled, pad
-        # A function, not a module: a compiled copy does not belong among the parameters.
+        # A function, not a module: the compiled copy must not appear among the parameters.
         self._run = torch.compile(self._hidden) if compiled else self._hidden
 
     def _hidden(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ class DistilLoss(Taught):
         hidden, target_hidden = (self._run if self.training else self._hidden)(input_ids)
         hidden = hidden.to(autocast_dtype(hidden))
         table, target_table = self.draft.lm_head.weight, self.teacher.lm_head.weight
-        # Padding is a run of the pad token up to the end of the row; one alone may begin a document.
+        # Padding is a run of the pad token up to the end of the row. A single one may begin a document.
         following = torch.cat([input_ids[:, 1:], torch.full_like(input_ids[:, :1], self.pad)], 1)
         padding = (input_ids == self.pad) & (following == self.pad)
         return chunked_distillation(
@@ -116,23 +116,23 @@ class DistilLoss(Taught):
 def train_draft(training: Training, config: DraftConfig = DraftConfig(), compiled: bool = True) -> bool:
     """Train a draft for the target; writes a model folder in bfloat16, for `model:PATH`. False when interrupted; the
     same call goes on."""
-    lesson, out = Lesson.open(training, config), training.out
-    facts = lesson.teacher.config
+    trainer, out = Trainer.open(training, config), training.out
+    facts = trainer.teacher.config
     network: Any = new_llama(
         config.shape(facts.max_position_embeddings), training.loop.seed, vocab_size=facts.vocab_size,
         bos_token_id=facts.bos_token_id, eos_token_id=facts.eos_token_id, pad_token_id=None,
     )  # fmt: skip
-    if not lesson.train(DistilLoss(network, lesson.teacher, pad_token(lesson.tokenizer), compiled)):
+    if not trainer.train(DistilLoss(network, trainer.teacher, pad_token(trainer.tokenizer), compiled)):
         return False
-    if lesson.first:
-        fits = agreement(logits_of(lesson.teacher.cpu()), logits_of(network.cpu().eval()), lesson.held)
+    if trainer.first:
+        fits = agreement(logits_of(trainer.teacher.cpu()), logits_of(network.cpu().eval()), trainer.held)
         save_llama(network, out, torch.bfloat16)
-        lesson.tokenizer.inner.save_pretrained(out)
+        trainer.tokenizer.inner.save_pretrained(out)
         settings = loads((out / "config.json").read_bytes())
-        settings |= {"paceline": __version__, "target": asdict(lesson.target_facts())}
-        settings |= lesson.facts("draft", acceptance=[asdict(fit) for fit in fits])
+        settings |= {"paceline": __version__, "target": asdict(trainer.target_facts())}
+        settings |= trainer.facts("draft", acceptance=[asdict(fit) for fit in fits])
         write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
-        lesson.report(agreement_lines(fits))
+        trainer.report(agreement_lines(fits))
     return True
 
 
@@ -143,7 +143,7 @@ def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = Tru
     paceline train draft models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/draft
 
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    draft is measured on held-out answers: how often would its tokens be accepted?
+    share of the draft's tokens that the target would accept is measured on held-out answers.
     """
     return train_draft(setup.training(PASSES, peak_lr=config.lr), config, compiled)
 
@@ -152,13 +152,13 @@ def command(setup: DrafterOptions, config: DraftConfig, compiled: Compiled = Tru
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamsConfig(LessonConfig):
+class StreamsConfig(TrainerConfig):
     """What is added to a draft model, and what a batch is made of."""
 
-    count: int = option(2, "Streams: tokens a forward says beside the next one.", least=1, names=("--streams",))
-    layers: int = option(1, "Last layers of the draft, that run streams.", least=1)
-    rank: int = option(32, "Of the projection that begins a stream.", least=1)
-    keep: bool = option(False, "Leave the draft as it is; the streams alone learn.", names=("--keep",))
+    count: int = option(2, "Streams: tokens that a forward proposes after the next one.", least=1, names=("--streams",))
+    layers: int = option(1, "Last layers of the draft that run streams.", least=1)
+    rank: int = option(32, "Rank of the projection that begins a stream.", least=1)
+    keep: bool = option(False, "Freeze the draft; only the streams learn.", names=("--keep",))
     length: int = option(128, "Tokens of a training row, 128 at most.", least=8)
     lr: float = option(3e-4, "Peak learning rate.", least=0)
 
@@ -166,7 +166,8 @@ class StreamsConfig(LessonConfig):
 class StreamsLoss(nn.Module):
     """A draft model with streams whose forward is its loss. input_ids, labels [B, T], labels shifted.
 
-    draft: a transformers model of the Llama kind; `layers` of its layers run `count` streams. keep: freeze it."""
+    draft   a transformers model of the Llama kind; its last `layers` layers run `count` streams.
+    keep    freeze the draft."""
 
     def __init__(self, draft: Any, count: int, layers: int, rank: int, keep: bool = False) -> None:
         super().__init__()
@@ -176,16 +177,16 @@ class StreamsLoss(nn.Module):
         self.up = nn.Parameter(torch.zeros(size, rank))
         self.embedding = nn.Parameter(0.02 * torch.randn(count, size))
         draft.set_attn_implementation("sdpa")  # takes the mask below
-        self._kept = [draft.requires_grad_(False)] if keep else []  # in a list: not among the parameters
-        self._learnt = None if keep else draft
+        self._frozen = [draft.requires_grad_(False)] if keep else []  # in a list: not among the parameters
+        self._trained = None if keep else draft
 
     @property
     def draft(self) -> Any:
         """The draft model."""
-        return self._kept[0] if self._kept else self._learnt
+        return self._frozen[0] if self._frozen else self._trained
 
     def states(self, input_ids: Tensor) -> Tensor:
-        """What the head reads at every token [B, 1 + count, T, H]: for the next one, then of every stream."""
+        """Inputs of the output head, [B, 1 + count, T, H]: of the tokens, then of every stream."""
         model, count, length = self.draft.model, len(self.embedding), input_ids.shape[1]
         places = torch.arange(length, device=input_ids.device)
         x = model.embed_tokens(input_ids)
@@ -206,14 +207,14 @@ class StreamsLoss(nn.Module):
         states = self.states(input_ids)
         states = states.to(autocast_dtype(states))
         total = torch.zeros((), device=states.device)
-        for j in range(1 if self._kept else 0, states.shape[1]):
+        for j in range(1 if self._frozen else 0, states.shape[1]):
             total = total + 0.5**j * chunked_cross_entropy(states[:, j], self.draft.lm_head.weight, later(labels, j))
         return total
 
 
 def seen(length: int, count: int) -> Tensor:
-    """Who sees whom, bool [(1 + count) T, (1 + count) T], tokens first, then their first streams, and so on: all see
-    the tokens up to their own, and stream j also the streams 1..j of its token."""
+    """Attention mask, bool [(1 + count) T, (1 + count) T], rows are queries: the tokens, then their first streams, and
+    so on. All attend to the tokens up to their own; stream j also to the streams 1..j of its token."""
     kind, place = (x.flatten() for x in torch.meshgrid(torch.arange(count + 1), torch.arange(length), indexing="ij"))
     tokens = (kind[None] == 0) & (place[None] <= place[:, None])
     streams = (kind[None] > 0) & (kind[None] <= kind[:, None]) & (place[None] == place[:, None])
@@ -221,25 +222,25 @@ def seen(length: int, count: int) -> Tensor:
 
 
 def later(labels: Tensor, steps: int) -> Tensor:
-    """Labels [B, T] of the tokens `steps` places further on, where every token until then is the target's own."""
-    learnt, result = labels != IGNORE, labels
+    """Labels [B, T] of the tokens `steps` places later; IGNORE unless all tokens up to there are the target's own."""
+    is_known, result = labels != IGNORE, labels
     for _ in range(steps):
         result = nn.functional.pad(result[:, 1:], (0, 1), value=IGNORE)
-        learnt = learnt & (result != IGNORE)
-    return torch.where(learnt, result, IGNORE)
+        is_known = is_known & (result != IGNORE)
+    return torch.where(is_known, result, IGNORE)
 
 
 @torch.no_grad()
 def measure(module: StreamsLoss, held: Mapping[str, Rows], batch: int = 4) -> list[dict[str, float]]:
-    """For every stream, how its distribution fits what the draft itself says at that place, over the labelled positions
-    of `held`: {"overlap", "top1"} as in `lesson.Agreement`."""
+    """For every stream, how its distribution agrees with the draft's own for the same token, over the labelled
+    positions of `held`: {"overlap", "top1"} as in `trainer.Agreement`."""
     sums, tokens = torch.zeros(len(module.embedding), 2), [0] * len(module.embedding)
     head = module.draft.lm_head
-    for ids, labels in (pair for rows in held.values() for pair in batches(rows, batch)):
+    for ids, labels in all_batches(held, batch):
         main, *streams = (states for states in module.states(ids).unbind(1))
         for j, states in enumerate(streams, 1):
-            kept = later(labels, j)[:, :-j] != IGNORE
-            p, q = (head(x[kept]).float().softmax(-1) for x in (main[:, j:], states[:, :-j]))
+            known = later(labels, j)[:, :-j] != IGNORE
+            p, q = (head(x[known]).float().softmax(-1) for x in (main[:, j:], states[:, :-j]))
             sums[j - 1] += torch.tensor(overlaps(p, q))
             tokens[j - 1] += len(p)
     return [
@@ -256,30 +257,30 @@ def train_streams(training: Training, draft: Path, config: StreamsConfig) -> boo
     settings = loads((folder / "config.json").read_bytes())
     if not 1 <= config.layers <= network.config.num_hidden_layers:
         raise PacelineError(f"--layers is {config.layers}; {draft} has {network.config.num_hidden_layers}")
-    # Longer rows cost more than they teach: all streams of all tokens see each other's layer.
-    lesson = Lesson.open(training, replace(config, length=min(config.length, 128)))
-    if network.config.vocab_size != lesson.teacher.config.vocab_size:
-        raise PacelineError(f"{draft} has {network.config.vocab_size} tokens, and {target} has not as many")
+    # The mask over tokens and streams is quadratic in the length: longer rows cost more than they teach.
+    trainer = Trainer.open(training, replace(config, length=min(config.length, 128)))
+    if network.config.vocab_size != trainer.teacher.config.vocab_size:
+        size = trainer.teacher.config.vocab_size
+        raise PacelineError(f"{draft} has {network.config.vocab_size} tokens, and {target} has {size}")
     module = StreamsLoss(network, config.count, config.layers, config.rank, config.keep)
-    if not lesson.train(module):
+    if not trainer.train(module):
         return False
-    if lesson.first:
+    if trainer.first:
         module.cpu().eval()
-        # Anew: training wraps a module's forward in lower precision.
-        fits = agreement(logits_of(lesson.teacher.cpu()), logits_of(module.draft), lesson.held)
-        streams = measure(module, lesson.held) if lesson.held else []
+        fits = agreement(logits_of(trainer.teacher.cpu()), logits_of(module.draft), trainer.held)
+        streams = measure(module, trainer.held) if trainer.held else []
         out.mkdir(parents=True, exist_ok=True)
-        lesson.tokenizer.inner.save_pretrained(out)
+        trainer.tokenizer.inner.save_pretrained(out)
         network.generation_config.save_pretrained(out)
         dtype = getattr(torch, str(settings.get("dtype") or "float32"))
         weights = {name: p.to(dtype) for name, p in module.draft.named_parameters()}  # tied weights once
         save_tensors(out / "model.safetensors", weights, {"format": "pt"})
         own = {name: p.to(dtype) for name, p in module.named_parameters() if name in ("down", "up", "embedding")}
         save_tensors(out / FILE, own, {"format": "pt"})
-        settings[KEY] = {"layers": config.layers, **lesson.facts("streams", fit=streams)}
+        settings[KEY] = {"layers": config.layers, **trainer.facts("streams", fit=streams)}
         write_whole(out / "config.json", json.dumps(settings, indent=2) + "\n")
-        lesson.report(agreement_lines(fits) + [
-            f"stream {j}  as the draft itself {fit['overlap']:6.1%}  same best token {fit['top1']:6.1%}"
+        trainer.report(agreement_lines(fits) + [
+            f"stream {j}  overlap with the draft {fit['overlap']:6.1%}  same best token {fit['top1']:6.1%}"
             for j, fit in enumerate(streams, 1)
         ])  # fmt: skip
     return True
@@ -291,7 +292,7 @@ def streams_command(
     draft: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder of the draft model.")],
     config: StreamsConfig,
 ) -> bool:
-    """Teach a draft model to say several tokens a forward, for `--draft model:OUT,streams=2`.
+    """Train a draft model to propose several tokens in one forward, for `--draft model:OUT,streams=2`.
 
     paceline train streams models/demo --draft models/demo-draft --data answers.jsonl --out build/streams
 

@@ -1,16 +1,16 @@
 """EAGLE and EAGLE-3: one layer over states of the target learns to draft.
 
-EAGLE (Li et al. 2024, arXiv 2401.15077, section 3.2): the layer predicts the target's next last state from the one
-before it and the token between them. Where the next token is the target's own the predicted state is drawn to the true
-one (SmoothL1), and what the target's head says of it to what the head says of the true one (cross-entropy with soft
-labels, a tenth of the weight). States are given with noise, so that the layer bears with its own errors. Here the text
-comes from the target; the authors' is recorded.
+EAGLE (Li et al. 2024, arXiv 2401.15077, section 3.2): the layer predicts the target's next last state from the state
+before it and the token between them. The loss, where the next token is the target's own, is SmoothL1 between predicted
+and true state, plus a tenth of the soft cross-entropy between the distributions that the target's head gives for the
+two. Noise on the input states makes the layer robust to its own errors. The text is written by the target; the authors
+use recorded text.
 
-EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted; at every step of the training-time test
-the head's distribution over its own, smaller vocabulary is drawn to the target's over the same tokens, and a later step
-weighs 0.8 of the one before. Positions whose best token the draft vocabulary lacks are not learnt. The vocabulary is
-counted on the answers; its head begins with the target's rows and learns. What is written is a checkpoint of the
-`speculators` format, which vLLM reads too (docs/vllm.md).
+EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3): no state is predicted. At every step of the training-time test
+the head's distribution over its own, smaller vocabulary learns the target's over the same tokens; a step weighs 0.8 of
+the one before. Positions whose best token is not in the draft vocabulary are left out. The vocabulary is counted on the
+answers; the output head begins as the target's rows and learns. The output is a checkpoint of the `speculators` format,
+which vLLM reads too (docs/vllm.md).
 
     paceline train eagle models/demo --data answers.jsonl --out build/eagle
     paceline train eagle3 models/demo --data answers.jsonl --out build/eagle3
@@ -34,32 +34,32 @@ from paceline.draft.neural.vocab import best_tokens, coverage, must_keep
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.data import Rows, batches
-from paceline.train.lesson import Lesson, LessonConfig, Taught, Training, check_target
+from paceline.train.data import Rows, all_batches
 from paceline.train.loss import IGNORE, soft_cross_entropy
 from paceline.train.options import DrafterOptions, Layers, layers_of, with_options
+from paceline.train.trainer import Student, Trainer, TrainerConfig, Training, check_target
 from paceline.train.unrolled import Memory, Unrolled, UnrolledLayer
 
 PASSES = 4
-"""Over the answers, where no budget is given; the authors make 20, and 40 over half a million for EAGLE-3."""
+"""Over the answers, if no budget is given. The authors make 20, and for EAGLE-3 40 over half a million answers."""
 LOOP = {"warmup_steps": 20, "weight_decay": 0.01}
-"""Of both; the paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
+"""For both methods. The paper's AdamW at 3e-5 is for 7 billion parameters and 800,000 steps."""
 DEPTHS = 5
-"""Of the drafts whose acceptance is measured in the end."""
+"""Depths at which acceptance is measured."""
 SERVED = 3
-"""Tokens a server drafts with EAGLE-3 unless it is told otherwise."""
+"""Default number of tokens that a server drafts with EAGLE-3."""
 
 
-class StateLoss(Taught):
-    """A head over the target's states whose forward is its loss. input_ids, labels [B, T], labels shifted: IGNORE where
-    the next token is not the target's own."""
+class StateLoss(Student):
+    """A head over the target's states whose forward is its loss. input_ids, labels [B, T]; a label is the next token,
+    or IGNORE if that is not the target's own."""
 
     module: Any
     """An `Unrolled`."""
 
     @torch.no_grad()
     def states(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The states that the head reads, [B, T, ...], and the last ones after the final norm, [B, T, H]."""
+        """(states that the head reads [B, T, ...], last states after the final norm [B, T, H])."""
         raise NotImplementedError
 
     def unroll(self, read: Tensor, input_ids: Tensor, steps: int) -> Iterator[Tensor]:
@@ -69,7 +69,7 @@ class StateLoss(Taught):
         return unrolled
 
     def drafted(self, ids: Tensor, steps: int) -> tuple[Tensor, Iterator[Tensor]]:
-        """The target's last states of ids [B, T], [B, T, H], and of every step what the output head reads."""
+        """For ids [B, T]: the target's last states [B, T, H], and the input of the output head at every step."""
         ids = ids.to(self.teacher.device)
         read, last = self.states(ids)
         return last.cpu(), (of_step.cpu() for of_step in self.unroll(read, ids, steps))
@@ -80,16 +80,17 @@ class StateLoss(Taught):
         return probs
 
     def draft_probs(self, read: Tensor) -> Tensor:
-        """The head's distribution [N, V] of what its output head reads, [N, H]."""
+        """The head's distribution [N, V] for inputs of its output head [N, H]."""
         return self.target_probs(read)
 
 
 @dataclass(frozen=True)
 class Depth:
-    """How a head drafts at one depth below texts that the target wrote, after drafts that the text followed so far.
+    """Acceptance at one depth of the drafts below texts that the target wrote.
 
-    reached   positions with such a draft. top1: share of them where its best token is the target's. overlap: mean of
-              sum min(p, q), what sampling accepts."""
+    reached  positions whose draft agrees with the text up to this depth.
+    top1     share of them where the draft's best token is the target's.
+    overlap  mean of sum min(p, q): the share that sampling accepts."""
 
     reached: int
     top1: float
@@ -100,19 +101,19 @@ class Depth:
 def by_depth(texts: Mapping[str, Rows], head: StateLoss, depths: int, batch: int = 4) -> list[Depth]:
     """Acceptance by depth over the labelled positions of held-out rows."""
     sums = torch.zeros(depths, 3, dtype=torch.float64)
-    for ids, labels in (pair for rows in texts.values() for pair in batches(rows, batch)):
+    for ids, labels in all_batches(texts, batch):
         states, steps = head.drafted(ids, depths)
-        kept = labels != IGNORE
-        right = kept[:, 1:]
+        known = labels != IGNORE
+        right = known[:, 1:]
         for step, read in enumerate(steps):
-            here = right[:, : read.shape[1]] & kept[:, 1 + step :]
+            here = right[:, : read.shape[1]] & known[:, 1 + step :]
             target = head.target_probs(states[:, 1 + step :][here])
             own = head.draft_probs(read[here])
             best = own.argmax(-1)
             sums[step, 0] += len(own)
             sums[step, 1] += (best == target.argmax(-1)).sum()
             sums[step, 2] += torch.minimum(target, own).sum()
-            right = torch.zeros_like(here)  # the next step is below a draft only where the text goes on with it
+            right = torch.zeros_like(here)  # the next depth counts only where the text continues with this draft
             right[here] = best == labels[:, 1 + step :][here]
     return [
         Depth(int(reached), top1 / max(reached, 1), overlap / max(reached, 1))
@@ -121,31 +122,27 @@ def by_depth(texts: Mapping[str, Rows], head: StateLoss, depths: int, batch: int
 
 
 def depth_lines(depths: Sequence[Depth]) -> list[str]:
-    """`by_depth` for a reader."""
+    """A table of `by_depth`."""
     lines = ["held out, by depth of the draft"]
     lines += [f"{'depth':>7}{'reached':>10}{'top 1':>8}{'overlap':>9}"]
     lines += [f"{n:7}{d.reached:10,}{d.top1:8.3f}{d.overlap:9.3f}" for n, d in enumerate(depths, 1)]
     return lines
 
 
-def depth_facts(depths: Sequence[Depth]) -> list[dict[str, Any]]:
-    """`by_depth` for config.json."""
-    return [asdict(depth) for depth in depths]
-
 
 # EAGLE -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleConfig(LessonConfig):
-    """What the loss is made of, and what a batch is."""
+class EagleConfig(TrainerConfig):
+    """EAGLE's loss."""
 
-    soft: float = option(0.1, "Weight of the cross-entropy beside SmoothL1's 1.", least=0)
-    noise: float = option(0.1, "Uniform noise on the states, up and down.", least=0)
+    soft: float = option(0.1, "Weight of the cross-entropy; SmoothL1 weighs 1.", least=0)
+    noise: float = option(0.1, "Uniform noise on the states: at most this, up or down.", least=0)
 
 
 class EagleModule(Unrolled):
-    """The layer as it is trained."""
+    """The layer in training."""
 
     def __init__(self, config: Any) -> None:
         shape = Shape.of(config)
@@ -163,7 +160,7 @@ class EagleModule(Unrolled):
 
 
 class EagleLoss(StateLoss):
-    """The layer and its loss: SmoothL1 of the states, and the cross-entropy of what the head says of them."""
+    """The layer and its loss: SmoothL1 of the states, and the cross-entropy of their distributions."""
 
     def __init__(self, teacher: Any, config: EagleConfig = EagleConfig()) -> None:
         super().__init__(teacher)
@@ -177,16 +174,16 @@ class EagleLoss(StateLoss):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         states, _ = self.states(input_ids)
-        given = states + (torch.rand_like(states) * 2 - 1) * self.config.noise if self.training else states
-        (predicted,) = self.unroll(given, input_ids, 1)
-        kept = labels[:, 1:] != IGNORE
+        noisy = states + (torch.rand_like(states) * 2 - 1) * self.config.noise if self.training else states
+        (predicted,) = self.unroll(noisy, input_ids, 1)
+        known = labels[:, 1:] != IGNORE
         true = states[:, 1:]
-        distance = F.smooth_l1_loss(predicted[kept].float(), true[kept].float())
-        return distance + self.config.soft * soft_cross_entropy(predicted, true, self.teacher.lm_head.weight, kept)
+        distance = F.smooth_l1_loss(predicted[known].float(), true[known].float())
+        return distance + self.config.soft * soft_cross_entropy(predicted, true, self.teacher.lm_head.weight, known)
 
 
 def layer_config(config: Any) -> dict[str, Any]:
-    """What config.json says of the layer, in the words of published heads: those of a Llama with one layer."""
+    """The layer's entries in config.json, as in published heads: those of a Llama with one layer."""
     shape = Shape.of(config)
     rope = dict(config.rope_parameters)
     return {
@@ -211,21 +208,21 @@ def train_eagle(training: Training, config: EagleConfig = EagleConfig()) -> bool
     """Train a layer for the target; writes a folder for `eagle:PATH`, in the layout of published heads. False when
     interrupted; the same call goes on."""
     check_target(training.target)
-    lesson = Lesson.open(training, config, must_hold_out=True)
-    loss = EagleLoss(lesson.teacher, config)
-    if not lesson.train(loss):
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    loss = EagleLoss(trainer.teacher, config)
+    if not trainer.train(loss):
         return False
-    if lesson.first:
-        depths = by_depth(lesson.held, loss.eval(), DEPTHS)
-        facts = {"architectures": ["LlamaForCausalLMEagle"], **layer_config(lesson.teacher.config), "bias": True}
-        facts |= {"held_out": depth_facts(depths), "loss": {"soft": config.soft, "noise": config.noise}}
-        lesson.save_head(Eagle.name, loss.module.named_parameters(), depth_lines(depths), **facts)
+    if trainer.first:
+        depths = by_depth(trainer.held, loss.eval(), DEPTHS)
+        facts = {"architectures": ["LlamaForCausalLMEagle"], **layer_config(trainer.teacher.config), "bias": True}
+        facts |= {"held_out": [*map(asdict, depths)], "loss": {"soft": config.soft, "noise": config.noise}}
+        trainer.save_head(Eagle.name, loss.module.named_parameters(), depth_lines(depths), **facts)
     return True
 
 
 @with_options
 def command(setup: DrafterOptions, config: EagleConfig) -> bool:
-    """Train a layer that predicts the target's next state and drafts from it, for `--draft eagle:OUT`.
+    """Train a layer that drafts by predicting the target's next state, for `--draft eagle:OUT`.
 
     paceline train eagle models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle
 
@@ -241,29 +238,29 @@ def command(setup: DrafterOptions, config: EagleConfig) -> bool:
 
 @dataclass(frozen=True)
 class FlagOptions(Flags):
-    """The head's norms on the command line: EAGLE-3.1's unless asked otherwise."""
+    """The head's norms as options. Defaults: EAGLE-3.1."""
 
-    norm_before_residual: bool = option(False, "Add to the normed feature.")
-    norm_before_fc: bool = option(False, "One norm for all tapped states.")
-    fc_norm: bool = option(True, "A norm for every tapped state (EAGLE-3.1).")
+    norm_before_residual: bool = option(False, "Use the normed feature as the residual.")
+    norm_before_fc: bool = option(False, "One norm over all tapped states.")
+    fc_norm: bool = option(True, "A norm for each tapped state (EAGLE-3.1).")
     norm_output: bool = option(True, "Feed back the normed output (EAGLE-3.1).")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(LessonConfig):
-    """What a head looks like and how it is trained."""
+class Eagle3Config(TrainerConfig):
+    """The head and its training."""
 
-    vocab: int | None = option(None, "Tokens it can draft; half of all if left out.", least=1)
-    steps: int = option(3, "Steps of the training-time test: depth it learns to draft.", least=1)
-    decay: float = option(0.8, "Weight of a step, of the one before.", least=0)
+    vocab: int | None = option(None, "Size of the draft vocabulary; half of the target's if left out.", least=1)
+    steps: int = option(3, "Steps of the training-time test: the depth that the head learns.", least=1)
+    decay: float = option(0.8, "Weight of a step relative to the one before.", least=0)
     taps: Layers | None = option(
-        None, "Layers whose inputs it reads: 2,4,5; the paper's if left out.", parser=layers_of("--taps")
+        None, "Layers whose inputs the head reads, as in 2,4,5; the paper's if left out.", parser=layers_of("--taps")
     )
     flags: FlagOptions = field(default_factory=FlagOptions)
 
 
 class Eagle3Module(Unrolled):
-    """The head as it is trained; parameters have the names of the files."""
+    """The head in training. Parameters are named as in the files."""
 
     def __init__(self, config: Any, taps: int, vocab: int, flags: Flags) -> None:
         shape = Shape.of(config)
@@ -300,8 +297,8 @@ class Eagle3Module(Unrolled):
 
 
 class Eagle3Loss(StateLoss):
-    """A head whose forward is its loss: soft cross-entropies of its steps. keep: int64 [D], the tokens that can be
-    drafted, ascending."""
+    """A head whose forward is its loss: weighted soft cross-entropies of its steps. keep: int64 [D], the draft
+    vocabulary, ascending."""
 
     keep: Tensor
     is_kept: Tensor
@@ -328,12 +325,12 @@ class Eagle3Loss(StateLoss):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         taps, last = self.states(input_ids)
-        kept = labels != IGNORE
+        used = labels != IGNORE
         with torch.no_grad():
-            kept[kept.clone()] = self.is_kept[self._best(last[kept])]
+            used[used.clone()] = self.is_kept[self._best(last[used])]
         total, config = torch.zeros((), device=last.device), self.config
         for step, read in enumerate(self.unroll(taps, input_ids, config.steps)):
-            here, target = kept[:, 1 + step :], last[:, 1 + step :]
+            here, target = used[:, 1 + step :], last[:, 1 + step :]
             loss = soft_cross_entropy(read, target, self.table, here, self.module.lm_head.weight)
             total = total + config.decay**step * loss
         return total
@@ -345,13 +342,13 @@ class Eagle3Loss(StateLoss):
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=last.device)
 
     def draft_probs(self, read: Tensor) -> Tensor:
-        """0 for the tokens that it does not draft."""
+        """The head's distribution [N, V]; 0 outside the draft vocabulary."""
         own = self.module.lm_head(read.to(self.keep.device)).float().softmax(-1)
         return own.new_zeros(len(own), len(self.is_kept)).index_copy_(-1, self.keep, own).cpu()
 
 
 def counts_of(texts: Mapping[str, Rows], vocab_size: int) -> Tensor:
-    """How often the target wrote each token in rows, int64 [V]."""
+    """How often the target wrote each token in the rows, int64 [V]."""
     counts = np.zeros(vocab_size, np.int64)
     for _, labels in texts.values():
         counts += np.bincount(labels[labels != IGNORE], minlength=vocab_size)
@@ -359,7 +356,7 @@ def counts_of(texts: Mapping[str, Rows], vocab_size: int) -> Tensor:
 
 
 def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Flags, target: Path) -> dict[str, Any]:
-    """config.json of the `speculators` format: what vLLM reads of a head for the model with `config`."""
+    """config.json in the `speculators` format, which vLLM reads, of a head for the model with `config`."""
     method = {"proposal_type": "greedy", "speculative_tokens": SERVED, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -380,44 +377,35 @@ def speculators_config(config: Any, taps: tuple[int, ...], vocab: int, flags: Fl
     }
 
 
-def tensors_of(module: Eagle3Module, keep: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """What model.safetensors holds: the head in bfloat16, and which tokens it drafts if that is not all of them."""
-    tensors = {name: weight.detach().to(torch.bfloat16) for name, weight in module.named_parameters()}
-    if len(keep) == vocab_size:
-        return tensors
-    members = torch.zeros(vocab_size, dtype=torch.bool)
-    members[keep] = True
-    return tensors | {"d2t": keep - torch.arange(len(keep)), "t2d": members}
-
 
 def train_eagle3(training: Training, config: Eagle3Config = Eagle3Config()) -> bool:
     """Train a head for the target; writes a folder for `eagle3:PATH` and for vLLM. False when interrupted; the same
     call goes on."""
     taps = taps_of(training.target, config.taps)
-    lesson = Lesson.open(training, config, must_hold_out=True)
-    facts = lesson.teacher.config
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    facts = trainer.teacher.config
     size = facts.vocab_size // 2 if config.vocab is None else config.vocab
-    ends = [token for token in (lesson.tokenizer.eos_token_id,) if token is not None]
-    keep = best_tokens(counts_of(lesson.rows, facts.vocab_size), size, must_keep(lesson.tokenizer, ends)[:1])
-    share = coverage(counts_of(lesson.held, facts.vocab_size), keep)
-    lesson.console.print(f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers")
-    loss = Eagle3Loss(lesson.teacher, keep, config)
-    if not lesson.train(loss):
+    ends = [token for token in (trainer.tokenizer.eos_token_id,) if token is not None]
+    keep = best_tokens(counts_of(trainer.rows, facts.vocab_size), size, must_keep(trainer.tokenizer, ends)[:1])
+    share = coverage(counts_of(trainer.held, facts.vocab_size), keep)
+    trainer.console.print(f"{len(keep):,} tokens to draft: {share:.2%} of what the target writes in held-out answers")
+    loss = Eagle3Loss(trainer.teacher, keep, config)
+    if not trainer.train(loss):
         return False
-    if lesson.first:
-        depths = by_depth(lesson.held, loss.eval(), DEPTHS)
+    if trainer.first:
+        depths = by_depth(trainer.held, loss.eval(), DEPTHS)
         tensors: dict[str, Tensor] = dict(loss.module.named_parameters())
         if len(keep) < facts.vocab_size:
             tensors |= {"d2t": keep - torch.arange(len(keep)), "t2d": loss.is_kept}
         settings = speculators_config(facts, taps, len(keep), config.flags, training.target.expanduser().resolve())
-        settings |= {"held_out": depth_facts(depths), "coverage": share}
-        lesson.save_head(Eagle3.name, tensors.items(), depth_lines(depths), **settings)
+        settings |= {"held_out": [*map(asdict, depths)], "coverage": share}
+        trainer.save_head(Eagle3.name, tensors.items(), depth_lines(depths), **settings)
     return True
 
 
 def taps_of(target: Path, taps: Sequence[int] | None) -> Layers:
-    """The layers whose inputs are read. PacelineError if the model in `target` has no such layers, or cannot draft
-    like this."""
+    """The layers whose inputs the head reads; `taps`, or the paper's. PacelineError if the model in `target` has no
+    such layers, or heads cannot run with it."""
     layers = Shape.of(check_target(target)).num_layers
     taps = Layers(default_taps(layers) if taps is None else taps)
     if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= layers:
@@ -430,7 +418,7 @@ def taps_of(target: Path, taps: Sequence[int] | None) -> Layers:
 
 @with_options
 def eagle3_command(setup: DrafterOptions, config: Eagle3Config) -> bool:
-    """Train a layer over three of the target's states to draft, for `--draft eagle3:OUT` and for vLLM.
+    """Train a layer that drafts from three of the target's states, for `--draft eagle3:OUT` and for vLLM.
 
     paceline train eagle3 models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/eagle3
 

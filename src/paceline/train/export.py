@@ -1,8 +1,7 @@
-"""Medusa heads for vLLM: in the layout that it reads, with the target's output head among them.
+"""Medusa heads for vLLM: in the layout that it reads, with the target's output head.
 
-Our own folders, and published ones, name the blocks as the authors do and leave the shared output head out. vLLM loads
-those names too, but wants its own words in config.json, and the head, which it does not take from the target.
-(What `paceline train eagle3` writes needs no export.)
+Our folders, and published ones, leave out the output head, which is shared with the target. vLLM does not take it from
+the target, and needs its own keys in config.json. (Heads of `paceline train eagle3` need no export.)
 
     paceline train vllm models/demo-medusa models/demo --out build/medusa-vllm
 """
@@ -12,7 +11,6 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from torch import Tensor
 
@@ -28,8 +26,8 @@ _OUTPUT = re.compile(r"(\d+)\.\d+\.weight")
 
 
 def export_medusa(heads: Path, target: Path, out: Path) -> None:
-    """Write the heads in folder `heads`, which are for the model in folder `target`, into `out`. PacelineError if they
-    are not Medusa's, or of another width."""
+    """Write the heads in the folder `heads`, made for the model in the folder `target`, into the folder `out`.
+    PacelineError if they are not Medusa's, or of another width."""
     _, tensors = open_head(heads, "medusa", None)
     blocks = {_named(_BLOCK, name, "blocks.{0}.layers.{1}.{2}"): t for name, t in tensors.items()}
     blocks = {name: t for name, t in blocks.items() if name}
@@ -53,7 +51,9 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
         "truncated_vocab_size": shape.vocab_size,
     }
     if not outputs:
-        outputs = {"lm_head.weight": output_head(target, shape).to(next(iter(blocks.values())).dtype)}
+        name = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
+        head: Tensor = open_weights(target)[name].get_tensor(name)
+        outputs = {"lm_head.weight": head.to(next(iter(blocks.values())).dtype)}
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / WEIGHTS) as file:
         save_tensors(file, blocks | outputs, {"format": "pt"})
@@ -61,16 +61,10 @@ def export_medusa(heads: Path, target: Path, out: Path) -> None:
 
 
 def _named(pattern: re.Pattern[str], name: str, form: str) -> str:
-    """A tensor's name in another form; "" if it is not of this kind."""
+    """`form` filled with the groups of `pattern` in a tensor's name; "" if the name does not match."""
     match = pattern.fullmatch(name)
     return form.format(*match.groups()) if match else ""
 
-
-def output_head(target: Path, shape: Shape) -> Tensor:
-    """The output head [V, H] of the model in a folder."""
-    name = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-    head: Tensor = open_weights(target)[name].get_tensor(name)
-    return head.to(torch.float32)
 
 
 def command(
@@ -78,7 +72,7 @@ def command(
     target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of their target.")],
     out: Out,
 ) -> None:
-    """Write Medusa heads in the layout that vLLM reads. (Heads of `eagle3` are in such a layout already.)
+    """Write Medusa heads in the layout that vLLM reads. (Heads of `eagle3` have it already.)
 
     paceline train vllm models/demo-medusa models/demo --out build/medusa-vllm
     """

@@ -1,10 +1,10 @@
-"""Kangaroo's adapter: one layer of attention learns to say after layer l what the whole target says.
+"""Kangaroo's adapter: one attention layer after the target's layer l learns to predict what the whole target predicts.
 
-Liu et al. 2024 (arXiv 2404.18911): the target is frozen, and at every token of its own answers the adapter's
-distribution q, read off the target's head, is drawn to the target's p by a cross-entropy with soft labels. Early and
-last states come from one forward. Nothing is shifted: position t of both is the distribution of token t + 1, and it
-counts if that token is the target's own. (The authors' code weighs it by token t - 1, and never shows the adapter the
-first token.) The adapter begins as the target's final norm; the authors' begins at random.
+Liu et al. 2024 (arXiv 2404.18911): the target is frozen. At every token of its own answers the adapter's distribution
+q, through the target's head, learns the target's p by soft cross-entropy. Early and last states come from one forward.
+Position t of both predicts token t + 1, and is trained on if that token is the target's own. (The authors' code selects
+by token t - 1, and never shows the adapter the first token.) The adapter begins as the target's final norm; the
+authors' begins at random.
 
     paceline train kangaroo models/demo --data answers.jsonl --out build/kangaroo
 """
@@ -21,27 +21,27 @@ from paceline.draft.kangaroo import Kangaroo, adapter_shapes
 from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.target.shape import Shape, rotary_tables
-from paceline.train.data import Rows, batches
-from paceline.train.lesson import Lesson, LessonConfig, Taught, Training, check_target, overlaps
+from paceline.train.data import Rows, all_batches
 from paceline.train.loss import IGNORE, soft_cross_entropy
 from paceline.train.options import DrafterOptions, with_options
+from paceline.train.trainer import Student, Trainer, TrainerConfig, Training, check_target, overlaps
 from paceline.train.unrolled import UnrolledAttention
 
 PASSES = 10
-"""Over the answers, where no budget is given; the authors make 20."""
+"""Over the answers, if no budget is given. The authors make 20."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class KangarooConfig(LessonConfig):
-    """Where the adapter stands, and what a batch is made of."""
+class KangarooConfig(TrainerConfig):
+    """The adapter's place."""
 
-    exit: int | None = option(None, "Layers of the target that draft; an eighth if left out.", least=0)
+    exit: int | None = option(None, "First layers of the target, which draft; an eighth if left out.", least=0)
     lr: float = option(1e-3, "Peak learning rate.", least=0)
 
 
 class AdapterModule(UnrolledAttention):
-    """The adapter as it is trained: `paceline.draft.kangaroo.Adapter` without a cache. Parameters have the names of
-    `adapter_shapes`; norms begin at 1, the output projection at 0."""
+    """The adapter in training: `paceline.draft.kangaroo.Adapter` without a cache. Parameters are named as in
+    `adapter_shapes`. Norms begin at 1, the output projection at 0."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, shape.hidden_size)
@@ -49,16 +49,18 @@ class AdapterModule(UnrolledAttention):
         self.output_norm = nn.RMSNorm(shape.hidden_size, shape.eps)
 
     def forward(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
-        """Early states [B, T, H] to what the head reads, [B, T, H]; cos, sin [T, head_dim] of `rotary_tables`."""
+        """Inputs of the target's head [B, T, H] from early states [B, T, H]; cos, sin [T, head_dim] of
+        `rotary_tables`."""
         y: Tensor = self.output_norm(states + super().forward(self.input_norm(states), cos, sin, []))
         return y
 
 
-class KangarooLoss(Taught):
-    """An adapter whose forward is its loss. input_ids, labels [B, T], labels shifted: IGNORE where the next token is
+class KangarooLoss(Student):
+    """An adapter whose forward is its loss. input_ids, labels [B, T]; a label is the next token, or IGNORE if that is
     not the target's own.
 
-    teacher: a transformers model; exit: the layer before which its early states are taken."""
+    teacher  a transformers model.
+    exit     early states are the inputs of this layer, counted from 0."""
 
     cos: Tensor
     sin: Tensor
@@ -68,7 +70,7 @@ class KangarooLoss(Taught):
         shape = Shape.of(teacher.config)
         self.exit = exit
         self.adapter = AdapterModule(shape)
-        with torch.no_grad():  # begin where the target's own norm and head are, and add to that
+        with torch.no_grad():  # begin as the target's own norm and head
             self.adapter.output_norm.weight.copy_(teacher.model.norm.weight)
         cos, sin = rotary_tables(teacher.config, shape)
         self.register_buffer("cos", cos, persistent=False)
@@ -81,34 +83,33 @@ class KangarooLoss(Taught):
         return out.hidden_states[self.exit], out.last_hidden_state
 
     def drafted(self, early: Tensor) -> Tensor:
-        """What the head reads to draft, [B, T, H], from early states."""
+        """Inputs of the head for drafting, [B, T, H], from early states."""
         length = early.shape[1]
         drafted: Tensor = self.adapter(early, self.cos[:length], self.sin[:length])
         return drafted
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         early, last = self.states(input_ids)
-        kept = labels != IGNORE
-        return soft_cross_entropy(self.drafted(early), last, self.teacher.lm_head.weight, kept)
+        return soft_cross_entropy(self.drafted(early), last, self.teacher.lm_head.weight, labels != IGNORE)
 
 
 @torch.no_grad()
 def measure(module: KangarooLoss, held: Mapping[str, Rows], batch: int = 4) -> dict[str, Any]:
-    """The adapter and its baseline, the target's own norm and head after layer l, over the labelled positions of
-    `held`, at temperature 1: {"tokens", "entropy" (of p: the least soft_ce there can be), "adapter", "no_adapter"}.
+    """Measure the adapter, and as baseline the target's own norm and head after layer l, over the labelled positions
+    of `held`, at temperature 1: {"tokens", "entropy" (of p, the least possible soft_ce), "adapter", "no_adapter"}.
 
-    Of each {"soft_ce" (mean of -sum p log q, nats), "overlap", "top1"}, the last two as in `lesson.Agreement`."""
+    The last two are {"soft_ce" (mean of -sum p log q, nats), "overlap", "top1"}, as in `trainer.Agreement`."""
     sums = {"adapter": torch.zeros(3), "no_adapter": torch.zeros(3)}
     entropy, tokens = 0.0, 0
     head, norm = module.teacher.lm_head, module.teacher.model.norm
-    for ids, labels in (pair for rows in held.values() for pair in batches(rows, batch)):
-        kept = (labels != IGNORE).to(head.weight.device)
+    for ids, labels in all_batches(held, batch):
+        known = (labels != IGNORE).to(head.weight.device)
         early, last = module.states(ids.to(head.weight.device))
-        p = head(last[kept]).float().softmax(-1)
+        p = head(last[known]).float().softmax(-1)
         entropy -= float(torch.xlogy(p, p).sum())
         tokens += len(p)
         for name, hidden in (("adapter", module.drafted(early)), ("no_adapter", norm(early))):
-            log_q = head(hidden[kept]).float().log_softmax(-1)
+            log_q = head(hidden[known]).float().log_softmax(-1)
             sums[name] += torch.tensor([-float((p * log_q).sum()), *overlaps(p, log_q.exp())])
     names = ("soft_ce", "overlap", "top1")
     fits = {name: dict(zip(names, (total / max(tokens, 1)).tolist(), strict=True)) for name, total in sums.items()}
@@ -116,7 +117,7 @@ def measure(module: KangarooLoss, held: Mapping[str, Rows], batch: int = 4) -> d
 
 
 def no_adapter(teacher: Any) -> dict[str, Tensor]:
-    """An adapter that does nothing but the target's final norm: the baseline that a trained one has to beat."""
+    """The weights of an adapter that only applies the target's final norm: the baseline of a trained one."""
     shape = Shape.of(teacher.config)
     tensors = {name: torch.zeros(of) for name, of in adapter_shapes(shape).items()}
     tensors["input_norm.weight"] += 1
@@ -125,8 +126,8 @@ def no_adapter(teacher: Any) -> dict[str, Tensor]:
 
 
 def exit_of(target: Path, exit: int | None = None) -> int:
-    """The exit layer; an eighth of the layers, at least one, if left out: the paper's speed peaks at 0.06 to 0.08 of
-    them. PacelineError if the model in `target` has no such layer, or cannot draft like this."""
+    """The exit layer; by default an eighth of the layers, at least one. (In the paper speed peaks at 0.06 to 0.08 of
+    them.) PacelineError if the model in `target` has no such layer, or heads cannot run with it."""
     layers = Shape.of(check_target(target)).num_layers
     exit = min(max(1, layers // 8), layers - 1) if exit is None else exit
     if not 0 <= exit < layers:
@@ -138,19 +139,19 @@ def train_adapter(training: Training, config: KangarooConfig = KangarooConfig())
     """Train an adapter after layer `config.exit` of the target; writes a folder for `kangaroo:PATH`. False when
     interrupted; the same call goes on."""
     exit = exit_of(training.target, config.exit)
-    lesson = Lesson.open(training, config, must_hold_out=True)
-    module = KangarooLoss(lesson.teacher, exit)
-    if not lesson.train(module):
+    trainer = Trainer.open(training, config, must_hold_out=True)
+    module = KangarooLoss(trainer.teacher, exit)
+    if not trainer.train(module):
         return False
-    if lesson.first:
-        fits = measure(module, lesson.held)
+    if trainer.first:
+        fits = measure(module, trainer.held)
         tensors = module.adapter.named_parameters()
-        lesson.save_head(Kangaroo.name, tensors, table(fits), exit_layer=exit, held_out=fits)
+        trainer.save_head(Kangaroo.name, tensors, table(fits), exit_layer=exit, held_out=fits)
     return True
 
 
 def table(fits: Mapping[str, Any]) -> list[str]:
-    """What `measure` returns, for a reader."""
+    """A table of what `measure` returns."""
     lines = [f"held out: {fits['tokens']:,} tokens, entropy of the target {fits['entropy']:.3f} nats"]
     lines += [f"{'':12}{'soft CE':>9}{'overlap':>9}{'top 1':>9}"]
     for name in ("no_adapter", "adapter"):
@@ -161,13 +162,13 @@ def table(fits: Mapping[str, Any]) -> list[str]:
 
 @with_options
 def command(setup: DrafterOptions, config: KangarooConfig) -> bool:
-    """Train an adapter with which the target's first layers draft, for `--draft kangaroo:OUT`.
+    """Train an adapter with which a target's first layers draft, for `--draft kangaroo:OUT`.
 
     paceline train kangaroo models/demo --prompts mine=prompts.jsonl --generate 5000 --out build/kangaroo
 
     The answers are kept in CHECKPOINTS/answers.jsonl. Ctrl-C saves; the same command goes on from there. At the end the
-    adapter is measured on held-out answers, beside the target's own norm and head in its place.
+    adapter is measured on held-out answers, and for comparison the target's own norm and head in its place.
     """
     exit_of(setup.target, config.exit)
-    # AdamW with its usual decay, as in the paper; the authors' rate, 5e-5, is for 7 billion parameters.
+    # AdamW with its usual decay, as in the paper. The authors' rate of 5e-5 is for 7 billion parameters.
     return train_adapter(setup.training(PASSES, optimiser="adamw", peak_lr=config.lr, weight_decay=0.01), config)

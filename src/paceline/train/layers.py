@@ -1,10 +1,9 @@
-"""Attention and decoder layers as they are trained.
+"""Attention and decoder layers in training.
 
-Attention is causal and computed in blocks of queries, every product a batched bf16 matrix product: torch's own CPU
-attention is made for inference, and its backward pass takes half of a small model's training step. This one computes
-only the keys that a block of queries may see, keeps the probabilities, and joins the query heads that share a key head
-into one product. Exact up to rounding (a test compares it with torch's). transformers knows it by `NAME` once
-`register()` was called.
+Attention is causal and computed in blocks of queries, with batched bf16 matrix products: torch's own CPU attention is
+made for inference, and its backward pass takes half of a small model's training step. Each block computes only the keys
+it may attend to and keeps the probabilities; query heads that share a key head share a product. Exact up to rounding (a
+test compares it with torch's). transformers knows it as `NAME` after `register()`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ BLOCK = 128  # queries
 
 
 class _BlockAttention(torch.autograd.Function):
-    """q [N, G, T, D] (G query heads share a key head), k, v [N, T, D] -> [N, G, T, D]."""
+    """q [N, G, T, D], where G query heads share a key head; k, v [N, T, D] -> [N, G, T, D]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
         n, group, length, width = q.shape
-        outs, kept = [], []
+        outs, all_probs = [], []
         for start in range(0, length, block):
             end = min(start + block, length)
             rows = q[:, :, start:end].reshape(n, -1, width)
@@ -39,24 +38,24 @@ class _BlockAttention(torch.autograd.Function):
             scores = torch.where(seen, scores.float() / math.sqrt(width), float("-inf"))
             probs = torch.softmax(scores, -1).to(q.dtype).view(n, -1, end)
             outs.append(torch.bmm(probs, v[:, :end]).view(n, group, end - start, width))
-            kept.append(probs)
+            all_probs.append(probs)
         out = torch.cat(outs, 2)
-        ctx.save_for_backward(q, k, v, out, *kept)
+        ctx.save_for_backward(q, k, v, out, *all_probs)
         ctx.block = block
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, *kept = ctx.saved_tensors
+        q, k, v, out, *all_probs = ctx.saved_tensors
         n, group, length, width = q.shape
         d_out = grads[0]
-        # Softmax's backward subtracts sum(p dp) a row, which is also sum(o do).
+        # Softmax's backward subtracts sum(p dp) of each row, which equals sum(o do).
         inner = (d_out.float() * out.float()).sum(-1, keepdim=True)
         d_out = d_out.to(q.dtype)
         dq: list[Tensor] = []
         dk: list[Tensor] = []
         dv: list[Tensor] = []
-        for probs, start in zip(kept, range(0, length, ctx.block), strict=True):
+        for probs, start in zip(all_probs, range(0, length, ctx.block), strict=True):
             end = min(start + ctx.block, length)
             rows = q[:, :, start:end].reshape(n, -1, width)
             d_rows = d_out[:, :, start:end].reshape(n, -1, width)
@@ -70,7 +69,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _sum_from_start(parts: list[Tensor]) -> Tensor:
-    """Sum of [N, T_i, D] aligned at position 0, in float32; padded, so that a compiler makes one pass of it."""
+    """Sum of [N, T_i, D] aligned at position 0, in float32. Padded, so that a compiler makes it one pass."""
     longest = parts[-1].shape[1]
     total = parts[-1].float()
     for part in parts[:-1]:
@@ -81,7 +80,7 @@ def _sum_from_start(parts: list[Tensor]) -> Tensor:
 def block_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query [B, H, T, D], key, value [B, KV, T, D] -> [B, T, H, D]."""
+    """Causal attention with transformers' signature: query [B, H, T, D], key, value [B, KV, T, D] -> [B, T, H, D]."""
     batch, heads, length, width = query.shape
     shared = key.shape[1]
     cpu = query.device.type
@@ -96,14 +95,14 @@ def block_attention(
 
 
 def register() -> str:
-    """Make the attention known to transformers; returns the name to set as `attn_implementation`."""
+    """Register the attention with transformers. Returns the name to set as `attn_implementation`."""
     AttentionInterface.register(NAME, block_attention)
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)  # causal by construction, never padded
     return NAME
 
 
 def use_blocks(*models: Any) -> None:
-    """Let transformers models on the CPU compute their attention in blocks."""
+    """Set this attention in transformers models that are on the CPU."""
     for model in models:
         if next(model.parameters()).device.type == "cpu":
             model.set_attn_implementation(register())
@@ -111,10 +110,12 @@ def use_blocks(*models: Any) -> None:
 
 # Layers ----------------------------------------------------------------------------------------------------------
 
+
 class DecoderLayers(nn.ModuleList):
-    """`count` causal layers of a target's shape, without biases; `paceline.draft.neural.layers` runs them with a
-    cache. Their output projections begin at 0, so that the
-    layers change nothing at first; with `copied` they begin as the target's last ones."""
+    """`count` causal layers of a target's shape, without biases; `paceline.draft.neural.layers` runs them with a cache.
+
+    Their output projections begin at 0, so that the layers change nothing at first; with `copied` they begin as the
+    target's last layers."""
 
     def __init__(self, teacher: Any, count: int, copied: bool = False) -> None:
         shape = Shape.of(teacher.config)
@@ -130,14 +131,14 @@ class DecoderLayers(nn.ModuleList):
                     layer.mlp.down_proj.weight.zero_()
 
     def forward(self, states: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-        """States [B, T, H], the same; turns: cos and sin [1, T, head_dim] of the target's rotary embedding."""
+        """States [B, T, H] to states [B, T, H]. turns: cos and sin [1, T, head_dim] of the rotary embedding."""
         for layer in self:
             states = layer(states, position_embeddings=turns)
         return states
 
 
 def layer_config(shape: Shape) -> LlamaConfig:
-    """A Llama whose layers have a target's sizes, and no biases. On a CPU attention is computed in blocks."""
+    """A Llama whose layers have a target's sizes, and no biases. On a CPU its attention is computed in blocks."""
     config = LlamaConfig(
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,

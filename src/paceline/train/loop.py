@@ -1,11 +1,11 @@
-"""The one training loop every recipe shares.
+"""The training loop of all recipes.
 
-It is given a module whose forward takes a batch and returns a loss, and a stream of batches; it does the rest: bf16
-autocast and several processes through accelerate, Muon and AdamW, the learning rate, clipping, checkpoints from which
-a run resumes exactly, validation by source, and a log.
+It takes a module whose forward maps a batch to a loss, and a stream of batches. It does the rest: bf16 autocast and
+several processes through accelerate, Muon and AdamW, the learning rate, clipping, checkpoints from which a run resumes
+exactly, validation by source, and a log.
 
-Every process draws the same batch and trains on its share of the rows, so the number of processes changes the speed
-and nothing else: `torchrun --nproc-per-node 2 -m paceline.train ...`.
+Every process draws the same batch and trains on its share of the rows, so the number of processes changes only the
+speed: `torchrun --nproc-per-node 2 -m paceline.train ...`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from paceline.jsonl import Appender, loads, objects, replacing, write_whole
 
 Batch = dict[str, Tensor]
 
-# The plan: warm-up, stable, linear decay. With a budget of minutes the decay is planned on the clock, so a run that was
-# paused still ends in its slot.
+# Schedule: warm-up, stable, linear decay. With a budget of minutes the decay follows the clock, so that a run that was
+# paused still ends in time.
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How long and how to train. Give `tokens` or `minutes`."""
+    """How long and how to train. Give either `tokens` or `minutes`."""
 
     tokens: int | None = None  # budget, input tokens
     minutes: float | None = None  # budget, wall clock, pauses included
-    optimiser: str = "muon"  # for matrices inside the model; "adamw": AdamW for all parameters
+    optimiser: str = "muon"  # Muon for matrices inside the model; "adamw": AdamW for all parameters
     peak_lr: float = 2e-3
     final_lr: float = 0.02  # share of the peak
     warmup_steps: int = 100
@@ -56,7 +56,7 @@ class LoopConfig:
     seed: int = 0
     log_every: int = 20  # steps
     save_every: float = 5.0  # minutes
-    validate_every: float = 10.0  # minutes; and always at the end
+    validate_every: float = 10.0  # minutes, and at the end
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.minutes is None):
@@ -67,7 +67,7 @@ class LoopConfig:
 
 @dataclass
 class Progress:
-    """Where a run is. `seconds` adds up over resumes; `losses` are those since the last row of the log."""
+    """The state of a run. seconds: summed over resumes; losses: since the last row of the log."""
 
     step: int = 0
     tokens: int = 0
@@ -76,7 +76,7 @@ class Progress:
 
 
 def share_done(config: LoopConfig, progress: Progress) -> float:
-    """Share of the budget that is spent, 0 to 1. A budget of 0 is spent at once: the untrained module is measured."""
+    """Share of the budget that is spent, 0 to 1. A budget of 0 is spent at once, to measure the untrained module."""
     if config.tokens is not None:
         spent, budget = float(progress.tokens), float(config.tokens)
     else:
@@ -94,11 +94,11 @@ def learning_rate(config: LoopConfig, step: int, done: float) -> float:
     return rate
 
 
-# Checkpoints: one safetensors file with everything from which a run resumes exactly ------------------------------
+# Checkpoints -----------------------------------------------------------------------------------------------------
 
 
 class Stream(Protocol):
-    """A source of batches whose position can be saved. `progress`, 0 to 1, lets the mixture change over a run."""
+    """A source of batches whose position can be saved. progress, 0 to 1: the mixture may change over a run."""
 
     def next(self, progress: float) -> Batch: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -108,7 +108,7 @@ class Stream(Protocol):
 def save_checkpoint(
     path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], progress: Progress, stream: Stream
 ) -> None:
-    """One safetensors file, written under another name and moved to its place: a kill leaves the old one whole."""
+    """Write all state of a run to one safetensors file, first under another name: a kill leaves the old file whole."""
     tensors = {f"model.{name}": p.detach() for name, p in module.named_parameters()}
     for number, optimiser in enumerate(optimisers):
         for index, state in optimiser.state_dict()["state"].items():
@@ -122,7 +122,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, module: nn.Module, optimisers: Sequence[torch.optim.Optimizer], stream: Stream
 ) -> Progress:
-    """Put everything back as it was; raises when the file is broken or the checkpoint is of another model."""
+    """Restore a run. PacelineError if the file is broken or the checkpoint is of another model."""
     try:
         with safe_open(path, framework="pt") as file:
             header = loads(file.metadata()["paceline"])
@@ -153,13 +153,13 @@ def load_checkpoint(
 
 
 class Reporter:
-    """The progress line and the log, JSON Lines of loss, learning rate, gradient norm and speed. Processes other than
-    the first print and write nothing."""
+    """The progress line, and the log: JSON Lines of loss, learning rate, gradient norm and speed. quiet: print and
+    write nothing, for processes other than the first."""
 
     def __init__(self, config: LoopConfig, log: Path, quiet: bool) -> None:
         self._config, self._log, self._quiet = config, log, quiet
         self._console = Console(stderr=True, quiet=quiet)
-        # It shows nothing if standard error is not a terminal; then some log points print a line instead.
+        # Shows nothing if standard error is not a terminal; every tenth log point prints a line then.
         self._status = self._console.status("compiling ...", spinner="line")
         self._since = (0.0, 0)
         self._printed = False
@@ -172,19 +172,20 @@ class Reporter:
         self._status.__exit__(*error)
 
     def start(self, progress: Progress) -> None:
-        """Drop rows that a killed run wrote after its last checkpoint, so that no step is logged twice."""
+        """Drop log rows that a killed run wrote after its last checkpoint, so that no step is logged twice."""
         self._since = (time.monotonic(), progress.tokens)
         if self._quiet:
             return
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        kept = [row for row in read_log(self._log) if row["step"] <= progress.step]
-        write_whole(self._log, "".join(json.dumps(row) + "\n" for row in kept))
+        rows = [row for row in read_log(self._log) if row["step"] <= progress.step]
+        write_whole(self._log, "".join(json.dumps(row) + "\n" for row in rows))
 
     def say(self, text: str) -> None:
         self._console.print(text)
 
     def step(self, progress: Progress, loss: Tensor, norm: Tensor | float | None, rate: float) -> None:
-        """Note the loss of a step; at every `log_every`-th, log the mean and show it. PacelineError if it is NaN."""
+        """Record the loss of a step; every `log_every` steps, log and show the mean. PacelineError if that is not
+        finite."""
         config = self._config
         progress.losses.append(float(loss))
         if progress.step % config.log_every:
@@ -235,8 +236,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def make_optimisers(module: nn.Module, config: LoopConfig) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embedding and head, AdamW for the rest. Tied weights count once.
 
-    Muon's steps are scaled to the size of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2),
-    so both take the same learning rate. Weight decay for matrices, none for norms and biases."""
+    Muon's steps are scaled to the size of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2), so
+    that both use the same learning rate. Matrices have weight decay, norms and biases none."""
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     inner = [p for name, p in trained if p.dim() == 2 and not _is_table(name)]
     tables = [p for name, p in trained if p.dim() >= 2 and (p.dim() > 2 or _is_table(name))]
@@ -257,7 +258,7 @@ def make_optimisers(module: nn.Module, config: LoopConfig) -> list[torch.optim.O
 
 
 def _is_table(name: str) -> bool:
-    """Embeddings and heads: their rows are looked up, so orthogonal steps make no sense for them."""
+    """Whether a parameter is an embedding or an output head: rows are tokens, so Muon's orthogonal steps do not fit."""
     return "embed" in name or "lm_head" in name
 
 
@@ -265,7 +266,7 @@ def _is_table(name: str) -> bool:
 
 
 class StopSignal:
-    """SIGINT and SIGTERM ask for a clean stop; a second one ends the process as usual."""
+    """Notes SIGINT and SIGTERM, for a clean stop. A second signal ends the process as usual."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -275,7 +276,7 @@ class StopSignal:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 self._before[number] = signal.signal(number, self._ask)
-            except ValueError:  # not in the main thread: the caller's business
+            except ValueError:  # not in the main thread: signals are left to the caller
                 break
         return self
 
@@ -296,11 +297,11 @@ def train(
     validation: dict[str, list[Batch]] | None = None,
     stop_after: int | None = None,
 ) -> bool:
-    """Train `module` in place until the budget is spent; True when it is, False when a signal stopped the run.
+    """Train `module` in place until the budget is spent. Returns True then, and False when a signal stopped the run.
 
-    run         folder of checkpoint and log; if it has a checkpoint, the run goes on from there
-    validation  held-out batches by source
-    stop_after  a step after which to stop as a signal would; for tests"""
+    run         folder of checkpoint and log; the run resumes from a checkpoint in it.
+    validation  held-out batches by source.
+    stop_after  a step after which to stop as on a signal; for tests."""
     torch.manual_seed(config.seed)
     accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=not torch.cuda.is_available())
     first = accelerator.is_main_process
@@ -342,7 +343,7 @@ def train(
             progress.step += 1
             progress.tokens += batch["input_ids"].numel()
             progress.seconds = base + time.monotonic() - began
-            # Signals and clocks differ between processes; all must decide the same.
+            # Signals and clocks differ between processes, but all must make the same decision.
             progress.seconds, stopping = _agree(accelerator, progress.seconds, stop.requested)
             reporter.step(progress, loss, norm, rate)
             if progress.seconds - validated > 60 * config.validate_every:
@@ -361,7 +362,8 @@ def train(
 
 
 def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batch, micro_tokens: int) -> Tensor:
-    """Gradients of this process's rows, summed over micro-batches; the mean loss. Gradients meet in the last one."""
+    """Accumulate the gradients of this process's rows over micro-batches; processes exchange them in the last one.
+    Returns the mean loss."""
     rows = len(next(iter(batch.values())))
     world, rank = accelerator.num_processes, accelerator.process_index
     if rows % world:
@@ -373,8 +375,7 @@ def _forward_backward(prepared: nn.Module, accelerator: Accelerator, batch: Batc
     for start in starts:
         part = {k: t[start : start + micro_rows].to(accelerator.device) for k, t in own.items()}
         share = len(next(iter(part.values()))) / (rows // world)
-        together = nullcontext() if start == starts[-1] else accelerator.no_sync(prepared)
-        with together:
+        with nullcontext() if start == starts[-1] else accelerator.no_sync(prepared):
             loss = prepared(**part) * share
             accelerator.backward(loss)
         total += loss.detach()
@@ -390,7 +391,7 @@ def _agree(accelerator: Accelerator, seconds: float, stopping: bool) -> tuple[fl
 
 
 def validate(module: nn.Module, accelerator: Accelerator, validation: dict[str, list[Batch]]) -> dict[str, float]:
-    """Mean loss of each source."""
+    """Mean loss by source."""
     module.eval()
     row = {}
     with torch.no_grad(), accelerator.autocast():

@@ -1,12 +1,12 @@
-"""Losses in chunks: the logits of a batch are never held at once, and unlearnt positions cost nothing.
+"""Losses in chunks: the logits of a batch are never held at once, and positions without a label cost nothing.
 
-Exact (tests compare them with torch's own); they only rearrange the work. On a CPU this is a third more tokens a second
-for a small model with a large vocabulary; zoo/README.md has the figures.
+Exact (tests compare them with torch's own). On a CPU this is a third more tokens a second for a small model with a
+large vocabulary; zoo/README.md has the figures.
 
-* Cross-entropy, if wished with an unlikelihood term (Welleck et al. 2020, "Neural text generation with unlikelihood
+* Cross-entropy, optionally with an unlikelihood term (Welleck et al. 2020, "Neural text generation with unlikelihood
   training", section 5) at positions where one token is known to be wrong.
-* Distillation: how far a draft model's distribution is from its target's.
-* Soft cross-entropy towards the target's distribution.
+* Distillation: the distance between a draft model's distribution and its target's.
+* Soft cross-entropy with the target's distribution.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK = 256
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """The precision of products with `tensor`: autocast's where it is on, else the tensor's own."""
+    """The dtype of products with `tensor`: autocast's if it is on, else the tensor's own."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
@@ -37,7 +37,7 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype:
 def _chunk(
     rows: Tensor, table: Tensor, wanted: Tensor, unwanted: Tensor, like: Tensor, unlike: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Loss summed over a chunk, and its gradient to the logits [C, V] in the dtype of `rows`.
+    """Loss summed over a chunk, and its gradient with respect to the logits [C, V], in the dtype of `rows`.
 
     rows [C, D], table [V, D]; wanted, unwanted [C] token ids; like, unlike [C] weights of the two terms (0: no term).
     """
@@ -47,8 +47,8 @@ def _chunk(
     p_unwanted = (logits.gather(1, unwanted) - norm).exp()
     left = (1 - p_unwanted).clamp_min(1e-6)
     loss = (like * (norm - logits.gather(1, wanted)) - unlike * left.log()).sum()
-    # Of -log(1 - p_u): d/dz_j = p_u / (1 - p_u) (1[j = u] - p_j), which for j = u is p_u: written so, it does not
-    # vanish where p_u rounds to 1.
+    # The gradient of -log(1 - p_u) is p_u / (1 - p_u) (1[j = u] - p_j). For j = u that is p_u; written in that form it
+    # does not vanish where p_u rounds to 1.
     push = unlike * p_unwanted / left
     token = torch.arange(table.shape[0], device=rows.device)[None]
     error = (like - push) * (logits - norm).exp()
@@ -60,7 +60,7 @@ def _chunk(
 def _distil_chunk(
     rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `_chunk`, for KL(p || q) + TV(p, q): p the target's distribution at target_rows [C, Dt], q our own."""
+    """As `_chunk`, for KL(p || q) + TV(p, q): p is the target's distribution at target_rows [C, Dt], q the draft's."""
     p = torch.softmax((target_rows @ target_table.T).float(), -1)
     log_q = torch.log_softmax((rows @ table.T).float(), -1)
     q = log_q.exp()
@@ -77,7 +77,7 @@ def _distil_chunk(
 def _soft_chunk(
     rows: Tensor, table: Tensor, target_rows: Tensor, weights: Tensor, target_table: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `_chunk`, for -sum p log q; without a target_table one table serves both distributions."""
+    """As `_chunk`, for -sum p log q. Without a target_table both distributions use `table`."""
     p = torch.softmax((target_rows @ (table if target_table is None else target_table).T).float(), -1)
     log_q = torch.log_softmax((rows @ table.T).float(), -1)
     weights = weights[:, None]
@@ -90,7 +90,7 @@ def _compiled(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Gradients are computed chunk by chunk in the forward pass; a frozen table gets none."""
+    """Computes gradients chunk by chunk in the forward pass; none for a frozen table."""
 
     @staticmethod
     def forward(
@@ -102,7 +102,7 @@ class _ChunkedLoss(torch.autograd.Function):
         fixed: tuple[Tensor, ...],
         chunk: int,
     ) -> Tensor:
-        # hidden [N, D], N a multiple of `chunk`; weight [V, D]; targets [N, ...] go to `step` in chunks, fixed whole
+        # hidden [N, D], N a multiple of `chunk`; weight [V, D]; targets [N, ...], given to `step` in chunks
         table = weight.detach().to(hidden.dtype)
         d_hidden = torch.empty_like(hidden)
         learns = ctx.needs_input_grad[1]
@@ -135,16 +135,16 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Mean cross-entropy of `hidden @ weight.T` over the labelled positions.
 
-    hidden [..., D], weight [V, D], labels [...] with IGNORE where not trained. `unwanted` [...] names, for each
-    position, a token that should be unlikely (IGNORE: none); -log(1 - p) of it is added.
+    hidden [..., D], weight [V, D], labels [...] with IGNORE where not trained. unwanted [...]: for each position a
+    token that should be unlikely (IGNORE: none), for which -log(1 - p) is added.
     """
     labels, hidden = labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
     unwanted = torch.full_like(labels, IGNORE) if unwanted is None else unwanted.reshape(-1)
-    kept = (labels != IGNORE) | (unwanted != IGNORE)
-    if not bool(kept.all()):
-        hidden, labels, unwanted = hidden[kept], labels[kept], unwanted[kept]
+    used = (labels != IGNORE) | (unwanted != IGNORE)
+    if not bool(used.all()):
+        hidden, labels, unwanted = hidden[used], labels[used], unwanted[used]
     count = max(len(labels), 1)
-    rest = -len(labels) % chunk  # one shape for the compiled step: the padding weighs nothing
+    rest = -len(labels) % chunk  # padding, of weight 0, gives the compiled step a single shape
     if rest:
         hidden = pad(hidden, (0, 0, 0, rest))
         labels, unwanted = pad(labels, (0, rest), value=IGNORE), pad(unwanted, (0, rest), value=IGNORE)
@@ -165,10 +165,10 @@ def chunked_distillation(
     chunk: int = CHUNK,
     compiled: bool = False,
 ) -> Tensor:
-    """Mean of KL(p || q) + TV(p, q) over the positions of `kept`, q = softmax(hidden @ weight.T) learning.
+    """Mean of KL(p || q) + TV(p, q) over the positions of `kept`; q = softmax(hidden @ weight.T) learns.
 
     hidden [..., D], weight [V, D] of the draft; target_hidden [..., Dt], target_weight [V, Dt] give p; kept bool [...].
-    KL keeps q's tail alive, TV is what acceptance suffers from (Zhou et al. 2024, "DistillSpec", section 4).
+    KL keeps q's tail alive; TV is the rejection rate (Zhou et al. 2024, "DistillSpec", section 4).
     """
     step = _compiled(_distil_chunk) if compiled else _distil_chunk
     fixed = (target_weight.detach().to(hidden.dtype),)
@@ -179,10 +179,10 @@ def soft_cross_entropy(
     hidden: Tensor, target_hidden: Tensor, table: Tensor, kept: Tensor, weight: Tensor | None = None, chunk: int = CHUNK
 ) -> Tensor:
     """Mean of -sum p log q over the positions of `kept`, in nats: p = softmax(target_hidden @ table.T), q =
-    softmax(hidden @ weight.T). The least value is the entropy of p.
+    softmax(hidden @ weight.T). The least possible value is the entropy of p.
 
     hidden [..., D], target_hidden [..., Dt], table [K, Dt], weight [K, D] of the same K tokens, kept bool [...].
-    weight  learns with `hidden`; None: the table, and `hidden` alone learns."""
+    weight  learns with `hidden`; None: q uses `table`, and only `hidden` learns."""
     hidden = hidden.to(autocast_dtype(hidden))
     if weight is None:
         return _towards_target(hidden, table.detach(), target_hidden, kept, _soft_chunk, (), chunk)
@@ -199,20 +199,20 @@ def _towards_target(
     fixed: tuple[Tensor, ...],
     chunk: int,
 ) -> Tensor:
-    """The mean of `step` over the kept positions; 0 if there are none."""
+    """The mean of `step` over the positions of `kept`; 0 if there are none."""
     kept = kept.reshape(-1)
     hidden = hidden.reshape(-1, hidden.shape[-1])[kept]
     target_hidden = target_hidden.reshape(-1, target_hidden.shape[-1])[kept].to(hidden.dtype)
     weights = torch.full((len(hidden),), 1 / max(len(hidden), 1), device=hidden.device)
-    rest = -len(hidden) % chunk  # one shape for a compiled step: the padding weighs nothing
+    rest = -len(hidden) % chunk  # padding, of weight 0, gives a compiled step a single shape
     hidden, target_hidden = pad(hidden, (0, 0, 0, rest)), pad(target_hidden, (0, 0, 0, rest))
     loss: Tensor = _ChunkedLoss.apply(hidden, weight, step, (target_hidden, pad(weights, (0, rest))), fixed, chunk)
     return loss
 
 
 class LmLoss(nn.Module):
-    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted; `unwanted`
-    [B, T] names tokens that should not follow, for the unlikelihood term."""
+    """A causal language model whose forward is its training loss. input_ids, labels [B, T], labels shifted; unwanted
+    [B, T]: tokens that should not come next, for the unlikelihood term."""
 
     def __init__(self, model: Any, compiled: bool = False) -> None:
         super().__init__()

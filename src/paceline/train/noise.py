@@ -1,18 +1,17 @@
-"""Fine-tuning with noise: a model learns to predict past wrong inputs, so that it can draft for itself.
+"""Fine-tuning with noise: a model learns to predict after wrong inputs, so that it can draft for itself.
 
-Wang et al. 2024, "Make Some Noise" (arXiv 2406.17404): ordinary supervised fine-tuning, the labels clean, the inputs
-with noise in them. Section 3.1, "ahead noise": from left to right each token of a segment becomes one drawn from all
-before it, those already replaced among them, so that only what is known when a slot is filled in decoding can stand
-there. Nothing is added to the model, but it is another one afterwards: decoding with `jacobi` is exact for the tuned
-weights, not for those it began with. Run it with `--noise 0` too, from the same start, with the same data, seed and
-budget, to see what the noise alone does.
+Wang et al. 2024, "Make Some Noise" (arXiv 2406.17404): supervised fine-tuning with clean labels and noisy inputs.
+Section 3.1, "ahead noise": from left to right each token of a segment is replaced by one drawn from all tokens before
+it, replaced ones included, because decoding fills its slots with known tokens only. The model keeps its architecture,
+but its weights change: decoding with `jacobi` is exact for the tuned weights, not for the original ones. A second run
+with `--noise 0` and the same data, seed and budget shows the effect of the noise alone.
 
-At the end: the loss on clean held-out answers, beside that of the start and of other models (`--beside`); how often the
-candidates of each slot after the root are what the model itself would say; and, from these, slots.json, from which
+At the end it measures the loss on clean held-out answers, also of the original model and of others (`--beside`), and
+how often the candidates of each slot after the root are the model's own tokens. From these comes slots.json, with which
 `jacobi:OUT,tree=N` builds its tree.
 
-Where we differ from the authors, whose training code was not released: labels on the answers alone, and several
-segments in a long answer if wished (`--every`).
+Differences to the authors, whose training code was not released: only answers have labels, and a long answer may have
+several segments (`--every`).
 
     paceline train noise models/demo --data answers.jsonl --out build/noisy
 """
@@ -36,25 +35,25 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError, install
 from paceline.jsonl import write_whole
 from paceline.target.folder import TUNED_FILE
-from paceline.train.data import Rows, batches
-from paceline.train.lesson import Lesson, LessonConfig, Training, open_teacher, pad_token
+from paceline.train.data import Rows, all_batches, batches
 from paceline.train.loop import Batch, Stream
 from paceline.train.loss import IGNORE, LmLoss
 from paceline.train.options import Compiled, DrafterOptions, with_options
 from paceline.train.slots import slot_lines, write_slots
+from paceline.train.trainer import Trainer, TrainerConfig, Training, open_teacher, pad_token
 
 PASSES = 3
-"""Over the answers, where no budget is given."""
+"""Over the answers, if no budget is given."""
 SLOTS, RANKS = 5, 10
-"""Slots and candidates that are measured; `jacobi` has as many."""
+"""Slots and candidates that are measured, as many as `jacobi` has."""
 MOST_ROWS, PLACES = 32, 4
-"""Held-out rows of a source that are measured, and places in each at which slots are."""
+"""Held-out rows measured per source, and measurements per row."""
 SOURCES = ("prefix", "vocabulary", "mask")
-"""Where a replaced token comes from: all before it (the paper), the whole vocabulary, or it is one token always."""
+"""Noise is drawn from the tokens before it (the paper), from the whole vocabulary, or is always the same token."""
 
 
 class Lengths(tuple[int, ...]):
-    """The least and the most tokens of a segment of noise; on the command line 5, or 3-6."""
+    """Least and most tokens of a segment of noise; on the command line 5, or 3-6."""
 
     @classmethod
     def parse(cls, text: Any) -> Lengths:
@@ -68,20 +67,21 @@ class Lengths(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """How answers are corrupted. gap: least clean tokens between two segments. mask: the token of source "mask";
-    vocab_size: for source "vocabulary"."""
+    """How answers are corrupted.
+
+    gap         least clean tokens between two segments.
+    mask        the token of source "mask".
+    vocab_size  for source "vocabulary"."""
 
     lengths: Lengths = option(
-        Lengths((5, 5)), "Tokens of a segment of noise, as in 5, or 3-6 for any of these; 0: none.",
+        Lengths((5, 5)), "Tokens of a segment of noise: a number, as in 5, or a range, as in 3-6; 0: none.",
         names=("--noise",), parser=Lengths.parse, show_default="5",
     )  # fmt: skip
-    every: int = option(
-        0, "A segment for each so many tokens of an answer; 0: one an answer, as published.", least=0
-    )
+    every: int = option(0, "Tokens of an answer per segment; 0: one segment an answer, as in the paper.", least=0)
     share: float = option(
         1.0, "Share of the answers that get noise; the others stay clean.", least=0, most=1, names=("--noised",)
     )
-    source: str = option("prefix", "Where noise comes from: prefix (published), vocabulary, mask.")
+    source: str = option("prefix", "Source of the noise: prefix (as in the paper), vocabulary, mask.")
     gap: int = 8
     mask: int = 0
     vocab_size: int = 0
@@ -97,8 +97,8 @@ class NoiseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyConfig(LessonConfig):
-    """What a batch is made of, its noise, and what is trained."""
+class NoisyConfig(TrainerConfig):
+    """The noise, and which weights are trained."""
 
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     lora: int = option(0, "Rank of LoRA adapters to train and merge; 0: all weights.", least=0)
@@ -109,8 +109,8 @@ class NoisyConfig(LessonConfig):
 
 
 class Span(NamedTuple):
-    """An answer in a row. Its conversation begins at `begin`, its inputs are first..end - 1; they leave out its last
-    token, which is only ever a label."""
+    """An answer in a row. Its conversation begins at `begin`; its inputs are first..end - 1, without the last token,
+    which is only a label."""
 
     begin: int
     first: int
@@ -125,7 +125,7 @@ def answers_in(ids: np.ndarray, labels: np.ndarray) -> Iterator[Span]:
             at += 1
             continue
         end = at + 1
-        # A label and the next input differ where the next conversation begins without a prompt of its own.
+        # A label and the next input differ where the next conversation begins, if that has no prompt.
         while end < length and labels[end] != IGNORE and ids[end] == labels[end - 1]:
             end += 1
         yield Span(begin, at + 1, end)
@@ -133,7 +133,7 @@ def answers_in(ids: np.ndarray, labels: np.ndarray) -> Iterator[Span]:
 
 
 def segments(answer: Span, config: NoiseConfig, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """(start, length) of the segments to corrupt, left to right, placed uniformly; fewer where more do not fit."""
+    """(start, length) of the segments to corrupt, left to right, placed uniformly; fewer if not all fit."""
     length = answer.end - answer.first
     count = max((length + 1) // config.every, 1) if config.every else 1
     least, most = config.lengths
@@ -151,7 +151,7 @@ def segments(answer: Span, config: NoiseConfig, rng: np.random.Generator) -> lis
 def corrupt(
     ids: np.ndarray, answer: Span, where: Sequence[tuple[int, int]], config: NoiseConfig, rng: np.random.Generator
 ) -> None:
-    """Replace the tokens of the segments `where`, (start, length) each, of `ids` [T] in place."""
+    """Replace the tokens of the segments `where`, each (start, length), in `ids` [T] in place."""
     for start, length in where:
         for at in range(start, start + length):
             if config.source == "prefix":
@@ -161,7 +161,7 @@ def corrupt(
 
 
 def noisy(ids: np.ndarray, labels: np.ndarray, config: NoiseConfig, rng: np.random.Generator) -> np.ndarray:
-    """A row [T] with noise in its answers; the labels are what they were. Answers too short for it stay as they are."""
+    """A copy of a row [T] with noise in its answers. Answers that are too short stay clean."""
     corrupted = ids.copy()
     for answer in answers_in(ids, labels):
         if config.lengths[1] and rng.random() < config.share:
@@ -170,7 +170,8 @@ def noisy(ids: np.ndarray, labels: np.ndarray, config: NoiseConfig, rng: np.rand
 
 
 class Noisy:
-    """A stream of batches with noise in them: the seed's and the step's, in every process and after a resume."""
+    """A stream of batches with noise, which depends on seed and step only: the same in every process and after a
+    resume."""
 
     def __init__(self, stream: Stream, config: NoiseConfig, seed: int) -> None:
         self.stream, self.config, self.seed = stream, config, seed
@@ -198,20 +199,20 @@ class Noisy:
 def train_noisy(
     training: Training, config: NoisyConfig = NoisyConfig(), beside: Sequence[Path] = (), compiled: bool = True
 ) -> bool:
-    """Tune the target on its answers; writes a model folder in the target's own dtype. False when interrupted; the
-    same call goes on.
+    """Tune the target on its answers; writes a model folder in the target's own dtype. False when interrupted; the same
+    call goes on.
 
-    beside  model folders whose clean loss is measured too."""
-    lesson, seed = Lesson.open(training, config), training.loop.seed
-    network = lesson.teacher
-    noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(lesson.tokenizer))
-    start = lesson.target_facts()
+    beside  other models to measure the clean loss of, as folders."""
+    trainer, seed = Trainer.open(training, config), training.loop.seed
+    network = trainer.teacher
+    noise = replace(config.noise, vocab_size=network.config.vocab_size, mask=pad_token(trainer.tokenizer))
+    start = trainer.target_facts()
     adapted = with_adapters(network, config.lora) if config.lora else network
-    if not lesson.train(LmLoss(network, compiled), wrap=lambda rows: Noisy(rows, noise, seed)):
+    if not trainer.train(LmLoss(network, compiled), wrap=lambda rows: Noisy(rows, noise, seed)):
         return False
-    if lesson.first:
+    if trainer.first:
         tuned = (adapted.merge_and_unload() if config.lora else network).cpu().eval()
-        held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in lesson.held.items()}
+        held = {name: (ids[:MOST_ROWS], labels[:MOST_ROWS]) for name, (ids, labels) in trainer.held.items()}
         report, measured, accuracies = [], {}, []
         if held:
             after = clean_loss(tuned, held)
@@ -219,15 +220,15 @@ def train_noisy(
             measured = {"loss": after, "losses": {path.name: loss for path, loss in before.items()}}
             accuracies = slot_accuracies(tuned, held, noise, seed)
             report = lines(after, before, accuracies)
-        save(lesson, tuned, {"tuned_from": asdict(start), **lesson.facts("noise", **measured)})
+        save(trainer, tuned, {"tuned_from": asdict(start), **trainer.facts("noise", **measured)})
         if held:
             write_slots(training.out, accuracies)
-        lesson.report(report)
+        trainer.report(report)
     return True
 
 
 def with_adapters(network: Any, rank: int) -> Any:
-    """Low-rank adapters in every matrix of the layers (LoRA), inside `network`; nothing else of it learns any more."""
+    """Add LoRA adapters to every matrix of the layers of `network`, and freeze its other weights."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -237,7 +238,7 @@ def with_adapters(network: Any, rank: int) -> Any:
 
 @torch.no_grad()
 def clean_loss(network: Any, held: Mapping[str, Rows]) -> float:
-    """Cross-entropy in nats a token on held-out rows without noise, every source weighing alike."""
+    """Cross-entropy in nats a token on held-out rows without noise, the mean over sources."""
     network.eval()
     means = []
     for rows in held.values():
@@ -252,13 +253,13 @@ def clean_loss(network: Any, held: Mapping[str, Rows]) -> float:
 
 @torch.no_grad()
 def slot_accuracies(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, seed: int) -> list[list[float]]:
-    """Entry [d][r]: how often candidate r of slot d is what the model itself says there after the clean text.
+    """Entry [d][r]: how often candidate r of slot d is the model's own best token after the clean text.
 
-    In each held-out row SLOTS tokens of one answer are replaced, at PLACES places; slot d is the (d + 1)th of them."""
+    SLOTS tokens of an answer are replaced, PLACES times per held-out row; slot d is the token d of them, from 0."""
     rng = np.random.default_rng(seed)
     right, count = np.zeros((SLOTS, RANKS)), 0
     ranks = min(RANKS, network.config.vocab_size)
-    for ids, labels in (pair for rows in held.values() for pair in batches(rows, 1)):
+    for ids, labels in all_batches(held, 1):
         row = ids[0].numpy()
         long = [a for a in answers_in(row, labels[0].numpy()) if a.end - a.first >= SLOTS]
         if not long:
@@ -267,9 +268,9 @@ def slot_accuracies(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, 
         for _ in range(PLACES):
             answer = long[rng.integers(len(long))]
             start = int(rng.integers(answer.first, answer.end - SLOTS + 1))
-            junk = row[: start + SLOTS].copy()
-            corrupt(junk, answer, [(start, SLOTS)], noise, rng)
-            logits = network(input_ids=torch.from_numpy(junk)[None]).logits[0, start:]
+            corrupted = row[: start + SLOTS].copy()
+            corrupt(corrupted, answer, [(start, SLOTS)], noise, rng)
+            logits = network(input_ids=torch.from_numpy(corrupted)[None]).logits[0, start:]
             candidates: Tensor = logits.topk(ranks).indices
             right[:, :ranks] += (candidates == best_tokens[start : start + SLOTS, None]).numpy()
             count += 1
@@ -278,20 +279,20 @@ def slot_accuracies(network: Any, held: Mapping[str, Rows], noise: NoiseConfig, 
 
 
 def lines(after: float, before: Mapping[Path, float], accuracies: Sequence[Sequence[float]]) -> list[str]:
-    """What was measured, for a reader."""
+    """The measurements as lines of a report."""
     return [
         f"loss on clean held-out answers  {after:.4f}",
-        *(f"  {after / loss - 1:+.2%} beside {path.name}, {loss:.4f}" for path, loss in before.items()),
+        *(f"  {after / loss - 1:+.2%} against {path.name}, {loss:.4f}" for path, loss in before.items()),
         *slot_lines(accuracies),
     ]
 
 
-def save(lesson: Lesson, network: Any, facts: Mapping[str, Any]) -> None:
-    """A model folder in the target's own dtype, and noise.json beside it with `facts`."""
-    out, dtype = lesson.training.out, AutoConfig.from_pretrained(lesson.training.target).dtype or torch.float32
+def save(trainer: Trainer, network: Any, facts: Mapping[str, Any]) -> None:
+    """Write a model folder in the target's own dtype, with `facts` in TUNED_FILE."""
+    out, dtype = trainer.training.out, AutoConfig.from_pretrained(trainer.training.target).dtype or torch.float32
     network.to(dtype).save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # safetensors writes for the owner alone
-    lesson.tokenizer.inner.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # safetensors makes it readable for the owner only
+    trainer.tokenizer.inner.save_pretrained(out)
     write_whole(out / TUNED_FILE, json.dumps(facts, indent=2) + "\n")
 
 
@@ -301,16 +302,16 @@ def command(
     config: NoisyConfig,
     beside: Annotated[
         list[Path] | None,
-        typer.Option(help="Another model whose clean loss to measure, such as a run with --noise 0.", file_okay=False),
+        typer.Option(help="Another model to measure the clean loss of, such as a run with --noise 0.", file_okay=False),
     ] = None,
     compiled: Compiled = True,
 ) -> bool:
-    """Fine-tune a model with noise, so that `--draft jacobi:OUT` gains more with it. The model changes.
+    """Fine-tune a model with noise, so that `--draft jacobi:OUT` is faster with it. The model's weights change.
 
     paceline train noise models/demo --data chats.jsonl --out build/noisy
 
-    Answers in --data may be anybody's: this is supervised fine-tuning. With --prompts and --generate the model's own
-    are used, which keeps it closest to what it was. Ctrl-C saves; the same command goes on from there.
+    This is supervised fine-tuning: the answers in --data may come from anywhere. The model's own answers, from
+    --prompts and --generate, keep it closest to what it was. Ctrl-C saves; the same command goes on from there.
     """
     training = setup.training(PASSES, peak_lr=config.lr, optimiser="adamw")
     return train_noisy(training, config, beside or (), compiled and not config.lora)

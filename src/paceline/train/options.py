@@ -1,4 +1,4 @@
-"""Options that several training commands share. Imports no torch, so that the help of commands without it is quick.
+"""Options that several training commands share. Imports no torch at the top, so that --help is quick.
 
     @with_options
     def command(setup: DrafterOptions, config: MyConfig) -> bool:
@@ -23,14 +23,14 @@ from paceline.jsonl import check_folder, objects
 from paceline.workbench.options import with_options
 
 if TYPE_CHECKING:
-    from paceline.train.lesson import Training
+    from paceline.train.trainer import Training
 
 __all__ = ["AnswerOptions", "DrafterOptions", "Layers", "layers_of", "option", "use_threads", "with_options"]
 
 Out = Annotated[Path, typer.Option(help="Folder to write.", callback=check_folder)]
-Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock; the decay ends on time.", min=0)]
+Minutes = Annotated[float | None, typer.Option(help="Budget in minutes of wall clock, including the decay.", min=0)]
 Tokens = Annotated[
-    int | None, typer.Option(help="Budget in tokens; exactly repeatable. 0: measure without training.", min=0)
+    int | None, typer.Option(help="Budget in tokens; repeats exactly. 0: measure without training.", min=0)
 ]
 Threads = Annotated[int, typer.Option(help="torch threads.", min=1)]
 Seed = Annotated[int, typer.Option(min=0)]
@@ -40,11 +40,11 @@ Compiled = Annotated[bool, typer.Option(help="Compile the forward pass (a minute
 
 
 class Layers(tuple[int, ...]):
-    """Numbers of layers, on the command line with commas between."""
+    """Layer numbers; on the command line separated by commas."""
 
 
 def layers_of(name: str) -> Callable[[Any], Layers]:
-    """The parser of an option that takes layers, for `option(..., parser=...)`."""
+    """The parser of an option `name` that takes layers, for `option(..., parser=...)`."""
 
     def parse(text: Any) -> Layers:
         try:
@@ -57,17 +57,17 @@ def layers_of(name: str) -> Callable[[Any], Layers]:
 
 @dataclass(kw_only=True)
 class AnswerOptions:
-    """Which answers a target writes, for its drafters to learn from."""
+    """Which answers the target generates, for its drafters to learn from."""
 
     prompts: list[str] | None = option(None, "NAME=PATH of prompts for the target to answer; may be repeated.")
     generate: int = option(0, "Answers for the target to write.", least=0)
     max_tokens: int = option(128, "Most tokens of such an answer.", least=1)
-    temperature: float | None = option(None, "Of such answers; half greedy, half at 1 if left out.", least=0)
+    temperature: float | None = option(None, "Their temperature; half greedy, half at 1 if left out.", least=0)
     seed: Seed = 0
     threads: Threads = 1
 
     def answer(self, target: Path, out: Path, recorded: list[Path] | None = None) -> Path:
-        """Write the `recorded` answers and the generated ones to the file `out`; returns it."""
+        """Write the `recorded` answers and the generated ones to the file `out`, and return it."""
         from rich.console import Console
 
         from paceline.train.data import parse_sources
@@ -93,12 +93,12 @@ class DrafterOptions(AnswerOptions):
 
     target: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of the target.")]
     out: Out
-    # Not --run: torchrun would take it for its own --run-path.
+    # Not --run: torchrun would read it as its own --run-path.
     run: Annotated[
         Path | None,
         typer.Option(
             "--checkpoints",
-            help="Folder of answers, checkpoint and log, for resuming; OUT-run beside OUT if left out.",
+            help="Folder of answers, checkpoint and log, for resuming; OUT-run next to OUT if left out.",
             callback=check_folder,
         ),
     ] = None
@@ -110,14 +110,14 @@ class DrafterOptions(AnswerOptions):
     save_every: SaveEvery = 5.0
 
     def training(self, passes: int, **settings: Any) -> Training:
-        """What is trained for whom, where and how long; the target's answers are written now if they are not there yet.
+        """The training to run. Generates the target's answers first, if they are not there yet.
 
-        passes    over the answers, where no budget is given.
+        passes    over the answers, if no budget is given.
         settings  of the loop.
 
-        PacelineError for two budgets at once, before the target has written an hour of answers."""
-        from paceline.train.lesson import Training
+        PacelineError for two budgets; raised before answers are generated, which may take an hour."""
         from paceline.train.loop import LoopConfig
+        from paceline.train.trainer import Training
 
         use_threads(self.threads)
         if self.minutes is not None and self.tokens is not None:
@@ -132,8 +132,8 @@ class DrafterOptions(AnswerOptions):
 
 
 def use_threads(count: int) -> None:
-    """Set how many threads torch and the tokenizers use, and keep freed memory in the process."""
-    # accelerate's launcher for CPUs tells OpenMP to fill cores in order: each of its processes would take the first.
+    """Set the number of threads of torch and the tokenizers, and keep freed memory in the process."""
+    # accelerate's launcher for CPUs makes OpenMP fill cores in order: all of its processes would use the first ones.
     os.environ.pop("KMP_AFFINITY", None)
     import torch
 
@@ -143,11 +143,11 @@ def use_threads(count: int) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory in the process instead of giving it back to the system; call before the first large allocation.
-    False where the C library is not glibc: nothing changes then.
+    """Keep freed memory in the process instead of returning it to the system. Call it before the first large
+    allocation. False, without effect, where the C library is not glibc.
 
-    A training step on a CPU allocates and frees the same hundreds of megabytes again and again; glibc gives large
-    blocks back to the kernel, which then fills each page anew with zeros. Keeping them made large matrix products up to
+    A training step on a CPU allocates and frees the same hundreds of megabytes again and again. glibc returns large
+    blocks to the kernel, which then fills each page with zeros again. Keeping them made large matrix products up to
     twelve times and whole steps a quarter faster (docs/training.md)."""
     if not sys.platform.startswith("linux"):
         return False

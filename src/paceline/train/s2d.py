@@ -1,18 +1,18 @@
-"""Sorted: the first layers of a model become a draft that tokens may leave at several depths.
+"""Sorted: the first layers of a model become a draft model with exits at several depths.
 
 SortedNet's fine-tuning for language models (SoFT; Kavehzadeh et al. 2024, arXiv 2309.08968, section 3) as S2D uses it
-(Kavehzadeh et al. 2024, arXiv 2407.01955). The first layers, the embedding, the final norm and the head are copied. In
-one forward the states of every exit go through that one norm and that one head, and the loss is the mean over the
-exits of the cross-entropy at what the assistant says. All of it is trained. Nothing of the target enters the loss, so
-one draft serves every target with the tokenizer; `--teacher` adds the distance to the target's distribution (that of
-`draft.py`) at every exit, for a draft that serves one target.
+(Kavehzadeh et al. 2024, arXiv 2407.01955). The first layers, the embedding, the final norm and the head are copied, and
+all are trained. In one forward the states of every exit go through the same norm and head; the loss is the mean over
+the exits of the cross-entropy on the assistant's tokens. The target is not in the loss, so a draft works with every
+target of the tokenizer; `--teacher` adds the distance to the target's distribution (as in `draft.py`) at every exit,
+for a draft for one target.
 
-Where we differ: a sum over exits in SoFT is a mean here (and in S2D's code), which only rescales the learning rate.
+Difference to the paper: SoFT's sum over exits is a mean here (and in S2D's code), which only rescales the learning
+rate.
 
-At the end come thresholds for the exits: those that should make the draft fastest for the target it was trained for.
-S2D finds them by decoding with several (0.5,0.5 for 7B and 13B, 0.75,0.7 for 70B). Here they are computed from held-out
-answers: how sure every exit is at every token, whether it names the token that the target would, and which weights were
-read until then.
+At the end the thresholds of the exits are chosen that should make the draft fastest for its target. S2D tries several
+in decoding (0.5,0.5 for 7B and 13B, 0.75,0.7 for 70B). Here they are computed from held-out answers: the probability of
+each exit's best token, whether that is the target's, and the weights read up to the exit.
 
     paceline train sorted models/demo --data answers.jsonl --out build/sorted
 """
@@ -38,27 +38,27 @@ from paceline.draft.spec import option
 from paceline.errors import PacelineError
 from paceline.train.data import Rows, batches, first_batch
 from paceline.train.layers import use_blocks
-from paceline.train.lesson import Agreement, Lesson, LessonConfig, Training, open_teacher, overlaps, with_all
 from paceline.train.loop import Batch
 from paceline.train.loss import IGNORE, autocast_dtype, chunked_cross_entropy, chunked_distillation
 from paceline.train.options import Compiled, DrafterOptions, Layers, layers_of, with_options
+from paceline.train.trainer import Agreement, Trainer, TrainerConfig, Training, open_teacher, overlaps, with_all
 
 PASSES = 3
-"""Over the answers, where no budget is given: the layers know the language already."""
+"""Over the answers, if no budget is given; few, because the layers are trained already."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SortedConfig(LessonConfig):
-    """What the draft is cut to, and what a batch is made of."""
+class SortedConfig(TrainerConfig):
+    """The draft's layers and exits."""
 
     layers: int | None = option(None, "Layers of the draft; half of the target's if left out.", least=1)
     exits: Layers | None = option(
         None,
-        "Layers with an exit, as in 2,3,4; half, three quarters and all if left out.",
+        "Layers with an exit, as in 2,3,4; after half, three quarters and all of the layers if left out.",
         parser=layers_of("--exits"),
     )
     teacher: bool = option(
-        False, "Learn the target's distribution as well: for one target only.", names=("--teacher",)
+        False, "Also learn the target's distribution, for a draft for one target.", names=("--teacher",)
     )
     lr: float = option(3e-4, "Peak learning rate.", least=0)
 
@@ -66,7 +66,8 @@ class SortedConfig(LessonConfig):
 class SortedLoss(nn.Module):
     """A model with exits whose forward is its loss. input_ids, labels [B, T], labels shifted.
 
-    exits: layers, ascending. teacher: a transformers model with the same tokens, or None."""
+    exits    numbers of layers, ascending.
+    teacher  a transformers model with the same tokens, or None."""
 
     def __init__(self, model: Any, exits: Sequence[int], teacher: Any = None, compiled: bool = False) -> None:
         super().__init__()
@@ -79,9 +80,9 @@ class SortedLoss(nn.Module):
         self._run = torch.compile(self.states) if compiled else self.states
 
     def states(self, input_ids: Tensor) -> list[Tensor]:
-        """What the head reads at every exit, [B, T, H] each: the residual stream after the final norm."""
+        """Inputs of the head at every exit, [B, T, H] each: the residual stream after the final norm."""
         out = self.model.model(input_ids=input_ids, use_cache=False, output_hidden_states=True)
-        # transformers' last entry has been through the norm already.
+        # transformers' last entry is after the norm already.
         inner = [self.model.model.norm(out.hidden_states[exit]) for exit in self.exits if exit < self._depth]
         return [*inner, out.last_hidden_state][: len(self.exits)]
 
@@ -90,7 +91,7 @@ class SortedLoss(nn.Module):
         return len(self.model.model.layers)
 
     def forward(self, input_ids: Tensor, labels: Tensor, exit: Tensor | None = None) -> Tensor:
-        """The mean over all exits; with `exit` [B], a number from 0, the cross-entropy of that one."""
+        """The mean loss over all exits; with `exit` [B], the same index everywhere, the cross-entropy of that exit."""
         states = (self._run if self.training else self.states)(input_ids)
         states = [of_exit.to(autocast_dtype(of_exit)) for of_exit in states]
         table, compiled = self.model.lm_head.weight, self.compiled and self.training
@@ -100,15 +101,15 @@ class SortedLoss(nn.Module):
         for teacher in self._teacher:
             with torch.no_grad():
                 last = teacher.model(input_ids=input_ids, use_cache=False).last_hidden_state
-            kept, target_table = labels != IGNORE, teacher.lm_head.weight
+            known, target_table = labels != IGNORE, teacher.lm_head.weight
             losses += [
-                chunked_distillation(of_exit, table, last, target_table, kept, compiled=compiled) for of_exit in states
+                chunked_distillation(of_exit, table, last, target_table, known, compiled=compiled) for of_exit in states
             ]
         return torch.stack(losses).sum() / len(states)
 
 
 def cut(target: Path, layers: int) -> Any:
-    """The model in `target`, of which only the first `layers` layers are kept, in float32."""
+    """The first `layers` layers of the model in `target`, as a model in float32."""
     network = open_teacher(target)
     network.model.layers = network.model.layers[:layers]
     network.config.num_hidden_layers = layers
@@ -118,7 +119,7 @@ def cut(target: Path, layers: int) -> Any:
 
 
 def depths(config: SortedConfig, num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """(layers, exits) of a draft for a target of `num_layers`. PacelineError if the target has no such layers."""
+    """(layers, exits) of a draft for a target with `num_layers`. PacelineError if the target has no such layers."""
     layers = config.layers or max(num_layers // 2, 1)
     if not 1 <= layers <= num_layers:
         raise PacelineError(f"--layers is {layers}; the target has {num_layers}, so 1 to that")
@@ -133,13 +134,13 @@ def depths(config: SortedConfig, num_layers: int) -> tuple[int, tuple[int, ...]]
 def train_sorted(training: Training, config: SortedConfig = SortedConfig(), compiled: bool = True) -> bool:
     """Train a sorted draft from the target; writes a model folder for `s2d:PATH`. False when interrupted; the same call
     goes on."""
-    lesson = Lesson.open(training, config)
-    teacher, held = lesson.teacher, lesson.held
+    trainer = Trainer.open(training, config)
+    teacher, held = trainer.teacher, trainer.held
     layers, exits = depths(config, teacher.config.num_hidden_layers)
     loss = SortedLoss(cut(training.target, layers), exits, teacher if config.teacher else None, compiled)
-    if not lesson.train(loss, validation(held, exits)):
+    if not trainer.train(loss, validation(held, exits)):
         return False
-    if lesson.first:
+    if trainer.first:
         fits, record = measure(loss.model.cpu(), exits, teacher.cpu(), held) if held else ([], None)
         thresholds, speed = record.best() if record else (None, 0.0)
         report = lines(fits)
@@ -149,13 +150,13 @@ def train_sorted(training: Training, config: SortedConfig = SortedConfig(), comp
                 f"thresholds {listed} should be fastest for {training.target.name}: {speed:.2f} times plain decoding "
                 "where reading weights takes the time"
             )
-        save(lesson, loss.model, lesson.facts("sorted", exits=list(exits), thresholds=thresholds, acceptance=fits))
-        lesson.report(report)
+        save(trainer, loss.model, trainer.facts("sorted", exits=list(exits), thresholds=thresholds, acceptance=fits))
+        trainer.report(report)
     return True
 
 
 def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list[Batch]]:
-    """Held-out rows of every source once for every exit, as "source@layers"."""
+    """A batch of held-out rows for every source and exit, as "source@layers"."""
     return {
         f"{name}@{exit}": [batch | {"exit": torch.full((len(batch["labels"]),), number)}]
         for name, rows in held.items()
@@ -168,9 +169,9 @@ def validation(held: Mapping[str, Rows], exits: Sequence[int]) -> dict[str, list
 def measure(
     model: Any, exits: Sequence[int], teacher: Any, held: Mapping[str, Rows], batch: int = 4
 ) -> tuple[list[dict[str, Any]], ExitRecord]:
-    """For every exit {"layers", "loss" (cross-entropy on held-out answers, nats), "agreement" (with the target, by
-    source)}; and what every exit says at every token, each source weighing alike, for the thresholds."""
-    states_of = SortedLoss(model, exits).eval().states  # anew: training wraps a module's forward in lower precision
+    """(for every exit {"layers", "loss" (cross-entropy on held-out answers, nats), "agreement" (with the target, by
+    source)}; the exits' predictions, from which to choose thresholds). All sources weigh the same."""
+    states_of = SortedLoss(model, exits).eval().states  # a new one: training runs the other's forward in bfloat16
     losses = np.zeros(len(exits))
     fits: list[list[Agreement]] = [[] for _ in exits]
     sure, right, share = [], [], []
@@ -179,12 +180,12 @@ def measure(
         share.append(np.full(count, 1 / (count * len(held))))
         sums = np.zeros((len(exits), 2))
         for ids, labels in batches(rows, batch):
-            kept = labels != IGNORE
-            p = teacher(input_ids=ids).logits[kept].float().softmax(-1)
+            known = labels != IGNORE
+            p = teacher(input_ids=ids).logits[known].float().softmax(-1)
             best = []
             for number, states in enumerate(states_of(ids)):
-                logits = model.lm_head(states[kept]).float()
-                losses[number] += float(cross_entropy(logits, labels[kept], reduction="sum"))
+                logits = model.lm_head(states[known]).float()
+                losses[number] += float(cross_entropy(logits, labels[known], reduction="sum"))
                 q = logits.softmax(-1)
                 sums[number] += overlaps(p, q)
                 best.append(q.max(-1))
@@ -206,7 +207,7 @@ def measure(
 
 
 def lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fits of `measure` for a reader."""
+    """The fits of `measure` as lines of a report."""
     rows = [(fit["layers"], fit["loss"], fit["agreement"][-1]) for fit in fits]
     return [
         f"after {layers:2} layers  loss {loss:.3f}  accepted {a['overlap']:6.1%}  same best token {a['top1']:6.1%}"
@@ -214,32 +215,33 @@ def lines(fits: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def save(lesson: Lesson, network: Any, facts: Mapping[str, Any]) -> None:
-    """A model folder in the target's own dtype, with the exits and `facts` in its config.json."""
-    dtype, out = AutoConfig.from_pretrained(lesson.training.target).dtype or torch.float32, lesson.training.out
-    weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # tied weights once
+def save(trainer: Trainer, network: Any, facts: Mapping[str, Any]) -> None:
+    """Write a model folder in the target's own dtype, with `facts` in its config.json."""
+    dtype, out = AutoConfig.from_pretrained(trainer.training.target).dtype or torch.float32, trainer.training.out
+    weights = {name: p.detach().to(dtype) for name, p in network.named_parameters()}  # has tied weights once
     config = json.loads(network.config.to_json_string(use_diff=False)) | {"dtype": str(dtype).removeprefix("torch.")}
     out.mkdir(parents=True, exist_ok=True)
-    lesson.tokenizer.inner.save_pretrained(out)
+    trainer.tokenizer.inner.save_pretrained(out)
     network.generation_config.save_pretrained(out)
-    save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=lesson.target_facts())
+    save_drafter(out, "s2d", config={**config, **facts}, tensors=weights, target=trainer.target_facts())
 
 
 # Thresholds ------------------------------------------------------------------------------------------------------
 
 GRID = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, NEVER)
 LONGEST = 16
-"""Most tokens of a draft; longer ones do not pay at any rate that a part of a target reaches."""
+"""Most tokens of a draft. Longer ones do not pay at the acceptance rates that a part of a target reaches."""
 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """What every exit of a draft says at N tokens.
+    """The predictions of a draft's exits at N tokens.
 
-    sure    [N, E]: the probability of its best token. right [N, E]: whether that is the target's best.
-    layers  [E]: weights of the layers up to it, as a share of what a forward of the target reads.
-    head    that share of the head, which is read at every exit that is tried.
-    share   [N]: the weight of the tokens, 1 together."""
+    sure    [N, E]: the probability of the exit's best token.
+    right   [N, E]: whether that is the target's best token.
+    layers  [E]: weights of the layers up to the exit, as a share of the weights that a target's forward reads.
+    head    the same share for the head, which is read at every exit that is tried.
+    share   [N]: weights of the tokens; their sum is 1."""
 
     sure: np.ndarray
     right: np.ndarray
@@ -248,15 +250,15 @@ class ExitRecord:
     share: np.ndarray
 
     def best(self) -> tuple[tuple[float, ...], float]:
-        """Thresholds for all exits but the last, of those in GRID, and the speed-up they should bring.
+        """The best thresholds from GRID for all exits but the last, and the speed-up they should bring.
 
-        They are moved one after the other until that helps no more, starting from each value in GRID for all of
-        them, because no threshold matters after an exit at which every token leaves."""
+        Coordinate ascent: the thresholds change one at a time until that helps no more. It starts from each value of
+        GRID for all of them, because a threshold has no effect after an exit at which every token leaves."""
         ends = (self._climb((start,) * (len(self.layers) - 1)) for start in GRID)
         return max(ends, key=lambda end: end[1])
 
     def speed(self, thresholds: Sequence[float]) -> float:
-        """Speed-up over plain decoding with the draft length that is best on average."""
+        """Speed-up over plain decoding with the best constant draft length."""
         leaves = np.column_stack([self.sure[:, :-1] > np.asarray(thresholds), np.ones(len(self.sure), bool)])
         at = leaves.argmax(1)
         tried = np.cumsum([*(threshold < 1 for threshold in thresholds), True])
@@ -271,7 +273,7 @@ class ExitRecord:
             for exit in range(len(thresholds)):
                 moved = [(*thresholds[:exit], value, *thresholds[exit + 1 :]) for value in GRID]
                 speeds = ((self.speed(choice), choice) for choice in [*moved, thresholds])
-                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # of equals the lowest
+                speed, thresholds = max(speeds, key=lambda pair: pair[0])  # the lowest of equal ones
         return thresholds, speed
 
 
@@ -281,8 +283,8 @@ def command(setup: DrafterOptions, config: SortedConfig, compiled: Compiled = Tr
 
     paceline train sorted models/demo --data answers.jsonl --out build/sorted
 
-    It learns what assistants say in --data (conversations of any kind) or what the model answers itself. Ctrl-C
-    saves; the same command goes on from there. At the end every exit is measured on held-out answers, and the
-    thresholds that should be fastest for this target are written beside the draft.
+    It learns the assistant's turns in --data (any conversations) or the model's own answers. Ctrl-C saves; the same
+    command goes on from there. At the end every exit is measured on held-out answers, and the thresholds that should be
+    fastest for this target are written with the draft.
     """
     return train_sorted(setup.training(PASSES, peak_lr=config.lr), config, compiled)

@@ -1,15 +1,15 @@
-"""How often the candidates of each depth are right: measured on held-out text, for trees of fixed shape.
+"""How often the candidates of each depth are right, measured on held-out text, for trees of fixed shape.
 
     slots = Slots(depth=4, ranks=10)
     slots.add(k, candidates, wanted)          # of head k, for any number of positions
     write_slots(out, slots.accuracies, slots.counts)
 
-`draft/shapes.py` builds trees from the file. Every depth is divided by its own number of positions: the deepest one has
-fewer, and one number for all would rate it too low.
+`draft/shapes.py` builds trees from the file. The counts of each depth are divided by its own number of positions: deep
+ones have fewer.
 
-`paceline train tree` measures heads that came without the file: every answer is run through the target once; at each
-of its positions the heads say their candidates of every depth, and those are compared with what the target says there.
-Heads that read drafted tokens are given the right ones.
+`paceline train tree` measures heads that came without the file. Every answer is run through the target once; at each of
+its positions the heads' candidates of every depth are compared with the target's best tokens. Heads that read drafted
+tokens read the text's.
 
     paceline train tree models/demo medusa:downloads/heads --data answers.jsonl
 """
@@ -20,7 +20,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -42,37 +42,38 @@ from paceline.train.options import Threads, use_threads
 RANKS = 10
 """Candidates of each depth that are counted."""
 SHOWN = (8, 16, 32, 63)
-"""Nodes of the trees that the file shows, for reading."""
+"""Sizes in nodes of the example trees in the file."""
 
 
 class Slots:
-    """Counts by depth and rank. right [depth, ranks]; counts [depth]: positions that were looked at."""
+    """Counts by depth and rank. right [depth, ranks]: correct candidates; counts [depth]: positions."""
 
     def __init__(self, depth: int, ranks: int = RANKS) -> None:
         self.right = torch.zeros(depth, ranks, dtype=torch.float64)
         self.counts = torch.zeros(depth, dtype=torch.float64)
 
     def add(self, k: int, candidates: Tensor, wanted: Tensor) -> None:
-        """At N positions: candidates [N, ranks] of depth k, best first, and the target's tokens there, wanted [N]."""
+        """Count N positions: candidates [N, ranks] of depth k, best first, and the target's tokens, wanted [N]."""
         self.right[k, : candidates.shape[1]] += (candidates == wanted[:, None]).sum(0).double().cpu()
         self.counts[k] += len(wanted)
 
     @property
     def accuracies(self) -> list[list[float]]:
-        """Entry [k][r]: how often candidate r of depth k is what the target says."""
+        """Entry [k][r]: how often candidate r of depth k is the target's token."""
         shares: list[list[float]] = (self.right / self.counts.clamp_min(1)[:, None]).tolist()
         return [[round(share, 4) for share in row] for row in shares]
 
 
-def write_slots(out: Path, accuracies: Sequence[Sequence[float]], counts: Sequence[int] = ()) -> None:
-    """slots.json: the accuracies, the number of positions by depth, and the trees that follow, for reading."""
+def write_slots(out: Path, accuracies: Sequence[Sequence[float]], counts: Iterable[Any] = ()) -> None:
+    """Write slots.json: the accuracies, the positions by depth, and for readers the trees that follow from them."""
     trees = {count: ["-".join(map(str, path)) for path in best_paths(accuracies, count)] for count in SHOWN}
-    facts = {"accuracies": accuracies, **({"positions": list(counts)} if counts else {}), "trees": trees}
+    positions = [int(count) for count in counts]
+    facts = {"accuracies": accuracies, **({"positions": positions} if positions else {}), "trees": trees}
     write_whole(out / SLOTS_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def slot_lines(accuracies: Sequence[Sequence[float]]) -> list[str]:
-    """The accuracies, for a reader."""
+    """The accuracies as lines of a report."""
     return [
         f"slot {slot}  right {shares[0]:6.1%}  among {len(shares)} candidates {sum(shares):6.1%}"
         for slot, shares in enumerate(accuracies, 1)
@@ -81,8 +82,8 @@ def slot_lines(accuracies: Sequence[Sequence[float]]) -> list[str]:
 
 @torch.inference_mode()
 def measure_heads(target: Target, drafter: StaticHeads, examples: Iterable[Example]) -> Slots:
-    """How often the candidates of each depth are what the target says there, over the answers of `examples`, all of
-    which have prompts. The drafter is bound to the target."""
+    """How often the candidates of each depth are the target's best token, over the answers of `examples`, all of which
+    have prompts. The drafter is bound to the target."""
     slots = Slots(drafter.depth)
     (layer,) = drafter.needs.hidden_layers
     for example in examples:
@@ -93,9 +94,9 @@ def measure_heads(target: Target, drafter: StaticHeads, examples: Iterable[Examp
         target.drop_row(slot)
         best_tokens = verdict.logits.argmax(-1).cpu()
         read = drafter.read_text(tokens, verdict.hidden[layer])
-        first = len(example.prompt or ()) - 1  # its next token is the first of the answer
+        first = len(example.prompt or ()) - 1  # the position before the answer's first token
         for k in range(drafter.depth):
-            last = len(tokens) - 2 - k  # token t + 2 + k is the answer's last
+            last = len(tokens) - 2 - k  # for larger t, token t + 2 + k is after the answer
             if first >= last:
                 break
             best = torch.from_numpy(drafter.candidates(read[first:last, k], k))
@@ -110,12 +111,12 @@ def command(
     answers: Annotated[int, typer.Option(help="Most answers to measure on.", min=1)] = 200,
     threads: Threads = 1,
 ) -> None:
-    """Measure heads by depth and rank, and write slots.json beside them: `tree=N` builds its trees from that.
+    """Measure heads by depth and rank, and write slots.json next to them: `tree=N` builds its trees from that file.
 
     paceline train tree models/demo medusa:downloads/heads --data answers.jsonl
 
-    For heads that came without it, or for text of another kind than they were measured on. `paceline train medusa`,
-    `hydra` and `amphista` do the same at their end.
+    For heads that came without the file, or for text of another kind. `paceline train medusa`, `hydra` and `amphista`
+    do the same when they end.
     """
     use_threads(threads)
     drafter = create(heads)
@@ -130,6 +131,6 @@ def command(
     examples = list(islice(read_examples(data, model.tokenizer, need_prompts=True), answers))
     with console.status(f"{len(examples)} answers ..."):
         slots = measure_heads(model, drafter, examples)
-    write_slots(drafter.folder, slots.accuracies, [int(count) for count in slots.counts])
+    write_slots(drafter.folder, slots.accuracies, slots.counts)
     console.print("\n".join(slot_lines(slots.accuracies)), highlight=False)
     console.print(f"wrote {drafter.folder / SLOTS_FILE}")

@@ -1,11 +1,11 @@
-"""Heads over the target's states as they are trained: unrolled over whole texts, fed with their own output.
+"""Heads over the target's states in training: unrolled over whole texts, reading their own output.
 
-At step 0 every position reads the target's states; at step s it reads what it predicted itself at step s - 1, as a
-drafter does s tokens deep in a draft. Position t then attends to what was read of the true text up to t, and to its
-own keys of steps 1 to s (the training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2): a draft
-below every position of a text at once.
+At step 0 every position reads the target's states; at step s it reads its own prediction of step s - 1, as a drafter
+does s tokens deep in a draft. Position t attends to the keys of step 0 up to t, and to its own keys of steps 1 to s
+(the training-time test of EAGLE-3, Li et al. 2025, arXiv 2503.01840, section 3.2). That is a draft below every position
+of a text at once.
 
-Parameters have the names of the published files: "fc.weight", "layers.0.self_attn.q_proj.weight".
+Parameters are named as in published files: "fc.weight", "layers.0.self_attn.q_proj.weight".
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from paceline.target.shape import Shape
 
 Memory = list[tuple[Tensor, Tensor]]
-"""Keys and values [B, kv_heads, T, head_dim] of every step so far; those of step 0 are of the true text."""
+"""Keys and values [B, kv_heads, T, head_dim] of every step so far; step 0 is the true text."""
 
 
 class UnrolledAttention(nn.Module):
-    """Rotary attention without norms. width: of what it reads."""
+    """Rotary attention without norms. width: of its input."""
 
     def __init__(self, shape: Shape, width: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class UnrolledAttention(nn.Module):
         nn.init.zeros_(self.o_proj.weight)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, memory: Memory) -> Tensor:
-        """Of x [B, T, width] at step len(memory), whose keys and values are added to `memory`; [B, T, H].
+        """x [B, T, width] of step len(memory) -> [B, T, H]; appends the step's keys and values to `memory`.
 
         cos, sin [T, head_dim] of `rotary_tables`, for the positions of this step."""
         q, k, v = (
@@ -53,7 +53,7 @@ class UnrolledAttention(nn.Module):
         return y
 
     def _below(self, q: Tensor, memory: Memory) -> Tensor:
-        """Attention below the true text: one softmax over its keys up to the position, and over the position's own."""
+        """Attention after step 0: one softmax over the text's keys up to a position and the position's own keys."""
         length, groups = q.shape[2], self.shape.num_heads // self.shape.num_kv_heads
         keys, values = (
             [part[:, :, :length].repeat_interleave(groups, 1) for part in parts] for parts in zip(*memory, strict=True)
@@ -69,9 +69,9 @@ class UnrolledAttention(nn.Module):
 
 
 class UnrolledLayer(nn.Module):
-    """A decoder layer: attention input x, residual r; r + attention(x), and the MLP after it.
+    """A decoder layer: attention input x, residual r; r + attention(x), then the MLP.
 
-    norms  names of the layer's norms that a head uses before it."""
+    norms  names of norms for a head to apply before the layer."""
 
     def __init__(self, shape: Shape, width: int, norms: Sequence[str] = ()) -> None:
         super().__init__()
@@ -94,8 +94,7 @@ class UnrolledLayer(nn.Module):
 
 
 class Unrolled(nn.Module):
-    """A head as it is trained. A subclass says how the target's states come in (`first`), and what a step does with
-    embeddings and the features before it (`step`)."""
+    """A head in training. A subclass makes features of the target's states (`first`) and runs one step (`step`)."""
 
     cos: Tensor
     sin: Tensor
@@ -112,14 +111,13 @@ class Unrolled(nn.Module):
     def step(
         self, embedded: Tensor, features: Tensor, cos: Tensor, sin: Tensor, memory: Memory
     ) -> tuple[Tensor, Tensor]:
-        """From embeddings and features, [B, T, H] each: the next step's features, and what the output head reads."""
+        """From embeddings and features, [B, T, H] each: (the next step's features, inputs of the output head)."""
         raise NotImplementedError
 
     def unroll(self, taps: Tensor, ids: Tensor, table: Tensor, steps: int) -> Iterator[Tensor]:
-        """Of every step what the output head reads, [B, T - 1 - step, H]: at position t of step s it drafts the token
-        after token t + 1 + s.
+        """Inputs of the output head at every step, [B, T - 1 - step, H]: position t of step s predicts token t + 2 + s.
 
-        taps [B, T, ...] are the target's states of the tokens ids [B, T]; table [V, H] embeds tokens."""
+        taps [B, T, ...]: the target's states of the tokens ids [B, T]. table [V, H]: token embeddings."""
         features, memory = self.first(taps), Memory()
         for step in range(steps):
             tokens = ids[:, 1 + step :]

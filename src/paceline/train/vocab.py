@@ -1,10 +1,8 @@
-"""Which tokens a target writes: counted in its own answers, for drafters that draft nothing else (VocabTrim).
+"""Counts which tokens a target writes, for drafters that draft only the most frequent ones (VocabTrim).
 
-Goel et al. 2025 (arXiv 2506.22694): the text to count in is what the target generated for prompts of the intended
-domain. Only answers count. Those to a tenth of the prompts are kept aside, and the report says how much of them the
-best K tokens cover: other tokens cannot be accepted.
-
-`paceline.draft.neural.vocab` uses the counts.
+Goel et al. 2025 (arXiv 2506.22694): the tokens are counted in the target's answers to prompts of the intended domain.
+The answers to a tenth of the prompts are kept aside; the report says how much of them the best K tokens cover. Other
+tokens cannot be drafted. `paceline.draft.neural.vocab` uses the counts.
 
     paceline train vocab models/demo --text answers.jsonl --out models/demo-draft
 """
@@ -40,20 +38,19 @@ from paceline.train.options import AnswerOptions, use_threads, with_options
 ASIDE = 10
 """One prompt in this number is kept aside for the report, with its answers."""
 ENOUGH = 50
-"""Counted tokens for each kept one; with fewer, chance decides which rare tokens are kept."""
+"""Counted tokens needed per kept token; with fewer, chance decides which rare tokens are kept."""
 LARGE, LARGE_KEEP = 100_000, 32_768
 """A vocabulary of at least LARGE tokens is trimmed to LARGE_KEEP, a smaller one to a quarter."""
-
 SHARES = (16, 8, 4, 2)
-"""Of the vocabulary: sizes for which the coverage is reported."""
+"""Coverage is reported for the vocabulary's size divided by these."""
 
 Counts = dict[str, Tensor]
-"""int64 [V] of every source."""
+"""By source, how often each token was counted, int64 [V]."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Share of the answers' tokens that the best `k` tokens cover: overall, and of every source."""
+    """Share of the answers' tokens that the best `k` tokens cover: overall, and by source."""
 
     k: int
     overall: float
@@ -62,9 +59,9 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Counted:
-    """What was counted, and how well the best tokens cover answers that were not counted.
+    """A vocabulary, and how well the best tokens cover answers that were not counted.
 
-    aside  whether there were enough prompts to keep some aside; if not, coverage is of the counted ones."""
+    aside  whether there were enough prompts to keep some aside; if not, coverage is of the counted answers."""
 
     vocabulary: Vocabulary
     answers: int
@@ -74,10 +71,8 @@ class Counted:
 
 
 def count_tokens(examples: Iterable[Example], size: int) -> tuple[Counts, Counts, int]:
-    """Counts of the answers to nine tenths of the prompts and to the others, by source, and how many answers there
-    were. An answer without a known prompt counts as a prompt of its own.
-
-    Only ids below `size` are counted: rows of padding mean nothing."""
+    """(counts over nine tenths of the prompts, counts over the others, number of answers). An answer without a known
+    prompt counts as a prompt of its own. Ids from `size` on are padding of the vocabulary and are not counted."""
     sides: tuple[Counts, Counts] = ({}, {})
     prompts: dict[str, dict[object, int]] = {}
     number = 0
@@ -95,9 +90,9 @@ def count_tokens(examples: Iterable[Example], size: int) -> tuple[Counts, Counts
 def count_vocabulary(
     examples: Iterable[Example], tokenizer: Tokenizer, ends: Sequence[int], keep: int | None = None
 ) -> Counted:
-    """Count the tokens of `examples`; PacelineError if there are none, MethodError for a wrong `keep`.
+    """Count the tokens of `examples`. PacelineError if there are none, MethodError for a wrong `keep`.
 
-    keep  tokens kept where only the file is named; None: 32,768 of 100,000 or more, else a quarter."""
+    keep  default size of the trimmed vocabulary; None: 32,768 of 100,000 or more, else a quarter."""
     size = vocab_size(tokenizer)
     counted, aside, number = count_tokens(examples, size)
     if not any(int(c.sum()) for c in counted.values()):
@@ -127,7 +122,7 @@ def _sizes(vocabulary: int) -> list[int]:
 
 
 def together(one: Counts, other: Counts) -> Counts:
-    """Both counts, source by source; the first has every source."""
+    """The sum of both counts by source; `one` has every source."""
     return {name: c + other[name] if name in other else c for name, c in one.items()}
 
 
@@ -137,12 +132,12 @@ def sum_of(counts: Counts) -> Tensor:
 
 
 def covered(keep: Tensor, counts: Counts) -> Coverage:
-    """How much of what was counted the tokens `keep` cover."""
+    """The coverage of `counts` by the tokens `keep`."""
     return Coverage(len(keep), coverage(sum_of(counts), keep), {name: coverage(c, keep) for name, c in counts.items()})
 
 
 def end_tokens(model: str | Path) -> list[int]:
-    """Tokens that end an answer of the model in a folder, by its configurations; none for a tokenizer's file."""
+    """Tokens that end an answer of a model, from the configurations in its folder; none for a tokenizer's file."""
     if Path(model).is_file():
         return []
     folder = find(model, SMALL_FILES)
@@ -155,8 +150,8 @@ def end_tokens(model: str | Path) -> list[int]:
 def train_vocabulary(
     model: str | Path, files: Sequence[Path], out: Path, keep: int | None = None, questions: Path | None = None
 ) -> list[str]:
-    """Count the target's recorded answers and write the vocabulary to `out`: a .safetensors file, or a folder (a
-    drafter's checkpoint), in which it is called paceline/vocab.safetensors. Returns lines for a reader."""
+    """Count the target's recorded answers and write the vocabulary to `out`: a .safetensors file, or the folder of a
+    drafter, as paceline/vocab.safetensors. Returns lines of a report."""
     tokenizer = load_tokenizer(model)
     examples = chain.from_iterable(read_examples(file, tokenizer, questions) for file in files)
     counted = count_vocabulary(examples, tokenizer, end_tokens(model), keep)
@@ -165,7 +160,7 @@ def train_vocabulary(
 
 
 def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path | None = None) -> list[str]:
-    """How well a vocabulary covers answers it was not made of, in lines for a reader."""
+    """How well a vocabulary covers recorded answers, in lines of a report."""
     tokenizer, known = load_tokenizer(model), read_vocabulary(place_of(file))
     if known.tokenizer and known.tokenizer != tokenizer.fingerprint:
         raise PacelineError(f"{file} is a vocabulary of another tokenizer than {tokenizer.name}'s")
@@ -183,12 +178,12 @@ def check(model: str | Path, files: Sequence[Path], file: Path, questions: Path 
 
 
 def place_of(out: Path) -> Path:
-    """The file that `--out` means."""
+    """The file for `--out`, which is that file or a folder."""
     return out if out.suffix == ".safetensors" else out / FILE
 
 
 def report(counted: Counted, file: Path) -> list[str]:
-    """`Counted` in lines for a reader."""
+    """`Counted` in lines of a report."""
     tokens, keep = sum(counted.tokens.values()), len(counted.vocabulary.keep)
     lines = [f"{counted.answers:,} answers, {tokens:,} tokens; {file} keeps {keep:,} by default"]
     if not counted.aside:
@@ -217,11 +212,11 @@ def _table(rows: Sequence[Coverage]) -> list[str]:
 def command(
     setup: AnswerOptions,
     target: Annotated[
-        Path, typer.Argument(exists=True, help="Folder of the target; with --text, its SentencePiece file will do.")
+        Path, typer.Argument(exists=True, help="Folder of the target; for --text, its SentencePiece file is enough.")
     ],
     more: Annotated[list[Path] | None, typer.Argument(help="More files, after --text.", metavar="[FILE]...")] = None,
     text: Annotated[
-        list[Path] | None, typer.Option(help="JSON Lines of the target's answers; several may follow.", metavar="FILE")
+        list[Path] | None, typer.Option(help="JSON Lines of the target's answers; more may follow.", metavar="FILE")
     ] = None,
     questions: Annotated[
         Path | None, typer.Option(help="Spec-Bench's question.jsonl, for its answers' categories.", dir_okay=False)
@@ -232,18 +227,18 @@ def command(
     ] = None,
     check_file: Annotated[
         Path | None,
-        typer.Option("--check", help="A vocabulary: say how well it covers the answers, and write nothing."),
+        typer.Option("--check", help="A vocabulary: report how well it covers the answers, and write nothing."),
     ] = None,
 ) -> None:
-    """Count which tokens the target writes, for drafters with a trimmed vocabulary (`vocab=K`).
+    """Count which tokens a target writes, for drafters with a trimmed vocabulary (`vocab=K`).
 
     paceline train vocab models/demo --text answers.jsonl more.jsonl --out models/demo-draft
 
     paceline train vocab models/demo --prompts mine=prompts.jsonl --generate 2000 --out build/vocab.safetensors
 
-    Only answers count. Those to a tenth of the prompts are kept aside, and how much of them the most frequent tokens
-    cover is printed for several sizes, by source. Generated answers are kept beside OUT; the same command goes on from
-    there.
+    Only answers are counted. The answers to a tenth of the prompts are kept aside: the report says by source how much
+    of them the most frequent tokens cover, for several sizes. Generated answers are kept next to OUT; the same command
+    goes on from there.
     """
     use_threads(setup.threads)
     if bool(out) == bool(check_file):

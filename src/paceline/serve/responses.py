@@ -42,7 +42,7 @@ class Echo:
     logprobs: list[TokenLogprob | None]
 
 
-class Places:
+class TextOffsets:
     """Where each token of an answer begins in its text.
 
     prompt  token ids before the answer; empty where the answer echoes them."""
@@ -110,7 +110,7 @@ class Frame:
         self, index: int, done: Completion, prompt: list[int], *, logprobs: bool, ids: bool, echo: Echo | None
     ) -> dict[str, Any]:
         """One choice of a text completion. echo: the prompt, where it is to come back."""
-        places = Places(self.tokenizer, () if echo else prompt)
+        places = TextOffsets(self.tokenizer, () if echo else prompt)
         scored = [*(echo.logprobs if echo else []), *done.logprobs]
         choice: dict[str, Any] = {
             "index": index,
@@ -131,7 +131,7 @@ class Frame:
         text = self.spelled(token)
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
 
-    def columns(self, logprobs: Sequence[TokenLogprob | None], places: Places, first: int) -> dict[str, Any]:
+    def columns(self, logprobs: Sequence[TokenLogprob | None], places: TextOffsets, first: int) -> dict[str, Any]:
         """Log-probabilities as text completions have them; None: the prompt's first token, which nothing predicts."""
         texts = [self.tokenizer.decode([first]) if one is None else self.spelled(one.token) for one in logprobs]
         offsets = [places.next(first if one is None else one.token) for one in logprobs]
@@ -182,7 +182,7 @@ class Style:
     reader  makes the reader of an answer; None for text completions.
     pieces  whether chunks say which drafter wrote what.
     echo    the prompt, where it comes back.
-    places  by choice, once they are needed."""
+    offsets  by choice, once they are needed."""
 
     frame: Frame
     request: Common
@@ -191,7 +191,7 @@ class Style:
     logprobs: bool = False
     pieces: bool = False
     echo: Echo | None = None
-    places: dict[int, Places] = field(default_factory=dict)
+    offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     def echoed(self, index: int, echo: Echo) -> dict[str, Any]:
         """The choice with the prompt."""
@@ -204,9 +204,9 @@ class Style:
         return self.echoed(index, replace(self.echo, logprobs=job.row.prompt_logprobs if job.row else []))
 
     def _columns(self, index: int, logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        if index not in self.places:
-            self.places[index] = Places(self.frame.tokenizer, () if self.echo else self.prompt)
-        return self.frame.columns(logprobs, self.places[index], self.prompt[0])
+        if index not in self.offsets:
+            self.offsets[index] = TextOffsets(self.frame.tokenizer, () if self.echo else self.prompt)
+        return self.frame.columns(logprobs, self.offsets[index], self.prompt[0])
 
     def piece(self, index: int, delta: Delta, reader: Reader | None) -> dict[str, Any]:
         """The choice with what one round adds to answer `index`."""

@@ -1,12 +1,12 @@
-"""What every recipe for a drafter begins and ends with: the target, rows of its answers, the loop, and a report.
+"""The steps that all recipes share: load the target and rows of its answers, train, write the drafter, report.
 
-    lesson = Lesson.open(training, config)
-    module = MyLoss(lesson.teacher)                       # forward(input_ids, labels) is its loss
-    if lesson.train(module):
-        if lesson.first:                                  # of several processes the one that writes
-            lesson.save_head("mine", module.named_parameters(), lines, held_out=...)
+    trainer = Trainer.open(training, config)
+    module = MyLoss(trainer.teacher)                       # forward(input_ids, labels) is its loss
+    if trainer.train(module):
+        if trainer.first:                                  # of several processes the one that writes
+            trainer.save_head("mine", module.named_parameters(), lines, held_out=...)
 
-And how far a drafter's distribution agrees with its target's, over the labelled positions of held-out rows.
+`agreement` measures how a drafter's distribution agrees with its target's on held-out rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ from paceline.train.loss import IGNORE
 
 @dataclass(frozen=True)
 class Training:
-    """What a recipe is given.
+    """What a recipe trains on, and for how long.
 
-    target   folder of the model to draft for. answers: a file of `generated_rows`.
-    out      folder to write. run: folder of checkpoint and log; the same call goes on from there."""
+    target   folder of the model to draft for.
+    answers  a file of `generated_rows`.
+    out      folder to write.
+    run      folder of checkpoint and log, for resuming."""
 
     target: Path
     answers: Path
@@ -50,8 +52,8 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LessonConfig:
-    """What a batch is made of, and what is held out of it. Recipes add to it what they train."""
+class TrainerConfig:
+    """Batches and held-out rows. Recipes add their own fields."""
 
     length: int = option(512, "Tokens of a training row.", least=8)
     rows: int = option(16, "Rows of a batch.", least=1)
@@ -60,11 +62,13 @@ class LessonConfig:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A target, and its answers as rows to train on and held-out rows, by source. first: of several processes."""
+class Trainer:
+    """A target, and its answers as rows to train on and held-out rows, by source.
+
+    first  whether this process, of several, is the one that writes."""
 
     training: Training
-    config: LessonConfig
+    config: TrainerConfig
     tokenizer: Tokenizer
     teacher: Any
     rows: dict[str, Rows]
@@ -73,8 +77,9 @@ class Lesson:
     console: Console
 
     @classmethod
-    def open(cls, training: Training, config: LessonConfig, *, must_hold_out: bool = False) -> Lesson:
-        """Load the target and read the answers. PacelineError if there are too few to hold any out and that must be."""
+    def open(cls, training: Training, config: TrainerConfig, *, must_hold_out: bool = False) -> Trainer:
+        """Load the target and read the answers. PacelineError if `must_hold_out` and there are too few to hold any
+        out."""
         state = PartialState(cpu=not torch.cuda.is_available())
         console = Console(stderr=True, quiet=not state.is_main_process)
         target, answers = training.target, training.answers
@@ -98,7 +103,7 @@ class Lesson:
         """Train `module` on batches of the rows. False when interrupted; the same call goes on.
 
         validation  batches by name; None: the first held-out rows of every source.
-        wrap        another stream around the batches."""
+        wrap        makes the stream to train on from the stream of batches."""
         loop, run = self.training.loop, self.training.run
         weights: dict[str, float] = {name: len(ids) for name, (ids, _) in self.rows.items()}
         length = next((ids.shape[1] for ids, _ in self.rows.values()), self.config.length)
@@ -108,13 +113,13 @@ class Lesson:
         return train(module, wrap(rows) if wrap else rows, loop, run, validation)
 
     def facts(self, stage: str, **measured: Any) -> dict[str, Any]:
-        """What config.json says about the training: recipe, data, and what was measured."""
+        """Entries of config.json about the training: recipe, data, and what was `measured`."""
         config = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.config).items()}
         recipe = {"stage": stage, "loop": asdict(self.training.loop), "config": config}
         return {"recipe": recipe, "data": [self.training.answers.name], **measured}
 
     def target_facts(self) -> TargetFacts:
-        """What a checkpoint remembers of the target."""
+        """The target's entry in a drafter's folder."""
         config = self.teacher.config
         return TargetFacts(
             self.training.target.expanduser().resolve().name,
@@ -128,9 +133,9 @@ class Lesson:
     def save_head(
         self, kind: str, tensors: Iterable[tuple[str, Tensor]], lines: Sequence[str], **facts: Any
     ) -> None:
-        """Write a head for `kind:OUT`, its parameters in bfloat16, with the log, and report.
+        """Write a head for `kind:OUT`, in bfloat16, with the training's log; then print `lines`.
 
-        facts  what config.json says of it."""
+        facts  further entries of config.json."""
         out, run = self.training.out, self.training.run
         weights = {
             name: tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor
@@ -141,13 +146,13 @@ class Lesson:
         self.report(lines)
 
     def report(self, lines: Sequence[str]) -> None:
-        """Say how good the drafter is, and where it lies."""
+        """Print the measurements, and where the drafter was written."""
         for line in lines or ["too few prompts to hold any out: acceptance was not measured"]:
             self.console.print(line, highlight=False)
         self.console.print(f"wrote {self.training.out}")
 
 
-class Taught(nn.Module):
+class Student(nn.Module):
     """A module that learns from a frozen target, a transformers model."""
 
     def __init__(self, teacher: Any) -> None:
@@ -162,7 +167,7 @@ class Taught(nn.Module):
 
 
 def open_teacher(target: Path) -> Any:
-    """The target as transformers runs it, in float32. ModelError if its states and its head cannot be told apart."""
+    """The target as a transformers model in float32. ModelError if it has no `model` and `lm_head`, as Llamas have."""
     teacher: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     if not hasattr(teacher, "model") or not hasattr(teacher, "lm_head"):
         raise ModelError(f"{target}: a {teacher.config.model_type} keeps its layers in another place than a Llama does")
@@ -171,7 +176,7 @@ def open_teacher(target: Path) -> Any:
 
 def check_target(target: Path) -> Any:
     """The configuration of the model in `target`. PacelineError if the native decoder, which heads need, cannot run
-    it."""
+    the model."""
     config = read_config(target)
     if reason := unsupported(config):
         raise PacelineError(f"{target}: the native decoder cannot run it, {reason}; a head would be of no use")
@@ -179,7 +184,7 @@ def check_target(target: Path) -> Any:
 
 
 def pad_token(tokenizer: Tokenizer) -> int:
-    """The token that fills rows up; a run of it is not learnt."""
+    """The token that fills up rows; a run of it is not trained on."""
     pad = getattr(tokenizer.inner, "pad_token_id", None)
     token = tokenizer.eos_token_id if pad is None else int(pad)
     if token is None:
@@ -190,15 +195,15 @@ def pad_token(tokenizer: Tokenizer) -> int:
 # Agreement -------------------------------------------------------------------------------------------------------
 
 Logits = Callable[[Tensor], Tensor]
-"""Token ids [B, T] to logits [B, T, V] of the token after each."""
+"""From token ids [B, T] to logits [B, T, V] of the next tokens."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a draft distribution q fits the target's p on one source, at temperature 1.
+    """How a draft's distribution q agrees with the target's p on one source, at temperature 1.
 
-    overlap  mean of sum min(p, q): the chance that a token drawn from q is accepted.
-    top1     share of positions at which both prefer the same token."""
+    overlap  mean of sum min(p, q): the probability that a token drawn from q is accepted.
+    top1     share of positions where both have the same best token."""
 
     source: str
     tokens: int
@@ -212,13 +217,13 @@ def logits_of(model: Any) -> Logits:
 
 
 def overlaps(p: Tensor, q: Tensor) -> tuple[float, float]:
-    """Over N positions: the sum of sum min(p, q), and how often both prefer the same token. p, q [N, V]."""
+    """Sums over N positions: (sum min(p, q), whether both have the same best token). p, q [N, V]."""
     return float(torch.minimum(p, q).sum()), float((p.argmax(-1) == q.argmax(-1)).sum())
 
 
 @torch.no_grad()
 def agreement(target: Logits, draft: Logits, held: Mapping[str, Rows], batch: int = 4) -> list[Agreement]:
-    """By source; the last entry, "all", weighs every source alike. Empty if nothing is held out."""
+    """By source; the last entry, "all", is the mean over sources. Empty if nothing is held out."""
     by_source = []
     for name, rows in held.items():
         overlap, top1, count = 0.0, 0.0, 0
@@ -231,7 +236,7 @@ def agreement(target: Logits, draft: Logits, held: Mapping[str, Rows], batch: in
 
 
 def with_all(by_source: Sequence[Agreement]) -> list[Agreement]:
-    """The sources, and after them "all": the mean over the sources."""
+    """The sources, then "all": the mean over the sources."""
     count = len(by_source)
     if not count:
         return []
@@ -240,7 +245,7 @@ def with_all(by_source: Sequence[Agreement]) -> list[Agreement]:
 
 
 def agreement_lines(agreements: Sequence[Agreement]) -> list[str]:
-    """`agreement` for a reader."""
+    """`agreement` as lines of a report."""
     width = max((len(a.source) for a in agreements), default=0)
     return [
         f"{a.source:{width}}  accepted {a.overlap:6.1%}  same best token {a.top1:6.1%}  ({a.tokens:,} tokens)"
