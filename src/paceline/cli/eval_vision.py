@@ -191,8 +191,8 @@ def train_command(
 ) -> None:
     """Tune a dual encoder on cases whose pictures and captions are each other's hard negatives.
 
-    paceline train vision openai/clip-vit-base-patch32 --data build/spec-train --generic coco/pairs.jsonl --out build/clip
-    --validate build/spec-dev --retention imagenet/pairs.jsonl --out build/spec-clip
+    paceline train vision openai/clip-vit-base-patch32 --data build/spec-train --out build/spec-clip
+    --generic coco/pairs.jsonl --validate build/spec-dev --retention imagenet/pairs.jsonl
 
     With --validate and --retention the weights written are the best mixture of before and after that loses at most
     --tolerance points; frontier.json lists all of them. Ctrl-C saves; the same command goes on from there.
