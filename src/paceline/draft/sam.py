@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,11 +27,12 @@ from paceline.draft.base import Drafter
 from paceline.draft.spec import Options, option
 from paceline.draft.text.automaton import SuffixAutomaton, warm_up
 from paceline.draft.text.copying import Generations, continuation, up_to_end
-from paceline.draft.text.frozen import FrozenAutomaton, from_parts
-from paceline.draft.text.store import open_for
 from paceline.engine.request import Request
 from paceline.engine.tree import DraftTree, IntArray
 from paceline.target.base import Facts
+
+if TYPE_CHECKING:
+    from paceline.draft.text.frozen import FrozenAutomaton
 
 TAIL = 64
 """Tokens of a row that a cursor reads when it begins or has to begin again: no match needs to be known longer."""
@@ -86,6 +87,9 @@ class Sam(Drafter):
         self._borders = frozenset(self.eos_token_ids)
         warm_up()
         if self.config.corpus is not None:
+            from paceline.draft.text.frozen import from_parts
+            from paceline.draft.text.store import open_for
+
             store = open_for(target, self.config.corpus)
             self._corpus = from_parts(store.array)
             self._corpus.warm_up()

@@ -12,8 +12,7 @@ from paceline.engine.round import Segment
 from paceline.target.cache import RaggedCache, Writer
 from paceline.target.layout import Layout, plan
 from paceline.target.linear import Linear, linear
-from paceline.target.quantised.blocks import Blocks
-from paceline.target.quantised.checkpoint import tensors_of
+from paceline.target.quantised.blocks import Blocks, tensors_of
 from paceline.target.shape import Shape, layer_shapes
 
 

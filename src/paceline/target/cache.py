@@ -91,7 +91,7 @@ class RaggedCache:
         free = set(self._free)
         return [slot for slot in range(len(self._lengths)) if slot not in free]
 
-    def weight(self, slots: int, capacity: int) -> int:
+    def nbytes_of(self, slots: int, capacity: int) -> int:
         """Bytes of a cache of that shape."""
         return self.token_bytes * slots * in_granules(capacity)
 
@@ -132,7 +132,7 @@ class RaggedCache:
             slots = max(len(self._lengths), 2 * slots) if slots else len(self._lengths)
         if length > capacity:
             capacity = in_granules(max(length, min(2 * capacity, self.max_context + 1)))
-        if self.most_bytes is not None and self.weight(slots, capacity) > self.most_bytes:
+        if self.most_bytes is not None and self.nbytes_of(slots, capacity) > self.most_bytes:
             slots = max(len(self._lengths), self.num_slots)
             capacity = max(in_granules(length), self.capacity)
         if (slots, capacity) == (self.num_slots, self.capacity):

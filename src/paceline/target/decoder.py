@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,21 +23,22 @@ from paceline.target.attention import Layer, TorchOps
 from paceline.target.base import BEFORE_NORM, LayerCallback, Needs
 from paceline.target.cache import CachedTarget, RaggedCache, Writer
 from paceline.target.folder import fingerprint
-from paceline.target.graphs import Recorder
-from paceline.target.kernels import integer, products
+from paceline.target.kernels import preferred
 from paceline.target.layout import Layout, padded_size, plan
 from paceline.target.linear import BlockLinear, linear
-from paceline.target.quantised.blocks import Blocks
-from paceline.target.quantised.checkpoint import describe, tensors_of
+from paceline.target.quantised.blocks import Blocks, describe, tensors_of
 from paceline.target.shape import Shape, rotary_tables, weight_shapes
 from paceline.target.threads import Threads
 
+if TYPE_CHECKING:
+    from paceline.target.graphs import Recorder
 
-def _fused_ops() -> type[TorchOps]:
-    # Imported here because compiling the kernels takes seconds the first time.
+
+def _fused(ops: TorchOps) -> TorchOps:
+    """The same steps, compiled. The kernels are imported when they are needed: compiling takes seconds at first."""
     from paceline.target.kernels.steps import FusedOps
 
-    return FusedOps
+    return FusedOps(ops.cos, ops.sin, ops.eps)
 
 
 class Block:
@@ -112,19 +114,27 @@ class Decoder(CachedTarget):
         if s.tied and isinstance(self.head, BlockLinear):
             self._table = self.head  # gives its rows back; the embedding itself would take as much memory again
         cos, sin = (table.to(self.device, dtype) for table in rotary_tables(config, s, inverse_frequencies))
-        self.ops = _fused_ops()(cos, sin, s.eps) if self.head.packed else TorchOps(cos, sin, s.eps)
+        ops = TorchOps(cos, sin, s.eps)
+        self.ops = _fused(ops) if self.head.packed else ops
         self.blocks = [Block(weights, layer, s, self.ops) for layer in range(s.num_layers)]
         self.same_on_any_threads = self._has_own_products()
         self.cache = self.new_cache(s.num_layers)
-        self.recorder = Recorder(self) if self.device.type == "cuda" else None
+        self.recorder: Recorder | None = None
+        if self.device.type == "cuda":
+            from paceline.target.graphs import Recorder
+
+            self.recorder = Recorder(self)
         self.clock = Clock()
         if threads is not None:
             self.threads = threads
 
     @property
     def notes(self) -> list[str]:
-        own = super().notes
-        return [*own, *integer.warnings()] if self.quantised else own
+        if not self.quantised:
+            return super().notes
+        from paceline.target.kernels import integer
+
+        return [*super().notes, *integer.warnings()]
 
     @cached_property
     def embedding(self) -> torch.Tensor:
@@ -152,7 +162,7 @@ class Decoder(CachedTarget):
     def exact_is_free(self) -> bool:
         """Whether `make_exact` costs no time, and saves some: where our products are the faster ones."""
         fits = self.device.type == "cpu" and self.dtype in (torch.bfloat16, torch.float32)
-        return fits and products.preferred(self.dtype) and self._has_own_products()
+        return fits and preferred(self.dtype) and self._has_own_products()
 
     def make_exact(self) -> None:
         """As `Target.make_exact`: attention along paths, products and the steps between them row by row."""
@@ -165,7 +175,7 @@ class Decoder(CachedTarget):
             )
         if self.dtype not in (torch.bfloat16, torch.float32):
             raise ModelError(f"exact: {self.name} runs in {self.dtype}; it needs bfloat16 or float32 (--dtype)")
-        self.ops = _fused_ops()(self.ops.cos, self.ops.sin, self.ops.eps)
+        self.ops = _fused(self.ops)
         for block in self.blocks:
             block.layer.make_exact(self.ops)
         self.head = self.head.exact()

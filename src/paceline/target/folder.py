@@ -27,6 +27,8 @@ SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 NOT_OURS = ["*/*", "consolidated*"]
 """Of a hub repository: sub-folders, and second copies of the weights in another layout."""
 INDEX = "model.safetensors.index.json"
+METHOD = "paceline"
+"""quant_method in the config.json of models that `paceline quantize` makes."""
 TUNED_FILE = "noise.json"
 """Written by `paceline train noise` into the folder of the weights."""
 
@@ -196,6 +198,12 @@ def eos_token_ids(folder: Path, config: PretrainedConfig) -> tuple[int, ...]:
             raise ModelError(f"{file}: eos_token_id is {_short(ids)}; it must be a token id or a list of them")
         ends.update(every)
     return tuple(sorted(ends))
+
+
+def quantisation(config: PretrainedConfig) -> Mapping[str, Any]:
+    """quantization_config of a folder that `quantised.checkpoint.write` has made; empty for any other."""
+    method = getattr(config, "quantization_config", None)
+    return method if isinstance(method, Mapping) and method.get("quant_method") == METHOD else {}
 
 
 def tuned_note(folder: str) -> str | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from paceline.errors import ModelError
-from paceline.target.kernels import integer, products
-from paceline.target.kernels.integer import IntegerPanels
+from paceline.target import kernels
 from paceline.target.quantised.blocks import Blocks
+
+if TYPE_CHECKING:
+    from paceline.target.kernels.integer import IntegerPanels
+    from paceline.target.kernels.products import Panels
 
 BLOCK = 16
 """Rows of a call of a library, where its sums must have one order: with a number of rows that never changes, it always
@@ -28,10 +32,11 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, exact: bool = False):
         self.bias, self.is_exact, self.nbytes = bias, exact, weight.nbytes
         self.packed = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_bf16_units()
-        ours = products.supported(weight.dtype) if exact else products.preferred(weight.dtype)
-        self.panels: products.Panels | IntegerPanels | None = None
-        if ours and products.fits(weight):
-            self.panels = products.Panels(weight, bias)
+        self.panels: Panels | IntegerPanels | None = None
+        if kernels.supported(weight.dtype) if exact else kernels.preferred(weight.dtype):
+            from paceline.target.kernels.products import Panels, fits
+
+            self.panels = Panels(weight, bias) if fits(weight) else None
         if self.panels is None:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
@@ -77,7 +82,7 @@ class Linear:
 
     def dense(self) -> torch.Tensor:
         """The weight [outputs, inputs] as it was."""
-        if isinstance(self.panels, products.Panels):
+        if self.panels is not None:
             return self.panels.dense()
         return self.weight.to_dense() if self.packed else self.weight
 
@@ -89,6 +94,8 @@ class BlockLinear(Linear):
     panels: IntegerPanels
 
     def __init__(self, parts: Sequence[Blocks], bias: torch.Tensor | None = None):
+        from paceline.target.kernels.integer import IntegerPanels
+
         self.bias, self.is_exact, self.packed = bias, True, True
         self.nbytes = sum(part.nbytes for part in parts)
         self.panels = IntegerPanels(parts, bias)
@@ -96,19 +103,18 @@ class BlockLinear(Linear):
     def rows(self, ids: torch.Tensor) -> BlockLinear:
         return BlockLinear(self.panels.rows(ids), None if self.bias is None else self.bias[ids])
 
-    def dense(self) -> torch.Tensor:
-        """The weight [outputs, inputs] in float32."""
-        return torch.cat([part.dense() for part in self.panels.blocks()])
-
 
 def linear(parts: Sequence[torch.Tensor | Blocks], bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
     """The product with `parts` below each other, for x of `dtype`. Blocks stay blocks where all are and this CPU can
     multiply them."""
     blocks = [part for part in parts if isinstance(part, Blocks)]
-    if len(blocks) == len(parts) and dtype in integer.DTYPES and integer.supported():
-        for kind in {part.kind for part in blocks}:
-            integer.product_of(kind, dtype, integer.fast())  # now, not in the middle of an answer
-        return BlockLinear(blocks, bias)
+    if len(blocks) == len(parts):
+        from paceline.target.kernels import integer
+
+        if dtype in integer.DTYPES and integer.supported():
+            for kind in {part.kind for part in blocks}:
+                integer.product_of(kind, dtype, integer.fast())  # compile now, not in the middle of an answer
+            return BlockLinear(blocks, bias)
     dense = [part.dense(dtype) if isinstance(part, Blocks) else part for part in parts]
     return Linear(dense[0] if len(dense) == 1 else torch.cat(dense), bias)
 

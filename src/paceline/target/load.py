@@ -18,7 +18,6 @@ import torch
 from transformers import AutoTokenizer, PretrainedConfig
 
 from paceline.errors import ModelError, meant
-from paceline.target import hf
 from paceline.target.base import Target
 from paceline.target.decoder import Decoder
 from paceline.target.folder import (
@@ -35,11 +34,10 @@ from paceline.target.folder import (
     name_of,
     one_line,
     open_weights,
+    quantisation,
     read_config,
 )
-from paceline.target.quantised import checkpoint as quantised
-from paceline.target.quantised.gguf import GGUF, load_gguf
-from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
+from paceline.target.quantised.blocks import PRECISIONS, describe, quantised, refuse_requantising, split_dtype
 from paceline.target.shape import unsupported, weight_shapes
 from paceline.target.tokenizer import SentencePiece, Tokenizer
 
@@ -73,7 +71,7 @@ def load(
 
     Raises ModelError, one line, if the model cannot be found, read or used.
     """
-    precision, rest = quantised.split(dtype)
+    precision, rest = split_dtype(dtype)
     to, wanted = device_named(device), _dtype(rest)
     if is_gguf(model):
         path = gguf_of(model)
@@ -100,7 +98,7 @@ def _load_folder(
     config = read_config(folder, trust_remote_code)
     check_config(config, folder / "config.json")
     tensors = open_weights(folder)
-    in_blocks, makes_blocks = quantised.is_ours(config), precision in quantised.WORDS
+    in_blocks, makes_blocks = bool(quantisation(config)), precision in PRECISIONS
     if makes_blocks or (in_blocks and precision):
         to = _cpu(name, device)
     dtype = wanted or _own_dtype(config, tensors, to)
@@ -114,23 +112,30 @@ def _load_folder(
     if getattr(config, "quantization_config", None) is None:
         check_numbers(folder, [key for key in tensors if key.endswith(".weight")], tensors)
     if native is False or reason:
+        from paceline.target import hf
+
         made: Target = hf.load(
             folder, name=name, dtype=dtype, device=to, eos_token_ids=ends, trust_remote_code=trust_remote_code
         )
     else:
         check_layers(folder, config.num_hidden_layers, tensors)
         if in_blocks:
-            weights, made_from = quantised.read(folder, config, tensors)
-            quantised.refuse_word(name, quantised.describe(weights), precision or "")
+            from paceline.target.quantised import checkpoint
+
+            weights, made_from = checkpoint.read(folder, config, tensors)
+            refuse_requantising(name, describe(weights), precision or "")
         else:
             dense = native_weights(folder, config, tensors)
             made_from = fingerprint(dense)
-            weights = quantised.quantised(dense, precision) if precision in quantised.WORDS else {**dense}
+            weights = quantised(dense, precision) if precision in PRECISIONS else {**dense}
         made = Decoder(
             config, weights, name=name, dtype=dtype, device=to, eos_token_ids=ends, weights_fingerprint=made_from,
             expand=precision is None,
         )  # fmt: skip
-        made.measured = quantised.measured(folder)
+        if made.quantised is not None:
+            from paceline.target.quantised import checkpoint
+
+            made.measured = checkpoint.measured(folder)
     if any((folder / file).exists() for file in TOKENIZER_FILES):
         made.tokenizer = _tokenizer_in(folder, name, trust_remote_code)
     return made
@@ -141,6 +146,8 @@ def _load_file(
 ) -> Target:
     if native is False:
         raise ModelError(f"{path} is a GGUF file, which only the native decoder runs")
+    from paceline.target.quantised.gguf import load_gguf
+
     made = load_gguf(path, dtype=dtype, precision=precision, device=device)
     with suppress(ModelError):  # without one it still takes token ids
         made.tokenizer = load_tokenizer(path)
@@ -158,16 +165,18 @@ def native_weights(folder: Path, config: PretrainedConfig, tensors: Mapping[str,
 def quantise_folder(model: str | Path, out: str | Path, precision: str) -> int:
     """Write `model` with weights of `precision`, "int8" or "int4", to the new folder `out`, which `load` reads like any
     other; returns the bytes of its weights. Raises PacelineError, one line, if it cannot be read or written."""
+    from paceline.target.quantised import checkpoint
+
     name, folder = name_of(model), find(model, [*SMALL_FILES, "*.safetensors"])
     config = read_config(folder)
-    if reason := _not_native(config) or ("its weights are in blocks already" if quantised.is_ours(config) else None):
+    if reason := _not_native(config) or ("its weights are in blocks already" if quantisation(config) else None):
         raise ModelError(f"{name} cannot be quantised: {reason}")
     weights = native_weights(folder, config, open_weights(folder))
-    return quantised.write(folder, Path(out).expanduser(), config, weights, precision)
+    return checkpoint.write(folder, Path(out).expanduser(), config, weights, precision)
 
 
 def _not_native(config: PretrainedConfig) -> str | None:
-    if getattr(config, "quantization_config", None) is not None and not quantised.is_ours(config):
+    if getattr(config, "quantization_config", None) is not None and not quantisation(config):
         return "its weights are quantized"
     return unsupported(config)
 
@@ -182,7 +191,7 @@ def _dtype(word: str | torch.dtype) -> torch.dtype | None:
     if word in DTYPES.values():
         return word  # type: ignore[return-value]
     if word not in DTYPES:
-        known = (*DTYPES, *quantised.WORDS)
+        known = (*DTYPES, *PRECISIONS)
         raise ModelError(f"unknown dtype {str(word)!r}; there are auto, {', '.join(known)}.{meant(str(word), known)}")
     return DTYPES[word]
 
@@ -240,6 +249,9 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 
     Raises ModelError if there is no tokenizer, or if it has tokens that the model in the folder does not know."""
     if is_gguf(model):
+        from paceline.target.quantised.gguf import GGUF
+        from paceline.target.quantised.gguf_tokenizer import same_tokens, tokenizer_of
+
         file = GGUF(gguf_of(model))
         folder, name = file.path.parent, file.path.stem
         if any((folder / other).exists() for other in TOKENIZER_FILES):
@@ -256,8 +268,12 @@ def load_tokenizer(model: str | Path, *, trust_remote_code: bool = False) -> Tok
 def tokenizer_for(model: str | Path, tokenizer: str | Path) -> Tokenizer:
     """The tokenizer named `tokenizer`, for `model`. ModelError if `model` is a GGUF file with other tokens."""
     named = load_tokenizer(tokenizer)
-    if is_gguf(model) and not same_tokens(named, GGUF(gguf_of(model)), all_of_them=False):
-        raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
+    if is_gguf(model):
+        from paceline.target.quantised.gguf import GGUF
+        from paceline.target.quantised.gguf_tokenizer import same_tokens
+
+        if not same_tokens(named, GGUF(gguf_of(model)), all_of_them=False):
+            raise ModelError(f"the tokenizer {tokenizer} has other tokens than {model}: it is another model's")
     return named
 
 

@@ -32,7 +32,7 @@ from numba.core import cgutils
 
 from paceline.compiled import address, intrinsic, put, widened
 from paceline.target.cache import Writer
-from paceline.target.kernels.products import parallel
+from paceline.target.kernels import parallel
 from paceline.target.layout import BLOCK, COUNT, FIRST, LIMIT, PATHS, SLOT, STRIDE, TILE, PathPlan
 
 LANES = 16

@@ -125,6 +125,10 @@ class IntegerPanels:
         """The weight as it was, by parts."""
         return [part.blocks() for part in self._parts]
 
+    def dense(self) -> torch.Tensor:
+        """The weight [outputs, width] in float32."""
+        return torch.cat([part.dense() for part in self.blocks()])
+
     def rows(self, ids: torch.Tensor) -> list[Blocks]:
         """The outputs `ids`, one after another; neighbours of one kind are joined."""
         if len(self._parts) == 1:

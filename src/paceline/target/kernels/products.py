@@ -17,12 +17,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from string import Template
 from typing import Any
 
 import llvmlite.binding as llvm
 import torch
+
+from paceline.target.kernels import parallel
 
 AHEAD = 4096
 """Bytes by which a panel is prefetched into the second-level cache: a page, where the processor's own prefetch ends."""
@@ -215,22 +216,6 @@ def compiled(source: str, arguments: int) -> Callable[..., None]:
     return product
 
 
-@cache
-def parallel() -> int | None:
-    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None where torch has another."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    libraries = {line.split()[-1] for line in maps.splitlines() if "gomp" in line}
-    for library in sorted(libraries, key=lambda path: "torch" not in path):
-        try:
-            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
-        except (OSError, AttributeError):
-            continue
-    return None
-
-
 def splat(name: str, value: str, kind: str) -> Iterator[str]:
     """16 times a number."""
     yield f"  {name}.0 = insertelement <16 x {kind}> poison, {kind} {value}, i64 0"
@@ -306,24 +291,6 @@ define void @product(ptr %x, ptr %w, ptr %bias, ptr %y, i64 %rows, i64 %outputs,
   ret void
 }
 """
-
-
-def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the kernel runs here: it needs AVX-512 BF16 (for float32 AVX2), a compiler that knows it, and torch on
-    GNU's OpenMP."""
-    features = llvm.get_host_cpu_features()
-    has_units = {
-        torch.bfloat16: bool(features.get("avx512bf16")),
-        torch.float32: bool(features.get("avx2")) and bool(features.get("fma")),
-    }
-    return has_units.get(dtype, False) and llvm.llvm_version_info >= (18,) and parallel() is not None
-
-
-@cache
-def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the kernel is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without tiles (AMX). In
-    float32 that is an EPYC or Ryzen, on which MKL takes two to four times as long (docs/exact.md)."""
-    return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
 
 
 def fits(weight: torch.Tensor) -> bool:

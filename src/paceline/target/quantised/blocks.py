@@ -9,12 +9,15 @@ weights. The package gguf makes and reads them; products with blocks need one of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
+
+from paceline.errors import ModelError
 
 CHUNK = 1 << 22
 """Weights that are converted at once: temporary numbers take several times the memory of the blocks."""
@@ -113,3 +116,66 @@ def quantise(weight: torch.Tensor, kind: Kind) -> Blocks:
 def _chunks(shape: torch.Size) -> list[slice]:
     step = max(1, CHUNK // max(shape[1], 1))
     return [slice(begin, begin + step) for begin in range(0, shape[0], step)]
+
+
+# All weights of a model ---------------------------------------------------------------------------------------------
+
+PRECISIONS: dict[str, tuple[Kind, Kind]] = {"int8": (Q8_0, Q8_0), "int4": (Q4_0, Q8_0)}
+"""Kind of the layers' matrices, and that of the embedding and the output head, which suffer most."""
+_OUTER = ("model.embed_tokens.weight", "lm_head.weight")
+
+Weights = dict[str, "torch.Tensor | Blocks"]
+
+
+def split_dtype(dtype: str | torch.dtype) -> tuple[str | None, str | torch.dtype]:
+    """What becomes of matrices, and the dtype of all else: "int8-float32" is ("int8", "float32"), "int8" ("int8",
+    "auto"), "auto" ("auto", "auto"), "bfloat16" (None, "bfloat16").
+
+    "int8" and "int4" make blocks of a checkpoint, "auto" keeps the blocks of a file, None leaves no blocks."""
+    word, _, rest = dtype.partition("-") if isinstance(dtype, str) else ("", "", "")
+    return (word, rest or "auto") if word in ("auto", *PRECISIONS) else (None, dtype)
+
+
+def exact_dtype(dtype: str | torch.dtype) -> str:
+    """The same model with everything but its blocks in float32."""
+    precision, _ = split_dtype(dtype)
+    return f"{precision}-float32" if precision else "float32"
+
+
+def quantised(weights: Mapping[str, torch.Tensor], word: str) -> Weights:
+    """Matrices as blocks, all else as it is, and so is a matrix whose width is no multiple of a block's 32."""
+    inner, outer = PRECISIONS[word]
+    made: Weights = {}
+    for name, weight in weights.items():
+        fits = weight.ndim == 2 and weight.shape[1] % inner.inputs == 0
+        made[name] = quantise(weight, outer if name in _OUTER else inner) if fits else weight
+    return made
+
+
+def tensors_of(weights: Mapping[str, torch.Tensor | Blocks]) -> dict[str, torch.Tensor]:
+    """The weights that are not in blocks: norms, biases, tables."""
+    return {name: w for name, w in weights.items() if isinstance(w, torch.Tensor)}
+
+
+def refuse_requantising(name: str | Path, kinds: str | None, precision: str) -> None:
+    """ModelError if a model in blocks of `kinds` should be made into blocks of `precision`."""
+    if kinds is not None and precision in PRECISIONS:
+        raise ModelError(
+            f"{name} has its weights in {kinds} already, so {precision} cannot be made of it: leave dtype out to keep "
+            "its blocks (auto-float32: all else in float32), or name float32, bfloat16 or float16 to expand them"
+        )
+
+
+def describe(weights: Mapping[str, torch.Tensor | Blocks]) -> str | None:
+    """Types of the matrices, the most frequent first, and bits: "Q4_0 and Q8_0, 4.9 bits a weight", "F16 and Q8_0, 13.4
+    bits a weight"; None if nothing is in blocks."""
+    matrices = [w for w in weights.values() if len(w.shape) == 2]
+    if not any(isinstance(w, Blocks) for w in matrices):
+        return None
+    sizes: dict[str, int] = {}
+    for w in matrices:
+        kind = w.kind.name if isinstance(w, Blocks) else "BF16" if w.dtype == torch.bfloat16 else f"F{8 * w.itemsize}"
+        sizes[kind] = sizes.get(kind, 0) + w.shape.numel()
+    names = sorted(sizes, key=lambda name: -sizes[name])
+    bits = 8 * sum(w.nbytes for w in matrices) / sum(sizes.values())
+    return f"{' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}, {bits:.1f} bits a weight"

@@ -28,8 +28,16 @@ from transformers import PretrainedConfig
 from paceline.errors import ModelError, shortened
 from paceline.target.decoder import Decoder
 from paceline.target.folder import check_config, one_line, refuse_pointer
-from paceline.target.quantised import checkpoint as quantised
-from paceline.target.quantised.blocks import KINDS, Blocks, kind_of
+from paceline.target.quantised.blocks import (
+    KINDS,
+    PRECISIONS,
+    Blocks,
+    describe,
+    kind_of,
+    quantised,
+    refuse_requantising,
+    tensors_of,
+)
 from paceline.target.shape import unsupported, weight_shapes
 
 VERSIONS = (2, 3)
@@ -239,9 +247,9 @@ def load_gguf(
     file = GGUF(path)
     config = config_of(file)
     weights = weights_of(file, config)
-    quantised.refuse_word(path, quantised.describe(weights), precision or "")
-    if precision in quantised.WORDS:
-        weights = quantised.quantised(quantised.tensors_of(weights), precision)
+    refuse_requantising(path, describe(weights), precision or "")
+    if precision in PRECISIONS:
+        weights = quantised(tensors_of(weights), precision)
     elif precision is not None:
         for name, weight in weights.items():
             if isinstance(weight, Blocks) and weight.kind.number not in KINDS:
