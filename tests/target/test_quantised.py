@@ -200,5 +200,5 @@ def test_all_else_may_be_in_float32(tmp_path: Path) -> None:
     assert off(logits(own), logits(wide)) < 0.2  # bfloat16, which this random model magnifies
     assert exact_dtype("int8") == exact_dtype("int8-bfloat16") == "int8-float32"
     assert exact_dtype("bfloat16") == "float32"
-    assert quantised.exact_dtype("auto") == "auto-float32"  # of a file in blocks, which stay
+    assert exact_dtype("auto") == "auto-float32"  # of a file in blocks, which stay
     assert load(folder, dtype="auto-float32").dtype == torch.float32

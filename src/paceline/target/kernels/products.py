@@ -23,7 +23,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import torch
 
-from paceline.target.kernels import parallel
+from paceline.target import kernels
 
 AHEAD = 4096
 """Bytes by which a panel is prefetched into the second-level cache: a page, where the processor's own prefetch ends."""
@@ -191,7 +191,7 @@ def module(
         UNIT=unit,
         ROW_UNIT=row_unit,
         AHEAD=AHEAD,
-        RUN="call void @work(ptr %work)" if parallel() is None else on_all_threads,
+        RUN="call void @work(ptr %work)" if kernels.parallel() is None else on_all_threads,
         **numbers,
     )
     table = f"@tiles = internal constant [{rows} x ptr] [{tiles}]"
@@ -202,8 +202,8 @@ def compiled(source: str, arguments: int) -> Callable[..., None]:
     """The function @product of a module, which takes that many addresses and numbers."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    if parallel() is not None:
-        llvm.add_symbol("GOMP_parallel", parallel())
+    if kernels.parallel() is not None:
+        llvm.add_symbol("GOMP_parallel", kernels.parallel())
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="pic", jit=True
     )
