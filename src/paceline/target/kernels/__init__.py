@@ -1,4 +1,4 @@
-"""Compiled loops for CPUs: the steps of a layer, attention, products of few rows; and which of them run here."""
+"""Compiled loops for CPUs: the steps of a layer, attention, matrix products. Here: where our products run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the kernel runs here: it needs AVX-512 BF16 (for float32 AVX2), a compiler that knows it, and torch on
+    """Whether `products.py` runs here: it needs AVX-512 BF16 (AVX2 for float32), an LLVM that knows it, and torch with
     GNU's OpenMP."""
     features = llvm.get_host_cpu_features()
     has_units = {
@@ -23,14 +23,14 @@ def supported(dtype: torch.dtype = torch.bfloat16) -> bool:
 
 @cache
 def preferred(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether the kernel is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without tiles (AMX). In
-    float32 that is an EPYC or Ryzen, on which MKL takes two to four times as long (docs/exact.md)."""
+    """Whether `products.py` is faster here than torch's libraries: on CPUs with AVX-512 BF16 and without AMX tiles. In
+    float32, MKL takes two to four times as long on these, EPYC and Ryzen (docs/exact.md)."""
     return supported() and supported(dtype) and not llvm.get_host_cpu_features().get("amx-bf16")
 
 
 @cache
 def parallel() -> int | None:
-    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None where torch has another."""
+    """Address of GOMP_parallel, which runs a task on the threads of torch's OpenMP; None if that is not GNU's."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

@@ -1,10 +1,4 @@
-"""Models with weights of eight or four bits: made of a checkpoint when it is loaded, or once and for all.
-
-    weights = quantised(weights, "int8")            # matrices become blocks
-    write("models/demo", "demo-int4", "int4")       # a folder that `load` reads like any other
-
-Such a model is another model than its checkpoint. Drafting does not change what *it* says.
-"""
+"""Folders of models with weights of eight or four bits, as `paceline quantize` makes them and `load` reads them."""
 
 from __future__ import annotations
 
@@ -25,13 +19,13 @@ from paceline.target.quantised.blocks import KINDS, PRECISIONS, Blocks, Weights,
 from paceline.target.shape import weight_shapes
 
 MEASURED = "quality.json"
-"""In such a folder: what `paceline quality --save` has measured."""
+"""In a model folder: the result of `paceline quality --save`."""
 
 
 def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> tuple[Weights, str]:
-    """The weights in a folder that `write` has made, mapped, and the fingerprint of those they were made from.
+    """The weights in a folder that `write` made, mapped, and the fingerprint of the weights before quantising.
 
-    Raises ModelError, one line, for kinds that are not known and for tensors of another size."""
+    Raises ModelError, one line, for unknown kinds and for tensors of another size."""
     method, weights, shapes = quantisation(config), Weights(), weight_shapes(config)
     kinds = {kind.name: kind for kind in KINDS.values()}
     refuse_absent(folder, [name for name in shapes if name not in tensors])
@@ -47,7 +41,7 @@ def read(folder: Path, config: PretrainedConfig, tensors: Mapping[str, Any]) -> 
 
 
 def measured(folder: Path) -> str | None:
-    """What was measured of the model in a folder, in one sentence."""
+    """A sentence on the measured quality of the model in a folder; None if it was not measured."""
     try:
         return str(loads((folder / MEASURED).read_bytes())["sentence"])
     except (OSError, NotJSON, KeyError, TypeError):
