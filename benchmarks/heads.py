@@ -37,8 +37,8 @@ def measure(target: Target, tokenizer: Any, spec: str, prompts: list[Any], new: 
     engine.reset_profile()
     done = engine.generate(prompts, SamplingParams(max_tokens=new))
     profile, rounds = engine.profile, sum(one.rounds for one in done)
-    draft = sum(profile.seconds.get(part, 0.0) for part in ("draft", "observe"))
-    forward = sum(profile.seconds.get(part, 0.0) for part in ("prepare", "layers", "head"))
+    draft = sum(profile.parts.get(part, 0.0) for part in ("draft", "observe"))
+    forward = sum(profile.parts.get(part, 0.0) for part in ("prepare", "layers", "head"))
     accepted = sum(one.new_tokens for one in done) / rounds
     size = parameters(engine.drafter)
     auto = "-"

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from forward import CONTEXT, shape_135m
+from forward import CONTEXT, SHAPES
 from paceline.engine.round import Segment
 from paceline.target.attention import TorchOps
 from paceline.target.cache import RaggedCache
@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=500, help="measurements of each step (default 500)")
     rounds = parser.parse_args().rounds
-    config = shape_135m()
+    config = SHAPES["135M"]
     shape = Shape.of(config)
     cos, sin = (table.bfloat16() for table in rotary_tables(config, shape))
     table = Table("step", "tokens", "torch µs", "compiled µs", "largest difference")
