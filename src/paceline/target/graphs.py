@@ -30,7 +30,7 @@ WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, SHARED_QUERIES)
 KEYS = 256
 """Attention reads a multiple of this many keys, or the whole capacity."""
 MOST_NODES = 256
-"""Most nodes of a form: with more, launching is cheap beside computing, and padding is not."""
+"""Most nodes of a form. With more, launching takes a small share of the time, and padding a larger one."""
 MOST_FORMS = 96
 """Most recorded forms; the least recently used is dropped."""
 
